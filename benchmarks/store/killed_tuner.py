@@ -65,9 +65,13 @@ class SlowTableMeasurer(TableMeasurer):
         self._chance, self._table = chance, of.by_candidate()
 
     def measure(
-        self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
     ) -> Iterator[Measurement]:
-        for m in super().measure(candidates, prefetch=prefetch):
+        for m in super().measure(candidates, prefetch=prefetch, within_s=within_s):
             time.sleep(self._chance.random() * 0.008)
             yield m
 

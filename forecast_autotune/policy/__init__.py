@@ -3,6 +3,7 @@
 from forecast_autotune.policy.baselines import Exhaustive, Fixed
 from forecast_autotune.policy.risk_bounded import RiskBounded
 from forecast_autotune.policy.state import REFUSED, Policy, TuningState, stated_risk, time_exhausted
+from forecast_autotune.policy.wall_time import WallTime
 
 __all__ = [
     "REFUSED",
@@ -11,6 +12,7 @@ __all__ = [
     "Policy",
     "RiskBounded",
     "TuningState",
+    "WallTime",
     "stated_risk",
     "time_exhausted",
 ]

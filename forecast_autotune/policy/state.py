@@ -39,7 +39,14 @@ class TuningState:
     """The audit share of this decision has been drawn."""
     seed: int = 0
     ready: Collection[Candidate] = ()
-    """Candidates that an earlier decision has compiled: measuring them costs little."""
+    """Candidates that are compiled and not timed: measuring them costs little."""
+    compiling: Collection[Candidate] = ()
+    """Candidates that compile now."""
+    compile_s: Array | None = None
+    """Expected seconds until each candidate is compiled if its worker starts, or goes on, now: [n], 0 for what is
+    ready. None where nothing is known of compilations."""
+    compile_penalty: Array | None = None
+    """log2 by which candidates are expected to run slower than forecast, as they compile far longer than others: [n]."""
     problem: str = ""
     """The problem's id: two problems with equally many candidates must not draw the same audits."""
 

@@ -40,6 +40,8 @@ class Plan:
     audit: tuple[Candidate, ...] = ()
     """Members of `measure` that are there by chance, not by merit, to check the forecasts."""
     audit_probability: float = 0.0
+    within_s: float | None = None
+    """Make the next plan as soon as something was measured, or after so many seconds; None: after all of it."""
 
 
 @dataclass(frozen=True)

@@ -203,3 +203,12 @@ class Surrogate(Protocol):
         Must not raise for odd problems: where nothing can be said, it answers with a wide `sd`.
         """
         ...
+
+
+@runtime_checkable
+class FileBackedSurrogate(Protocol):
+    """A surrogate that reads files at its first forecast, and can do so earlier."""
+
+    def load(self) -> None:
+        """Read them."""
+        ...

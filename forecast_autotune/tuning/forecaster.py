@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Measurement
-from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
+from forecast_autotune.surrogates.protocol import FileBackedSurrogate, Forecasts, Query, Relative, Surrogate
 from forecast_autotune.tuning.task import TuningTask, validate_forecasts
 from forecast_autotune.tuning.tracing import LazyTraces, fact_reader
 
@@ -23,6 +24,14 @@ class TaskForecaster:
         """The IR that queries hold; whoever wants forecasts decides how much of it there is."""
         self._surrogate, self._sources, self._advice = surrogate, task.sources, task.advice
         self._judgements = task.judgements
+
+    def prepare(self) -> None:
+        """Begin what a first forecast needs: tracing in the background, and the surrogate's files."""
+        # Whatever fails here fails again where it is needed, and is dealt with there.
+        with contextlib.suppress(Exception):
+            self.traces.start_initial()
+            if isinstance(self._surrogate, FileBackedSurrogate):
+                self._surrogate.load()
 
     @property
     def name(self) -> str:

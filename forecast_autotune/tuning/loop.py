@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from forecast_autotune.numerics import single_threaded_blas
@@ -14,15 +14,18 @@ from forecast_autotune.policy import (
     Policy,
     RiskBounded,
     TuningState,
+    WallTime,
     stated_risk,
     time_exhausted,
 )
 from forecast_autotune.policy.including_refused import IncludingRefused
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, MeasuringCost, Plan
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.surrogates.protocol import Forecasts, Surrogate
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Surrogate
+from forecast_autotune.tuning.compile_times import CompileTimes
 from forecast_autotune.tuning.fact_collection import store_facts
 from forecast_autotune.tuning.forecaster import TaskForecaster
+from forecast_autotune.tuning.host_seconds import seconds_saved
 from forecast_autotune.tuning.llm_effect import LLMEffect, stored_consultation
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.results import TaskResults, prefer_base
@@ -36,6 +39,9 @@ from forecast_autotune.tuning.task import (
     with_stored_advice,
 )
 from forecast_autotune.tuning.unmeasured import decide_from_store, decide_unmeasured, decide_without_times
+
+_TIMED_PER_PLAN = 2
+"""Candidates timed before the plan is made again, which takes a tenth of what timing one does."""
 
 __all__ = [
     "TuningStore",
@@ -61,7 +67,7 @@ def tune(
     `measurer` is called only if something has to be timed. Every measurement is in the store before
     the next one starts, so an interruption at any point loses nothing.
     """
-    chosen = policy or RiskBounded()
+    chosen = policy or WallTime()
     if settings.mode in (Mode.EXHAUSTIVE, Mode.LISTEN):
         chosen = Exhaustive()
     elif task.hears_failures:
@@ -122,7 +128,10 @@ class _TuningRun:
         self.risks = RiskTracker(forecaster.label, store.verdicts(self.problem), earlier)
         self.risks.claim_previous(self.candidates, self.results.labels)
         self.reasons: list[str] = []
-        """Why each plan is as it is, one per round."""
+        """Why each plan is as it is that asks for something new, and the last."""
+        self.plans = 0
+        self.asked: set[Candidate] = set()
+        self.compile_times = CompileTimes(self.candidates, forecaster.traces)
         self.audited = False
         self.llm = LLMEffect()
 
@@ -132,52 +141,43 @@ class _TuningRun:
         try:
             if not self.results.labels:  # then something has to be timed, whatever the forecasts say
                 measurer = make()
-                if not measurer.ready():  # then its IR was traced, too, and a guess would gain no time
-                    measurer.prefetch(self._first_guess(measurer))
+                if not measurer.ready():
+                    measurer.prefetch(self._first_compilations(measurer))
+            self.forecaster.prepare()
             while True:
                 state = self._state(measurer, self._forecast())
                 plan = self._plan(state)
-                self.reasons.append(plan.reason)
                 if not plan.measure:
+                    self.reasons.append(plan.reason)
                     break
                 if measurer is None:
                     measurer = make()
                     if measurer.ready():
                         # Binaries from an earlier decision: plan again, knowing that they cost nothing.
-                        state = replace(state, ready=measurer.ready(), workers=measurer.workers)
+                        state = self._state(measurer, state.forecasts)
                         plan = self._plan(state)
-                        self.reasons[-1] = plan.reason
+                if not self.asked.issuperset(plan.measure):
+                    self.reasons.append(plan.reason)
+                    self.asked.update(plan.measure)
                 self._measure(measurer, plan, state)
             if measurer is not None:
                 self._retime_finalists(measurer)
             return self._conclude(state, plan, measurer)
         finally:
+            self.forecaster.traces.close()
             if measurer is not None:
                 measurer.close()
 
-    def _first_guess(self, measurer: Measurer) -> tuple[Candidate, ...]:
-        """What to compile while most of the IR is still to be traced: the plan among the traced handful.
+    def _first_compilations(self, measurer: Measurer) -> Sequence[Candidate]:
+        """What to compile before anything is forecast: a list that fits the workers, once or twice.
 
-        It changes no later plan, and takes half of the workers at most: a wrong guess wastes only
-        workers that would have been idle.
+        A longer one waits for its forecasts, which take a tenth of a second: few of it would be wanted.
         """
-        begin = time.perf_counter()
-        traces = self.forecaster.traces
-        try:
-            if self.settings.mode is Mode.EXHAUSTIVE or not (traced := traces.trace_first_guess()):
-                return ()
-            with single_threaded_blas():
-                guess = self.forecaster.forecast(
-                    self.results.rows, self.relatives, among=traced, provisional=True
-                )
-                # One worker: what a plan would compile ahead, for rounds to come, is not needed.
-                state = replace(self._state(measurer, self.risks.correct(guess)), workers=1)
-                found = self.policy.plan(state).measure
-        except Exception:
-            return ()  # it will fail again where the first plan is made, and be dealt with there
-        finally:
-            self.forecast_s += time.perf_counter() - begin
-        return found[: max(1, measurer.workers // 2)]
+        if self.settings.budget.measurements is not None:
+            return ()
+        everything = isinstance(self.policy, Exhaustive)
+        fits = isinstance(self.policy, WallTime) and len(self.candidates) <= 2 * measurer.workers
+        return self.candidates if everything or fits else ()
 
     def _state(self, measurer: Measurer | None, forecasts: Forecasts) -> TuningState:
         spent = measurer.spent() if measurer is not None else MeasuringCost()
@@ -185,7 +185,7 @@ class _TuningRun:
             forecasts,
             self.results.outcomes(),
             new=len(self.results.tried),
-            round=len(self.reasons),
+            round=self.plans,
             workers=measurer.workers if measurer is not None else self.settings.worker_count(),
             tolerance=self.settings.tolerance,
             risk=self.settings.risk,
@@ -195,13 +195,26 @@ class _TuningRun:
             audited=self.audited,
             seed=self.settings.seed,
             ready=measurer.ready() if measurer is not None else (),
+            compiling=measurer.compiling() if measurer is not None else (),
+            **self._compilations(measurer),
             problem=self.problem.id,
         )
+
+    def _compilations(self, measurer: Measurer | None) -> dict[str, Array]:
+        """What a state says of compile times; nothing where a plan could not make use of it."""
+        if measurer is None or not measurer.quiet:
+            return {}
+        seen = {m.candidate: m.compile_s for m in self.results.tried.values() if m.compile_s is not None}
+        going, ready = measurer.compiling(), measurer.ready()
+        return {
+            "compile_s": self.compile_times.remaining(seen, going, ready),
+            "compile_penalty": self.compile_times.penalties(seen, going),
+        }
 
     def _forecast(self) -> Forecasts:
         begin = time.perf_counter()
         try:
-            if not self.reasons:
+            if not self.plans:
                 self._trace_first()
             forecasts = self._forecast_all()
             if self.forecaster.traces.trace_best(forecasts.order()):
@@ -234,6 +247,7 @@ class _TuningRun:
         begin = time.perf_counter()
         with single_threaded_blas():
             plan = self.policy.plan(state)
+            self.plans += 1
             self.llm.note(state, plan, self.policy, self.risks.correct)
         self.audited = self.audited or bool(plan.audit)
         self.risks.claim_audited(plan, state)
@@ -241,14 +255,20 @@ class _TuningRun:
         return plan
 
     def _measure(self, measurer: Measurer, plan: Plan, state: TuningState) -> None:
-        audits = set(plan.audit)
-        for m in measurer.measure(plan.measure, prefetch=plan.prefetch):
+        audits, wanted = set(plan.audit), set(plan.measure)
+        measured = measurer.measure(plan.measure, prefetch=plan.prefetch, within_s=plan.within_s)
+        for count, m in enumerate(measured, 1):
             extra: dict[str, object] = {"forecast": self._forecast_record(state.forecasts, m.candidate)}
             if m.candidate in audits:
                 extra["audit_probability"] = plan.audit_probability
             self.results.add(self._with_grid(replace(m, extra={**m.extra, **extra})))
             if time_exhausted(self.settings.budget, measurer.spent()):
                 break  # the policy hears of it next, and ends the decision
+            wanted.discard(m.candidate)
+            if plan.within_s is not None and (
+                count >= _TIMED_PER_PLAN or wanted.isdisjoint(measurer.ready())
+            ):
+                break  # while compilations go on, a new plan costs nothing
 
     def _forecast_record(self, forecasts: Forecasts, candidate: Candidate) -> dict[str, object]:
         """What had been forecast of a candidate, as its measurement keeps it."""
@@ -291,7 +311,6 @@ class _TuningRun:
         evidence = Evidence.MEASURED if best.candidate in results.tried else Evidence.STORED
         refused = int(((forecasts.p_fail >= REFUSED) & ~self.candidates.mask_of(results.labels)).sum())
         untimed = total - len(results.labels) - refused
-        each = (spent.compile_s + spent.timing_s) / new if new else 0.0
         risk = self._final_risk(state, plan)
         return Decision(
             problem=self.problem.id,
@@ -306,7 +325,14 @@ class _TuningRun:
             trusted=untimed,
             refused=refused,
             median_ms=best.ms,
-            saved_s=max(0.0, (untimed + refused) * each + spent.compile_s + spent.timing_s - cost.wall_s),
+            saved_s=seconds_saved(
+                self.problem,
+                self.candidates,
+                results.tried,
+                known=results.labels,
+                refused=refused,
+                wall_s=cost.wall_s,
+            ),
             cost=cost,
             settings=self.settings_mark,
             at=utc_now(),

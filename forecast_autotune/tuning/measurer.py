@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost
@@ -14,8 +14,17 @@ class Measurer(Protocol):
     workers: int
     """How many candidates it can compile at once."""
 
+    @property
+    def quiet(self) -> bool:
+        """Whether candidates can be timed while others compile."""
+        ...
+
     def ready(self) -> Collection[Candidate]:
-        """Candidates that an earlier decision has compiled."""
+        """Candidates that are compiled, in this decision or an earlier one, and not timed in this one."""
+        ...
+
+    def compiling(self) -> Mapping[Candidate, float]:
+        """Candidates that compile now, with the seconds they have been at it."""
         ...
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
@@ -27,12 +36,19 @@ class Measurer(Protocol):
         ...
 
     def measure(
-        self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
     ) -> Iterator[Measurement]:
-        """Yield one measurement per candidate, each as soon as it exists, in any order.
+        """Yield one measurement per candidate, each as soon as it exists; of those that exist, in this order.
 
-        `prefetch` may be compiled on idle workers, but is not timed. A candidate that fails yields
-        a measurement with its outcome; only a broken harness raises.
+        All are compiled in this order, then those of `prefetch`, which are not timed, in place of whatever
+        was queued before. What compiles and is not among them is given up if one of them needs its worker.
+        The caller may stop listening at any time: compilations go on. With `within_s`, so does the iterator
+        when no measurement has come for so many seconds. A candidate that fails yields a measurement with
+        its outcome; only a broken harness raises.
         """
         ...
 

@@ -2,73 +2,85 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.records.table import Table
+from forecast_autotune.tuning.host_seconds import EXHAUSTIVE_TIMING_S, SOLO_COMPILE_RATIO
 
 DEFAULT_COMPILE_S = 0.6
 """Seconds for a candidate whose table does not say how long it compiled (mean of our H200 tables)."""
-SOLO_COMPILE_RATIO = 0.48
-"""Compile seconds of a config alone, per second when 16 compile at once on 16 cores: `triton.autotune`
-compiled 72 matmul configs in 31.4 s, children of ours in 65.8 s of their own (tune_matmul72, harvest)."""
 HUNG_COMPILE_S = 6.0
 """When the live measurer gives up on a compilation that would not end; a table holds its full time-out."""
 TIMING_S = 0.05
 """Seconds to time one candidate by our protocol."""
-EXHAUSTIVE_TIMING_S = 0.13
-"""Seconds to time one candidate by `do_bench` with its defaults, for the exhaustive baseline."""
 
 
 class TableMeasurer:
     """Answers from a recorded table, and simulates what compiling and timing would have cost.
 
-    The simulated wall clock schedules compilations on `workers` cores in order and times each
-    candidate when it is ready, one at a time, as the real measurer does.
+    The simulated wall clock compiles on `workers` cores, in the order asked for, and times one candidate at a
+    time, as the real measurer does.
     """
 
-    def __init__(self, table: Table, *, workers: int = 16) -> None:
+    quiet = True
+
+    def __init__(self, table: Table, *, workers: int = 16, timing_s: float = TIMING_S) -> None:
         self.workers = workers
         self._rows = table.by_candidate()
         self._problem = table.problem.id
-        self._cores = [0.0] * workers
+        self._timing_s = timing_s
         self._now = 0.0
         self._spent = MeasuringCost()
-        self._ready: dict[Candidate, float] = {}
+        self._waiting: list[Candidate] = []
+        self._ends: dict[Candidate, tuple[float, float]] = {}
+        """Start and end of what compiles."""
+        self._ready: dict[Candidate, None] = {}
 
     def ready(self) -> Collection[Candidate]:
-        """None: a table knows of no earlier decision."""
-        return ()
+        """What is compiled and not timed."""
+        return self._ready.keys()
+
+    def compiling(self) -> Mapping[Candidate, float]:
+        """What compiles, with its seconds so far."""
+        return {c: self._now - start for c, (start, _) in self._ends.items()}
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         """Start compiling on simulated workers that have nothing else to do."""
-        for candidate in candidates:
-            if candidate not in self._ready and min(self._cores) <= self._now:
-                self._compile(candidate)
+        self._schedule(candidates)
+        self._waiting.clear()
 
     def measure(
-        self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
     ) -> Iterator[Measurement]:
         """Yield the table's rows in the simulated order of completion."""
-        for candidate in [*candidates, *prefetch]:
-            if candidate not in self._ready:
-                self._compile(candidate)
-        for candidate in sorted(candidates, key=lambda c: self._ready[c]):
+        self._schedule([*candidates, *prefetch])
+        wanted = dict.fromkeys(candidates)
+        while wanted:
+            candidate = next((c for c in wanted if c in self._ready), None)
+            if candidate is None:
+                if not self._wait(within_s):
+                    return
+                continue
+            del wanted[candidate], self._ready[candidate]
             m = self._row(candidate)
-            self._now = max(self._now, self._ready[candidate]) + (TIMING_S if m.ok else 0.0)
-            self._charge(timing_s=TIMING_S if m.ok else 0.0)
+            self._pass(self._timing_s if m.ok else 0.0)
+            self._charge(timing_s=self._timing_s if m.ok else 0.0)
             # Of the replay, not of the recording: what is known is put in order by it.
             at = datetime.fromtimestamp(self._now, UTC).isoformat(timespec="microseconds")
             yield replace(m, problem=self._problem, at=at)
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         """A table has one time per candidate: it is its own comparison."""
-        self._charge(timing_s=TIMING_S * len(candidates))
-        self._now += TIMING_S * len(candidates)
+        self._charge(timing_s=self._timing_s * len(candidates))
+        self._pass(self._timing_s * len(candidates))
         return []
 
     def spent(self) -> MeasuringCost:
@@ -78,20 +90,53 @@ class TableMeasurer:
     def close(self) -> None:
         """Nothing is held."""
 
+    def _schedule(self, candidates: Sequence[Candidate]) -> None:
+        fresh = [c for c in candidates if c not in self._ready and c not in self._ends]
+        free = self.workers - len(self._ends)
+        unwanted = [c for c in self._ends if c not in candidates]
+        for c in unwanted[: max(0, len(fresh) - free)]:
+            del self._ends[c]
+        self._waiting = fresh
+        self._start()
+
+    def _start(self) -> None:
+        while self._waiting and len(self._ends) < self.workers:
+            candidate = self._waiting.pop(0)
+            row = self._row(candidate)
+            seconds = DEFAULT_COMPILE_S if row.compile_s is None else row.compile_s
+            if row.outcome is Outcome.TIMEOUT:
+                seconds = min(seconds, HUNG_COMPILE_S)
+            self._ends[candidate] = (self._now, self._now + seconds)
+
+    def _wait(self, within_s: float | None) -> bool:
+        """Let time pass until a compilation ends, at most `within_s`; whether one did."""
+        if not self._ends:
+            return False
+        first = min(end for _, end in self._ends.values())
+        if within_s is not None and first > self._now + within_s:
+            self._pass(within_s)
+            return False
+        self._pass(first - self._now)
+        return True
+
+    def _pass(self, seconds: float) -> None:
+        """Let time pass; workers take up what waits as they become free."""
+        until = self._now + seconds
+        while self._ends:
+            candidate, (start, end) = min(self._ends.items(), key=lambda item: item[1][1])
+            if end > until + 1e-12:
+                break
+            self._now = max(self._now, end)
+            del self._ends[candidate]
+            self._ready[candidate] = None
+            self._charge(compile_s=end - start, compiled=1)
+            self._start()
+        self._now = max(self._now, until)
+
     def _row(self, candidate: Candidate) -> Measurement:
         if candidate not in self._rows:
             raise RecordError(f"the table of problem {self._problem} has no row for {candidate}")
         return self._rows[candidate]
-
-    def _compile(self, candidate: Candidate) -> None:
-        row = self._row(candidate)
-        seconds = DEFAULT_COMPILE_S if row.compile_s is None else row.compile_s
-        if row.outcome is Outcome.TIMEOUT:
-            seconds = min(seconds, HUNG_COMPILE_S)
-        free = heapq.heappop(self._cores)
-        self._ready[candidate] = max(free, self._now) + seconds
-        heapq.heappush(self._cores, self._ready[candidate])
-        self._charge(compile_s=seconds, compiled=1)
 
     def _charge(self, compile_s: float = 0.0, timing_s: float = 0.0, compiled: int = 0) -> None:
         s = self._spent

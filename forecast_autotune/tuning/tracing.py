@@ -1,5 +1,5 @@
-"""Which candidates to trace to TTIR, and when: a handful for a first guess, then all of a small list or a
-spread sample of a large one, then whatever the forecasts think best.
+"""Which candidates to trace to TTIR, and when: all of a small list or a spread sample of a large one, then
+whatever the forecasts think best.
 
 Of a large one, too, what tells which meta-parameters are inert (`features.inert_parameters`): what differs from
 a traced assignment in these alone need not be traced.
@@ -57,8 +57,6 @@ class BackgroundTracer(Protocol):
         ...
 
 
-FIRST_GUESS_TRACES = 3
-"""Traced before the first compilation starts; one costs about 15 ms with parsing, and holds the GIL."""
 FULL_TRACE_LIMIT = 64
 """Distinct assignments of a list up to which every one is traced at once."""
 SPREAD_TRACES = 32
@@ -157,25 +155,6 @@ class LazyTraces:
         """Give up what is being traced in the background."""
         if isinstance(self._trace, BackgroundTracer):
             self._trace.close()
-
-    def trace_first_guess(self) -> CandidateList:
-        """Trace a few assignments that cover the space; the candidates that have their IR then.
-
-        None where there are hardly more than a few. What is traced later does not depend on it. It saves
-        time even where the tracer remembers all texts: reading one takes a millisecond.
-        """
-        count = len(self._candidates.assignments[0]) if self._trace is not None else 0
-        if count <= 2 * FIRST_GUESS_TRACES:
-            return CandidateList()
-        # Of a large list, a handful of what `trace_initial` will ask for: farthest points come first.
-        self._trace_assignments(
-            self._initial_assignments[:FIRST_GUESS_TRACES]
-            if count > FULL_TRACE_LIMIT
-            else self._farthest_assignments(range(count), FIRST_GUESS_TRACES)
-        )
-        names, keys = self._candidates.assignments
-        read = np.array([name in self.texts for name in names], dtype=bool)
-        return CandidateList(self._candidates[i] for i in np.flatnonzero(read[keys]))
 
     def trace_initial(self, *, everything: bool = False) -> None:
         """The first traces: every assignment of a small list, or a sample that covers a large one."""

@@ -70,9 +70,8 @@ def forecast_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:
         catcher = QuestionCatcher()
         model = LLMSurrogate(catcher, calibration)
         surrogate = EnsembleSurrogate(plain, model, patient=True, gate=gate)
-        # As a decision does: a few traces for a guess, the first forecast from those of all or many.
+        # As a decision does: the first forecast is made with the traces of all or many.
         forecaster = TaskForecaster(task_of(table), surrogate)
-        forecaster.traces.trace_first_guess()
         forecaster.traces.trace_initial()
         with single_threaded_blas():
             forecaster.forecast((), ())

@@ -11,7 +11,13 @@ from typing import cast
 
 from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.variants.entry import CallGrid
-from forecast_integrations.triton.protocols import KernelFunction, LaunchConfig, Tuner, VariantKernel, is_descriptor
+from forecast_integrations.triton.protocols import (
+    KernelFunction,
+    LaunchConfig,
+    Tuner,
+    VariantKernel,
+    is_descriptor,
+)
 
 _DESCRIPTORS = threading.Lock()
 """Descriptors are shared by all candidates of a call: threads compile those one at a time."""

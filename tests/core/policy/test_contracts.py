@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded
+from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded, TuningState, WallTime
 from forecast_autotune.policy.including_refused import IncludingRefused
 from forecast_autotune.records import Candidate
+from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
@@ -32,6 +36,22 @@ class TestAnalytic(SurrogateContract):
 class TestRiskBounded(PolicyContract):
     def make(self) -> Policy:
         return RiskBounded()
+
+
+class TestWallTimeInRounds(PolicyContract):
+    def make(self) -> Policy:
+        return WallTime()
+
+
+class TestWallTime(PolicyContract):
+    """With the seconds of compilations, as beside a measurer that times while it compiles."""
+
+    def make(self) -> Policy:
+        return WallTime()
+
+    def state(self, table: Table, known: int, **changes: Any) -> TuningState:
+        plain = super().state(table, known, **changes)
+        return replace(plain, compile_s=np.linspace(2.0, 0.1, len(plain.forecasts)))
 
 
 class TestIncludingRefused(PolicyContract):

@@ -36,9 +36,13 @@ class Bench(TableMeasurer):
         return self
 
     def measure(
-        self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
     ) -> Iterator[Measurement]:
-        for m in super().measure(candidates, prefetch=prefetch):
+        for m in super().measure(candidates, prefetch=prefetch, within_s=within_s):
             if self.stop_after is not None and len(self.asked) >= self.stop_after:
                 raise KeyboardInterrupt
             self.asked.append(m.candidate)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pytest
 
 from forecast_autotune.features.ttir.extraction import assignment_key
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.tuning.tracing import (
-    FIRST_GUESS_TRACES,
     FULL_TRACE_LIMIT,
     SPREAD_TRACES,
     TRACES_PER_ROUND,
@@ -97,40 +95,6 @@ def test_without_a_tracer_there_is_nothing_to_do() -> None:
     traces.trace_initial()
     assert not traces.trace_best(np.arange(3))
     assert traces.texts == {}
-
-
-@pytest.mark.parametrize("count", [2 * FIRST_GUESS_TRACES + 1, FULL_TRACE_LIMIT, 3 * FULL_TRACE_LIMIT])
-def test_a_handful_comes_first_and_changes_nothing_later(count: int) -> None:
-    candidates, tracer, straight = blocks(count, warps=(2, 4)), Tracer(), Tracer()
-    traces = LazyTraces(candidates, tracer)
-    some = traces.trace_first_guess()
-    assert len(tracer.asked) == FIRST_GUESS_TRACES
-    assert list(some) == [c for c in candidates if key(c) in tracer.asked]
-    assert len(some) == 2 * FIRST_GUESS_TRACES, "warps share their IR"
-    traces.trace_initial()
-    without = LazyTraces(candidates, straight)
-    without.trace_initial()
-    assert traces.texts == without.texts
-    assert sorted(tracer.asked) == sorted(straight.asked), "each once"
-
-
-def test_a_handful_of_a_short_list_saves_nothing() -> None:
-    tracer = Tracer()
-    assert not LazyTraces(blocks(2 * FIRST_GUESS_TRACES), tracer).trace_first_guess()
-    assert not LazyTraces(blocks(3 * FULL_TRACE_LIMIT), None).trace_first_guess()
-    assert tracer.asked == []
-
-
-def test_what_fails_in_a_handful_fails_again() -> None:
-    """The first plan must hear of a broken tracer: it is the one that warns."""
-
-    def broken(wanted: Sequence[Candidate]) -> Mapping[str, str]:
-        raise OSError("no tracer")
-
-    traces = LazyTraces(blocks(FULL_TRACE_LIMIT), broken)
-    for attempt in (traces.trace_first_guess, traces.trace_initial):
-        with pytest.raises(OSError, match="no tracer"):
-            attempt()
 
 
 def test_a_spread_covers_the_space() -> None:

@@ -82,7 +82,7 @@ def test_a_decision_without_a_language_model_reads_no_source(
 
 
 def test_a_kernel_whose_source_is_nowhere_is_absent() -> None:
-    made = LazySources("", {"lost": AlternativeKernel("lost", type("Kernel", (), {"run": None, "fn": len}))})
+    made = LazySources("", {"lost": AlternativeKernel("lost", type("Kernel", (), {"run": len, "fn": len}))})
     assert dict(made) == {}
     assert len(made) == 0
     with pytest.raises(KeyError, match="lost"):

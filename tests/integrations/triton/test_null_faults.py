@@ -162,7 +162,7 @@ def test_a_finished_child_is_not_taken_for_a_hung_one() -> None:
     pool = ForkPool(lambda candidate: None, 4, timeout_s=0.3)
     try:
         names: list[Any] = [f"candidate {i}" for i in range(4)]
-        pool.submit(names)
+        pool.schedule(names)
         time.sleep(0.8)
         found = [pool.next() for _ in names]
     finally:
@@ -179,7 +179,7 @@ def test_no_child_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     pool = ForkPool(lambda candidate: None, 2, timeout_s=5.0)
     names: list[Any] = ["a", "b", "c"]
-    pool.submit(names)
+    pool.schedule(names)
     found = [pool.next() for _ in names]
     pool.close()
     assert [(r.candidate, r.outcome) for r in found] == [(name, "infrastructure") for name in names]
@@ -192,7 +192,7 @@ def test_threads_that_cannot_reach_the_device() -> None:
 
     pool = ThreadPool(lambda candidate: None, 2, 5.0, no_device)
     names: list[Any] = ["a", "b", "c", "d", "e"]
-    pool.submit(names)
+    pool.schedule(names)
     found = [pool.next() for _ in names]
     pool.close()
     assert {r.candidate for r in found} == set(names)

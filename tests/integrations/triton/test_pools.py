@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPa
     """Six quick compilations show what is usual; the seventh is not waited for."""
     monkeypatch.setattr("forecast_integrations.triton.compile.fork._STRAGGLER_S", 0.3)
     pool = ForkPool(compile_one, 4, 50.0, patient=False)
-    pool.submit([*QUICK, SLOW])
+    pool.schedule([*QUICK, SLOW])
     found = {done.candidate: done.outcome for done in (pool.next() for _ in range(7))}
     pool.close()
     assert found == {**dict.fromkeys(QUICK), SLOW: Outcome.TIMEOUT}
@@ -82,7 +83,7 @@ def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPa
 def test_a_patient_pool_waits_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forecast_integrations.triton.compile.fork._STRAGGLER_S", 0.0)
     pool = ForkPool(compile_one, 4, 50.0, patient=True)
-    pool.submit([*QUICK, SLOW])
+    pool.schedule([*QUICK, SLOW])
     found = [pool.next() for _ in QUICK]
     assert {done.candidate for done in found} == set(QUICK)
     time.sleep(0.6)
@@ -101,8 +102,8 @@ def test_every_candidate_is_reported_once(make: Callable[[Any], Any]) -> None:
             raise RuntimeError(f"block {block(candidate)}")
 
     pool = make(odd_fails)
-    pool.submit(ITEMS)
-    pool.submit(ITEMS)  # known already
+    pool.schedule(ITEMS)
+    pool.schedule(ITEMS)  # known already
     found = [pool.next() for _ in ITEMS]
     pool.close()
     assert sorted(block(done.candidate) for done in found) == list(range(8))
@@ -122,7 +123,7 @@ def test_threads_try_again_when_python_trips_over_itself() -> None:
             raise SystemError("AST constructor recursion depth mismatch")
 
     pool = ThreadPool(trips_once, 2, 20.0, lambda: None)
-    pool.submit(ITEMS)
+    pool.schedule(ITEMS)
     found = [pool.next() for _ in ITEMS]
     pool.close()
     assert all(done.outcome is None and done.error is None for done in found)
@@ -131,7 +132,7 @@ def test_threads_try_again_when_python_trips_over_itself() -> None:
 
 def test_closing_kills_the_children() -> None:
     pool = ForkPool(compile_one, 2, 50.0)
-    pool.submit([SLOW])
+    pool.schedule([SLOW])
     (child,) = pool._children._running.values()
     pool.close()
     with pytest.raises(ProcessLookupError):
@@ -238,7 +239,7 @@ def test_who_waits_for_children_may_use_the_time() -> None:
     calls: list[float] = []
     made.while_waiting = lambda: calls.append(time.perf_counter())
     try:
-        made.submit(ITEMS[:1])
+        made.schedule(ITEMS[:1])
         assert made.next().outcome is None
     finally:
         made.close()
@@ -261,3 +262,95 @@ def test_children_that_hang_are_given_up_and_their_share_is_traced_here(
     with null_device():
         call, candidates = traced_call()
         assert len(make_tracer(call, {}, 2)(candidates)) == len(candidates)
+
+
+def names_of(results: Sequence[Any]) -> set[Candidate]:
+    return {result.candidate for result in results}
+
+
+def blocked_on(release: Path, blocked: Collection[Candidate]) -> Callable[[Candidate], None]:
+    """Compilations that end once there is a file, and others that end at once."""
+
+    def compile_blocked(candidate: Candidate) -> None:
+        while candidate in blocked and not release.exists():
+            time.sleep(0.01)
+
+    return compile_blocked
+
+
+def test_a_compilation_whose_worker_is_needed_is_given_up_unless_it_is_listed(tmp_path: Path) -> None:
+    made = ForkPool(blocked_on(tmp_path / "go", ITEMS[:2]), 2, 20.0)
+    try:
+        made.schedule(ITEMS[:2])
+        assert set(made.compiling()) == set(ITEMS[:2])
+        made.schedule([ITEMS[1], ITEMS[2]])
+        assert made.next().candidate == ITEMS[2]  # type: ignore[union-attr]
+        assert set(made.compiling()) == {ITEMS[1]}, "it was listed, and goes on"
+        made.schedule([])
+        assert set(made.compiling()) == {ITEMS[1]}, "nothing needs its worker"
+        (tmp_path / "go").touch()
+        assert made.next().candidate == ITEMS[1]  # type: ignore[union-attr]
+        made.schedule(ITEMS[:3])
+        assert made.next().candidate == ITEMS[0], "what was given up starts again"  # type: ignore[union-attr]
+        assert made.next(0.0) is None
+        assert made.finished == 3
+    finally:
+        made.close()
+
+
+def test_the_youngest_is_given_up_first(tmp_path: Path) -> None:
+    made = ForkPool(blocked_on(tmp_path / "go", ITEMS), 3, 20.0)
+    try:
+        for count in (1, 2, 3):
+            made.schedule(ITEMS[:count])
+        made.schedule(ITEMS[3:5])
+        assert set(made.compiling()) == {ITEMS[0], *ITEMS[3:5]}
+    finally:
+        made.close()
+
+
+def test_what_has_ended_is_not_given_up() -> None:
+    made = ForkPool(lambda candidate: None, 1, 20.0)
+    try:
+        made.schedule(ITEMS[:1])
+        (child,) = made._children.running()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        made.schedule(ITEMS[1:2])
+        assert names_of([made.next(), made.next()]) == set(ITEMS[:2])
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda f: ForkPool(f, 1, 20.0), lambda f: ThreadPool(f, 1, 20.0, lambda: None)],
+    ids=["fork", "threads"],
+)
+def test_a_schedule_replaces_what_was_queued(make: Callable[[Any], Any], tmp_path: Path) -> None:
+    made = make(blocked_on(tmp_path / "go", ITEMS[:1]))
+    try:
+        made.schedule(ITEMS[:3])
+        while ITEMS[0] not in made.compiling():
+            time.sleep(0.01)
+        assert made.next(0.05) is None, "it still compiles"
+        assert 0.0 < made.compiling()[ITEMS[0]] < 20.0
+        made.schedule([ITEMS[0], ITEMS[3], ITEMS[1]])
+        (tmp_path / "go").touch()
+        assert [made.next().candidate for _ in range(3)] == [ITEMS[0], ITEMS[3], ITEMS[1]]
+        assert made.next(0.05) is None, "the third of the first list was forgotten"
+        assert not made.compiling()
+    finally:
+        made.close()
+
+
+def test_a_compilation_that_hangs_is_given_up_however_short_the_waits() -> None:
+    made = ForkPool(compile_one, 1, 0.3)
+    try:
+        made.schedule([SLOW])
+        results = iter(lambda: made.next(0.02), object())
+        found = next(result for result in results if result is not None)
+        assert (found.candidate, found.outcome) == (SLOW, Outcome.TIMEOUT)
+        made.schedule([SLOW])
+        assert not made.compiling(), "it had its turn"
+    finally:
+        made.close()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.extraction import assignment_of
-from forecast_autotune.policy import RiskBounded
+from forecast_autotune.policy import WallTime
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem, digest
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
@@ -264,7 +264,7 @@ def plan(
         StoreSnapshot(store, until),
         SafeSurrogate(surrogate, limit_s, session.warn_once),
         session.warn_once,
-        options.policy or RiskBounded(),
+        options.policy or WallTime(),  # as in eager mode, whose decisions are used here
     )
     chosen = set(OperationSearch(problem, list(configs), (), asked).first())
     wanted = {id(configs[c]) for c in chosen}

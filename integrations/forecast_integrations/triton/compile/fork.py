@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import signal
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,23 +49,38 @@ class ForkPool:
         self._seconds: list[float] = []
         self._compile, self._workers, self._timeout_s = compile_one, workers, timeout_s
         self._waiting: deque[Candidate] = deque()
-        self._submitted: set[Candidate] = set()
+        self._started: set[Candidate] = set()
+        """What compiles or has compiled."""
         self._children = ForkedChildren()
         self._ended: deque[CompileResult] = deque()
         self._first_launch = first_launch
         self.while_waiting: Callable[[], object] = lambda: None
 
-    def submit(self, candidates: Sequence[Candidate]) -> None:
-        """Queue candidates not submitted before; starts as many as there are free workers."""
-        fresh = [c for c in dict.fromkeys(candidates) if c not in self._submitted]
-        self._submitted.update(fresh)
+    def schedule(self, candidates: Sequence[Candidate]) -> None:
+        """Queue candidates that were not started; see `CompilePool`. Starts as many as there are free workers."""
+        while self._listen(0.0):  # what has ended is not to be killed
+            pass
+        listed = dict.fromkeys(candidates)
+        fresh = [c for c in listed if c not in self._started]
         if self._first_launch is not None:
             self._first_launch.start(fresh)
-        self._waiting.extend(fresh)
+        lacking = len(fresh) + len(self._children) - self._workers
+        unwanted = [child for child in self._children.running() if child.tag not in listed]
+        # The youngest have the least to lose.
+        for child in sorted(unwanted, key=lambda one: -one.began)[: max(0, lacking)]:
+            self._children.kill(child)
+            self._started.discard(child.tag)
+        self._waiting = deque(fresh)
         self._fill()
 
-    def next(self) -> CompileResult:
+    def compiling(self) -> Mapping[Candidate, float]:
+        """What compiles now, with its seconds."""
+        now = time.perf_counter()
+        return {child.tag: now - child.began for child in self._children.running()}
+
+    def next(self, within_s: float | None = None) -> CompileResult | None:
         """Wait for a child; one that exceeds the timeout is killed and counts as hung."""
+        limit = math.inf if within_s is None else time.perf_counter() + within_s
         while True:
             self._fill()
             if self._ended:
@@ -73,7 +90,9 @@ class ForkPool:
             if self._first_launch is not None:
                 self._first_launch.use_idle_time()
             self.while_waiting()
-            if self._listen(0.25):
+            if time.perf_counter() >= limit:
+                return None
+            if self._listen(max(0.0, min(0.25, limit - time.perf_counter()))):
                 # Only a silent child can hang: others may have waited long for us to listen.
                 continue
             most = self._most()
@@ -92,8 +111,11 @@ class ForkPool:
         """Collect the children that have finished by now."""
         while self._listen(0.0):
             pass
+        self._fill()
         found = list(self._ended)
         self._ended.clear()
+        if self._first_launch is not None and any(result.outcome is None for result in found):
+            self._first_launch.wait()
         return found
 
     def close(self) -> None:
@@ -111,6 +133,7 @@ class ForkPool:
     def _fill(self) -> None:
         while self._waiting and len(self._children) < self._workers:
             candidate = self._waiting.popleft()
+            self._started.add(candidate)
             try:
                 self._children.start(candidate, partial(self._attempt, candidate))
             except OSError as error:  # no more processes, memory or descriptors: not the candidate's fault
@@ -131,7 +154,11 @@ class ForkPool:
                 "outcome": outcome and str(outcome),
                 "message": f"{type(error).__name__}: {error}"[:2000],
             }
-        return {**answer, "seconds": time.perf_counter() - begin}
+        # What compiles alone takes as long as it computes; here it may have waited for a core.
+        cpu = sum(
+            sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+        return {**answer, "seconds": time.perf_counter() - begin, "cpu_seconds": cpu}
 
     def _result(self, child: ForkedChild, status: int) -> CompileResult:
         result = CompileResult(child.tag, time.perf_counter() - child.began)
@@ -145,7 +172,7 @@ class ForkPool:
             result.outcome = Outcome.COMPILE_ERROR if aborted else Outcome.INFRASTRUCTURE
             result.message = f"the compiler died ({how})"
             return result
-        result.seconds = float(answer["seconds"])
+        result.seconds, result.cpu_seconds = float(answer["seconds"]), float(answer["cpu_seconds"])
         self._seconds.append(result.seconds)
         self.compile_s += result.seconds
         self.finished += 1

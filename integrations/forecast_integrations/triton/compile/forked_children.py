@@ -92,6 +92,10 @@ class ForkedChildren:
                 ended.append((child, self._forget(child)))
         return ended, bool(readable)
 
+    def running(self) -> list[ForkedChild]:
+        """Children that have not ended, or have not been heard to."""
+        return list(self._running.values())
+
     def overdue(self, seconds: float) -> list[ForkedChild]:
         """Children that have been running for longer than that."""
         limit = time.perf_counter() - seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,8 @@ class CompileResult:
     message: str = ""
     error: BaseException | None = None
     """An error that is the caller's rather than the config's; to be raised."""
+    cpu_seconds: float | None = None
+    """Of a child and the assembler that it ran; None where that is not known."""
     raised: bool = False
     """Whether the compiler raised an exception, which another compilation would raise again; else it hung or died."""
 
@@ -34,12 +36,19 @@ class CompilePool(Protocol):
     while_waiting: Callable[[], object]
     """Called in `next` about four times a second, where that disturbs no compilation; does nothing unless set."""
 
-    def submit(self, candidates: Sequence[Candidate]) -> None:
-        """Queue candidates not submitted before, in order."""
+    def schedule(self, candidates: Sequence[Candidate]) -> None:
+        """Compile these next, in this order, as far as they have not been; whatever else was queued is forgotten.
+
+        What compiles now and is not among them is given up where one of them needs its worker, if it can be.
+        """
         ...
 
-    def next(self) -> CompileResult:
-        """Wait for the next finished (or given up) compilation."""
+    def compiling(self) -> Mapping[Candidate, float]:
+        """What compiles now, with the seconds that it has been at it."""
+        ...
+
+    def next(self, within_s: float | None = None) -> CompileResult | None:
+        """Wait for the next finished (or given up) compilation; None if there is none within so many seconds."""
         ...
 
     def done(self) -> list[CompileResult]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from forecast_autotune.records import Candidate, Outcome
 from forecast_integrations.triton.call import outcome_of
@@ -43,8 +44,12 @@ class ThreadPool:
         self._closed = False
         self.while_waiting: Callable[[], object] = lambda: None
 
-    def submit(self, candidates: Sequence[Candidate]) -> None:
-        """Queue candidates not submitted before, in order."""
+    def schedule(self, candidates: Sequence[Candidate]) -> None:
+        """Queue candidates in place of those that wait; what a thread has begun, it ends."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (waiting := self._waiting.get_nowait()) is not None:
+                    self._submitted.discard(waiting)
         for candidate in candidates:
             if candidate not in self._submitted:
                 self._submitted.add(candidate)
@@ -52,13 +57,21 @@ class ThreadPool:
                 if self._threads < self._workers:
                     self._spawn()
 
-    def next(self) -> CompileResult:
+    def compiling(self) -> Mapping[Candidate, float]:
+        """What compiles now, with its seconds."""
+        now = time.perf_counter()
+        return {candidate: now - began for candidate, began in list(self._running.items())}
+
+    def next(self, within_s: float | None = None) -> CompileResult | None:
         """Wait for a thread; one that exceeds the timeout is left behind and replaced."""
+        until = math.inf if within_s is None else time.perf_counter() + within_s
         while True:
             try:
-                return self._done.get(timeout=0.25)
+                return self._done.get(timeout=max(0.0, min(0.25, until - time.perf_counter())))
             except queue.Empty:
                 limit = time.perf_counter() - self._timeout_s
+            if time.perf_counter() >= until:
+                return None
             for candidate, began in list(self._running.items()):
                 if began < limit and self._running.pop(candidate, None) is not None:
                     self._spawn()

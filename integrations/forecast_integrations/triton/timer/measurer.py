@@ -6,7 +6,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from forecast_autotune.errors import DeviceLostError
@@ -75,19 +75,33 @@ class TritonMeasurer:
         ahead = {c for c, done in self._ready.items() if done.outcome is None and done.error is None}
         return ahead | self._timed
 
+    @property
+    def quiet(self) -> bool:
+        """Whether candidates can be timed while others compile."""
+        return self._pool is not None and self._pool.quiet
+
     def ready(self) -> Collection[Candidate]:
-        """What an earlier decision of this process has compiled."""
-        return self._earlier
+        """What is compiled, in this decision or an earlier one of this process, and not timed."""
+        self._collect()
+        return self._ready.keys()
+
+    def compiling(self) -> Mapping[Candidate, float]:
+        """What compiles now, with its seconds so far."""
+        return {} if self._pool is None else self._pool.compiling()
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         """Start compiling in children; nothing where compilations would hold this interpreter's lock."""
         if self._pool is not None and self._pool.quiet:
-            self._pool.submit([c for c in candidates if c not in self._ready])
+            self._pool.schedule([c for c in candidates if c not in self._ready])
 
     def measure(
-        self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
     ) -> Iterator[Measurement]:
-        """Yield measurements in the order in which compilations finish."""
+        """Yield measurements in the order in which compilations finish; of what is ready, in the order given."""
         if self._pool is None:
             for candidate in candidates:
                 yield self._time(CompileResult(candidate))
@@ -95,19 +109,26 @@ class TritonMeasurer:
             return
         # Timing what an earlier decision has compiled takes no longer than forking a child or two does.
         ahead = prefetch if self._pool.quiet and not self._earlier.issuperset(candidates) else ()
-        self._pool.submit([c for c in (*candidates, *ahead) if c not in self._ready])
+        self._pool.schedule([c for c in (*candidates, *ahead) if c not in self._ready])
         wanted = dict.fromkeys(candidates)
         while wanted:
+            if self._pool.quiet:
+                self._collect()
             ready = [c for c in wanted if c in self._ready]
             # Where compiling disturbs timing, everything is compiled before anything is timed.
             if not ready or (not self._pool.quiet and len(ready) < len(wanted)):
-                result = self._pool.next()
+                if (result := self._pool.next(within_s)) is None:
+                    return
                 self._ready[result.candidate] = result
                 continue
-            for candidate in ready:
-                del wanted[candidate]
-                yield self._time(self._ready.pop(candidate))
-                self._check()
+            del wanted[ready[0]]
+            yield self._time(self._ready.pop(ready[0]))
+            self._check()
+
+    def _collect(self) -> None:
+        """Take what has been compiled by now."""
+        if self._pool is not None:
+            self._ready |= {done.candidate: done for done in self._pool.done()}
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         """Time in turns. A user's own benchmark function has had its say: it is not called again."""
@@ -131,8 +152,8 @@ class TritonMeasurer:
 
     def close(self) -> None:
         """Give up compilations nobody waits for, and free the flush buffer."""
+        self._collect()
         if self._pool is not None:
-            self._ready |= {done.candidate: done for done in self._pool.done()}
             self._pool.close()
         self._timer.close()
 
@@ -142,7 +163,9 @@ class TritonMeasurer:
         if compiled.error is not None:
             raise compiled.error
         if compiled.outcome is not None:
-            if compiled.raised and (self._call.hears_failures() or isinstance(self._timer, UserBenchmarkTimer)):
+            if compiled.raised and (
+                self._call.hears_failures() or isinstance(self._timer, UserBenchmarkTimer)
+            ):
                 self._repeat_failure(candidate)
             return self._no_time(candidate, compiled.outcome, seconds, {"message": compiled.message})
         self._say(candidate)
@@ -153,6 +176,8 @@ class TritonMeasurer:
             with self._guard(candidate):
                 self._timer.first(candidate, self._timeout_s)
             facts = _facts(kernel, self._patient)
+            if compiled.cpu_seconds is not None:
+                facts["compile_cpu_s"] = round(compiled.cpu_seconds, 4)
             times = self._timer.time_adaptively(candidate, self._best_ms)
         except Exception as error:
             return self._failed(candidate, error, seconds, facts)

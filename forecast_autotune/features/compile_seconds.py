@@ -1,0 +1,166 @@
+"""How long a candidate will compile, before it does: a linear formula on facts of its TTIR.
+
+Compilers take time for every operation of a thread: many operations, large tiles on few warps and deep pipelines
+compile for seconds where their neighbours take tenths. The weights are fitted to recorded compilations by
+`forecast_train.surrogate.compile_seconds`; what compiles in a decision then corrects the level
+(`CompileSeconds.expected`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.features.cost import Array
+from forecast_autotune.features.ttir.facts import TtirFacts
+
+ASSET = "compile_seconds.json"
+FEATURES = (
+    "operations",
+    "tile",
+    "live",
+    "accumulator",
+    "dots",
+    "dot_work",
+    "stages",
+    "warps",
+    "depth",
+    "elementwise",
+    "integer",
+    "special",
+    "reduced",
+    "loaded",
+    "stored",
+    "converted",
+    "levels",
+    "pipelined",
+    "exchanged",
+    "scanned",
+    "vectors",
+    "dot_stages",
+    "operations_tile",
+)
+_LEAST_S, _MOST_S = 0.05, 120.0
+
+
+def _log(value: float) -> float:
+    return math.log2(1.0 + max(value, 0.0))
+
+
+def compile_features(facts: TtirFacts, warps: int, stages: int) -> list[float]:
+    """Numbers in the order of `FEATURES`; counts are per thread and iteration, as logarithms."""
+    threads = 32.0 * max(1, warps)
+    once = threads * max(facts.iterations, 1.0)
+    tile = _log(facts.largest_tile / threads)
+    dots = float(facts.dot_ops > 0)
+    return [
+        _log(facts.ops),
+        tile,
+        _log(facts.live_bytes / 4.0 / threads),
+        _log(facts.accumulator_bytes / 4.0 / threads),
+        dots,
+        _log(facts.dot_flops / once),
+        float(stages),
+        math.log2(max(1, warps)),
+        float(facts.loop_depth),
+        _log(facts.elementwise / once),
+        _log(facts.integer_ops / once),
+        _log(facts.special / once),
+        _log(facts.reduce_elements / once),
+        _log(facts.load_bytes / once),
+        _log(facts.store_bytes / threads),
+        _log(facts.conversions / once),
+        facts.load_levels,
+        _log(facts.pipelined_bytes / 1024.0),
+        _log(facts.reduced_bytes),
+        _log(facts.scan_elements / once),
+        _log(facts.largest_tile / threads / max(facts.mean_contiguous, 1.0)),
+        stages * dots,
+        _log(facts.ops) * tile / 5.0,
+    ]
+
+
+@dataclass(frozen=True)
+class CompileSeconds:
+    """Weights of the formula, and how far it is off: all in log2(seconds)."""
+
+    weights: tuple[float, ...]
+    """In the order of `FEATURES`."""
+    intercept: float
+    kernel_sd: float
+    """Standard deviation of what a whole kernel is off by, on a machine like that of the recordings."""
+    config_sd: float
+    """The same of one of its candidates beside the others."""
+
+    def __post_init__(self) -> None:
+        if len(self.weights) != len(FEATURES):
+            raise RecordError(
+                f"the formula of compile seconds needs {len(FEATURES)} weights, got {len(self.weights)}: fit it "
+                "again with `python -m benchmarks.forecasting.compile_seconds`"
+            )
+
+    def log2_seconds(self, features: Sequence[Sequence[float]]) -> Array:
+        """Medians of log2(seconds) for rows of `compile_features`, shape [n]."""
+        if not len(features):
+            return np.zeros(0)
+        found = np.asarray(features, float) @ np.array(self.weights) + self.intercept
+        return np.asarray(np.clip(found, math.log2(_LEAST_S), math.log2(_MOST_S)))
+
+    def level(self, errors: Sequence[float]) -> float:
+        """What to add to the formula's log2(seconds) of a kernel, from `errors` (seen - said) of its candidates.
+
+        The posterior mean of a normal level under normal errors.
+        """
+        if not len(errors):
+            return 0.0
+        return float(np.sum(errors)) / (len(errors) + (self.config_sd / self.kernel_sd) ** 2)
+
+
+def remaining_seconds(log2_median: float, sd: float, elapsed_s: float) -> float:
+    """Expected seconds until a compilation ends that has run for `elapsed_s`, if its log2 is normal.
+
+    The mean of a log-normal variable beyond a threshold, less the threshold: what should have ended long ago will
+    not end soon.
+    """
+    mu, sigma = log2_median * math.log(2), max(sd, 1e-3) * math.log(2)
+    mean = math.exp(mu + sigma**2 / 2)
+    if elapsed_s <= 0.0:
+        return mean
+    z = (math.log(elapsed_s) - mu) / sigma
+    beyond = _upper_tail(z)
+    if beyond < 1e-6:
+        return elapsed_s
+    return max(0.0, mean * _upper_tail(z - sigma) / beyond - elapsed_s)
+
+
+def _upper_tail(z: float) -> float:
+    return 0.5 * math.erfc(z / math.sqrt(2.0))
+
+
+def parse_compile_seconds(text: str) -> CompileSeconds:
+    """Read what `forecast_train.surrogate.compile_seconds` writes. Raises `RecordError` for anything else."""
+    try:
+        data = json.loads(text)
+        weights = tuple(float(data["weights"][name]) for name in FEATURES)
+        found = CompileSeconds(
+            weights, float(data["intercept"]), float(data["kernel_sd"]), float(data["config_sd"])
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"no formula of compile seconds: {error!r}") from error
+    if not all(map(math.isfinite, (*found.weights, found.intercept, found.kernel_sd, found.config_sd))):
+        raise RecordError("a formula of compile seconds holds finite numbers only")
+    return found
+
+
+@cache
+def shipped_compile_seconds() -> CompileSeconds:
+    """The formula inside the package."""
+    path = files("forecast_autotune") / "assets" / ASSET
+    return parse_compile_seconds(path.read_text(encoding="utf-8"))

@@ -1,0 +1,127 @@
+"""The default policy: the least wall time until the answer, plus the price of what it may be slower.
+
+It looks at what `RiskBounded` looks at, and at the clock: which candidates are compiled, which compile and for how
+long yet, how many workers there are. Workers are never idle while something may win; a candidate that will compile
+long has to promise more; and nothing is waited for that is not worth its seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.policy.risk_bounded import RiskBounded
+from forecast_autotune.policy.state import TuningState, stated_risk
+from forecast_autotune.records import Plan
+from forecast_autotune.surrogates.protocol import Array
+
+_PERCENT = math.log2(1.01)
+_LEAST_GAIN = 1e-4
+"""Expected gain, log2, below which a candidate cannot be said to have a chance."""
+
+
+@dataclass(frozen=True)
+class WallTime(RiskBounded):
+    """Measure what promises most per second; stop when the risk is accepted and waiting does not pay.
+
+    Where nothing is known of compilations (`TuningState.compile_s` is None) it plans in rounds, as its base does.
+    """
+
+    percent_s: float = 0.25
+    """Wall seconds that one per cent of a kernel's run time is worth."""
+    timing_s: float = 0.02
+    """Wall seconds of timing one candidate."""
+    patience_s: float = 0.1
+    """Seconds after which a plan that waits for compilations is made again: by then some should have ended."""
+    name: str = "wall-time"
+
+    def cap(self, state: TuningState) -> int:
+        """Most measurements for this decision: whatever the limits, one for each worker."""
+        limit = super().cap(state)
+        return limit if state.budget.measurements is not None else max(limit, state.workers)
+
+    def plan(self, state: TuningState) -> Plan:
+        """What to compile and time from now on; an empty `measure` ends the decision."""
+        if state.compile_s is None:
+            return super().plan(state)
+        rows, samples = self._promising(state)
+        if state.compile_penalty is not None:
+            samples = samples + state.compile_penalty[rows]
+        risk = stated_risk(state, rows, samples)
+        seen = sum(m.ok for m in state.measured.values())
+        room = min(
+            state.remaining_measurements(),
+            max(self.cap(state) - state.new, int(state.lacks_working_config())),
+            len(rows),
+        )
+        if not len(rows):
+            return Plan((), "every candidate that can launch is measured", risk)
+        late = state.compile_penalty is not None and bool((state.compile_penalty[rows] > 0).all())
+        enough = seen >= (1 if late else min(self.least, len(state.forecasts)))
+        pays = seen > 0 and self._waiting_pays(state, rows, samples)
+        if enough and risk <= state.risk and not pays:
+            return self._audit(state, risk, rows)
+        if room <= 0:
+            return Plan((), f"budget reached with {risk:.0%} risk left", risk)
+        names = state.forecasts.candidates
+        if not seen and (known := np.array([names[int(i)] in state.ready for i in rows])).any():
+            # Binaries of an earlier decision: they may be all that it takes.
+            rows, samples = rows[known], samples[:, known]
+        going = np.array([names[int(i)] in state.compiling for i in rows])
+        ready = sum(names[int(i)] in state.ready for i in rows)
+        # Every worker is one candidate's share of the clock while it compiles.
+        cost = self.timing_s + state.compile_s[rows] / max(1, state.workers)
+        # What compiles and may win goes on: a worker that changed its mind at every plan would finish nothing.
+        kept = np.flatnonzero(going & (self._gain(state, samples) > _LEAST_GAIN) & (seen > 0))
+        wanted = min(room, len(rows), max(ready + state.workers, len(kept)))
+        picked = self._greedy(state, samples, 1.0 / cost, wanted)
+        if lost := set(kept.tolist()) - set(picked):
+            fresh = [i for i in picked if not going[i] and names[rows[i]] not in state.ready]
+            given_up = set(fresh[max(0, len(fresh) - len(lost)) :])
+            picked = [i for i in picked if i not in given_up] + sorted(lost)
+        if not seen:
+            reason = "first look: the best forecasts, without near-copies"
+        elif risk > state.risk:
+            reason = f"{risk:.0%} risk that a better one is untried"
+        else:
+            reason = f"what it may gain is worth the seconds, at {risk:.0%} risk"
+        return Plan(tuple(names[rows[i]] for i in picked), reason, risk, within_s=self.patience_s)
+
+    @staticmethod
+    def _gain(state: TuningState, samples: Array) -> Array:
+        """Expected gain of each candidate by itself over the incumbent, log2; infinite before there is one."""
+        best = state.best()
+        return (
+            np.maximum(0.0, best - samples).mean(axis=0)
+            if math.isfinite(best)
+            else np.full(samples.shape[1], math.inf)
+        )
+
+    def _waiting_pays(self, state: TuningState, rows: npt.NDArray[np.intp], samples: Array) -> bool:
+        """Whether some horizon gains more run time, at its price, than the seconds until then."""
+        assert state.compile_s is not None
+        best = state.best()
+        if math.isinf(best):
+            return True
+        seconds = state.compile_s[rows]
+        gain = self._gain(state, samples)
+        # What gains nothing by itself gains nothing beside others.
+        some = np.flatnonzero(gain * self.percent_s / _PERCENT > 1e-3)
+        if not len(some):
+            return False
+        some = some[np.argsort(seconds[some], kind="stable")]
+        names = state.forecasts.candidates
+        free = max(0, state.workers - len(state.compiling))
+        fresh = np.cumsum(
+            [names[rows[i]] not in state.ready and names[rows[i]] not in state.compiling for i in some]
+        )
+        # The first of those that do not compile yet find a worker each; the others wait for one.
+        waves = np.where(fresh > free, np.ceil((fresh - free) / max(1, state.workers)), 0.0)
+        ends = np.maximum.accumulate(seconds[some] * (1.0 + waves))
+        least = np.minimum.accumulate(samples[:, some], axis=1)
+        gains = np.maximum(0.0, best - least).mean(axis=0)
+        price = self.percent_s / _PERCENT
+        return bool((price * gains > ends + self.timing_s * np.arange(1, len(some) + 1)).any())

@@ -1,0 +1,93 @@
+"""When the candidates of one task will be compiled, from their IR and from what has compiled so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.compile_seconds import (
+    CompileSeconds,
+    compile_features,
+    remaining_seconds,
+    shipped_compile_seconds,
+)
+from forecast_autotune.records import Candidate
+from forecast_autotune.surrogates.protocol import Array
+from forecast_autotune.tuning.tracing import LazyTraces
+
+UNKNOWN_S = 0.6
+"""Median seconds of a candidate whose IR is not known, before anything has compiled."""
+_LEAST_COMPILED = 2
+_USUAL, _USUAL_S = 2.0, 0.5
+"""Multiple of the median compilation, and seconds beyond it, that say nothing of a candidate's speed yet."""
+_PENALTY = 0.8
+"""log2 of run time for each doubling beyond that: of recorded candidates, those that compiled 3 to 5 times as long
+as their neighbours were 1.6 to 3 times as slow as the best in the median, those beyond 5 times 3 to 8 times."""
+
+
+class CompileTimes:
+    """Expected seconds per candidate; asked again whenever something has compiled."""
+
+    def __init__(
+        self, candidates: CandidateList, traces: LazyTraces, formula: CompileSeconds | None = None
+    ) -> None:
+        self._candidates, self._traces = candidates, traces
+        self._formula = formula or shipped_compile_seconds()
+        self._texts = -1
+        self._said = np.full(len(candidates), math.log2(UNKNOWN_S))
+
+    def remaining(
+        self,
+        seconds: Mapping[Candidate, float],
+        compiling: Mapping[Candidate, float],
+        ready: Collection[Candidate],
+    ) -> Array:
+        """Expected seconds until each candidate is compiled, if it starts or goes on now; [n], 0 where it is.
+
+        `seconds` is what those took that have compiled, `compiling` how long others have been at it.
+        """
+        said, row_of = self._formula_seconds(), self._candidates.row_of
+        seen = [(row_of[c], math.log2(s)) for c, s in seconds.items() if c in row_of and s > 0]
+        level = self._formula.level([log - said[row] for row, log in seen])
+        sd = math.hypot(self._formula.config_sd, 0.0 if seen else self._formula.kernel_sd)
+        found = np.exp2(said + level + sd**2 * math.log(2) / 2)
+        for c, elapsed in compiling.items():
+            if (row := row_of.get(c)) is not None:
+                found[row] = remaining_seconds(float(said[row]) + level, sd, elapsed)
+        found[[row_of[c] for c in (*seconds, *ready) if c in row_of]] = 0.0
+        return found
+
+    def penalties(self, seconds: Mapping[Candidate, float], compiling: Mapping[Candidate, float]) -> Array:
+        """log2 by which candidates should run slower than forecast, as they compile far longer than others; [n].
+
+        What has unrolled or spilled without bounds compiles long and runs slowly. None are expected to before
+        `_LEAST_COMPILED` have compiled.
+        """
+        found = np.zeros(len(self._candidates))
+        took = [s for s in seconds.values() if s > 0]
+        if len(took) < _LEAST_COMPILED:
+            return found
+        usual = max(_USUAL * float(np.median(took)), float(np.median(took)) + _USUAL_S)
+        for c, elapsed in compiling.items():
+            if (row := self._candidates.row_of.get(c)) is not None and elapsed > usual:
+                found[row] = _PENALTY * math.log2(elapsed / usual)
+        return found
+
+    def _formula_seconds(self) -> Array:
+        """Medians of log2(seconds) by the formula; those without IR have the mean of the others."""
+        if self._texts == len(self._traces.texts):
+            return self._said
+        known: dict[int, list[float]] = {}
+        for row, candidate in enumerate(self._candidates):
+            if (facts := self._traces.facts(row)) is not None:
+                config = candidate.config
+                known[row] = compile_features(facts, config.num_warps, config.num_stages)
+        if known:
+            said = self._formula.log2_seconds(list(known.values()))
+            self._said = np.full(len(self._candidates), float(said.mean()))
+            self._said[list(known)] = said
+        self._texts = len(self._traces.texts)
+        return self._said

@@ -1,0 +1,274 @@
+"""What compiles before anything is forecast, what goes on while plans are made again, and what is given up."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_autotune.features.ttir.extraction import assignment_of
+from forecast_autotune.policy import Exhaustive, Fixed, WallTime
+from forecast_autotune.records import Candidate, Decision, Measurement, Outcome, Plan
+from forecast_autotune.records.table import Table
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.loop import TuningTask, tune
+from tests.core.tuning.loop import Bench, Told
+
+WIDE = example_table([2**k for k in range(2, 14)])
+NAMES = list(WIDE.by_candidate())
+BEST = min((m for m in WIDE.measurements if m.ok), key=lambda m: m.ms).candidate
+
+
+class Logged(Bench):
+    """A bench that writes what happens into a log shared with the tracer."""
+
+    def __init__(
+        self,
+        log: list[tuple[str, int]] | None = None,
+        workers: int = 4,
+        table: Table = WIDE,
+        quiet: bool = True,
+    ) -> None:
+        super().__init__(table)
+        self.log = [] if log is None else log
+        self.workers, self.quiet = workers, quiet
+        self.ahead: list[Candidate] = []
+        self.within: list[float | None] = []
+        self.listed: list[list[Candidate]] = []
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        self.log.append(("prefetch", len(candidates)))
+        self.ahead += candidates
+        super().prefetch(candidates)
+
+    def measure(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
+    ) -> Iterator[Measurement]:
+        self.log.append(("measure", len(candidates)))
+        self.within.append(within_s)
+        self.listed.append(list(candidates))
+        return super().measure(candidates, prefetch=prefetch, within_s=within_s)
+
+
+def run(bench: Bench, log: list[tuple[str, int]] | None = None, **options: Any) -> Decision:
+    def trace(wanted: Sequence[Candidate]) -> Mapping[str, str]:
+        if log is not None:
+            log.append(("trace", len({assignment_of(c) for c in wanted})))
+        return {assignment_of(c): "module {}" for c in wanted}
+
+    names = options.pop("names", NAMES)
+    given = {"store": Store(None), "surrogate": AnalyticSurrogate(), **options}
+    settings = Settings().with_(**given.pop("settings", {}))
+    return tune(TuningTask(WIDE.problem, names, trace=trace), bench, settings=settings, **given)
+
+
+def truth(table: Table = WIDE, sd: float = 0.05) -> Callable[[Query], Forecasts]:
+    """Forecasts around what the table says, surer of what is measured."""
+    times = {m.candidate: math.log2(m.ms) if m.ok else 3.0 for m in table.measurements}
+
+    def say(query: Query) -> Forecasts:
+        n, known = len(query.candidates), {m.candidate for m in query.measured}
+        spread = np.array([1e-3 if c in known else sd for c in query.candidates])
+        return Forecasts(
+            query.candidates, np.array([times[c] for c in query.candidates]), spread, np.zeros(n)
+        )
+
+    return say
+
+
+def compiling_for(seconds: Mapping[Candidate, float], *, others: float = 0.3) -> Table:
+    """The wide table, whose compilations take so long."""
+    rows = [replace(m, compile_s=seconds.get(m.candidate, others)) for m in WIDE.measurements]
+    return Table(WIDE.problem, rows)
+
+
+# --- before anything is forecast ---
+
+
+@pytest.mark.parametrize("workers", [18, 36])
+def test_a_list_that_fits_the_workers_twice_compiles_before_anything_is_traced(workers: int) -> None:
+    log: list[tuple[str, int]] = []
+    bench = Logged(log, workers)
+    run(bench, log)
+    assert [name for name, _ in log[:2]] == ["prefetch", "trace"]
+    assert bench.ahead == NAMES
+    assert bench.made == bench.closed == 1
+
+
+def test_a_longer_list_waits_for_its_forecasts() -> None:
+    log: list[tuple[str, int]] = []
+    bench = Logged(log, len(NAMES) // 2 - 1)
+    run(bench, log)
+    assert bench.ahead == []
+    assert next(name for name, _ in log if name != "prefetch") == "trace"
+
+
+def test_a_limited_number_of_measurements_compiles_nothing_ahead() -> None:
+    bench = Logged(workers=36)
+    decision = run(bench, settings={"max_measurements": 3})
+    assert bench.ahead == []
+    assert decision.measured <= 3
+
+
+def test_what_compiled_ahead_and_was_not_timed_is_not_measured() -> None:
+    store, bench = Store(None), Logged(workers=36)
+    decision = run(bench, store=store, surrogate=Told(truth()))
+    assert bench.ahead == NAMES
+    assert decision.measured == len(bench.asked) == len(set(bench.asked))
+    assert {m.candidate for m in store.measurements(WIDE.problem)} == set(bench.asked)
+    assert decision.measured < decision.cost.compiled <= len(NAMES)
+
+
+@pytest.mark.parametrize("mode", ["skip", "deterministic"])
+def test_nothing_compiles_where_no_clock_is_allowed(mode: str) -> None:
+    bench = Logged(workers=36)
+    run(bench, settings={"mode": mode})
+    assert (bench.made, bench.ahead) == (0, [])
+
+
+def test_nothing_compiles_when_the_store_answers() -> None:
+    store = Store(None)
+    run(Logged(workers=36), store=store)
+    again = Logged(workers=36)
+    run(again, store=store)
+    assert (again.made, again.ahead) == (0, [])
+    other = Logged(workers=36)
+    run(other, store=store, settings={"tolerance": 0.001})
+    assert other.ahead == [], "part of it is measured: the plan may be empty"
+
+
+def test_an_exhaustive_sweep_traces_everything_while_it_compiles() -> None:
+    log: list[tuple[str, int]] = []
+    bench = Logged(log)
+    decision = run(bench, log, settings={"mode": "exhaustive"})
+    assert [entry for entry in log if entry[0] == "trace"] == [("trace", 12)]
+    assert log[0] == ("prefetch", len(NAMES)), "all of it will be wanted"
+    assert decision.measured == len(NAMES) == decision.cost.compiled
+
+
+def test_a_surrogate_that_fails_is_heard_of_and_everything_is_measured() -> None:
+    def fail(query: Any) -> Any:
+        raise ValueError("no idea")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decision = run(Logged(workers=36), surrogate=Told(fail))
+    assert caught
+    assert all("no idea" in str(w.message) for w in caught)
+    assert decision.measured == len(NAMES)
+
+
+# --- while compilations go on ---
+
+
+def test_a_plan_is_made_again_after_every_two_timings() -> None:
+    told = Told(truth(sd=0.5))
+    bench = Logged(workers=36)
+    decision = run(bench, surrogate=told)
+    assert set(bench.within) == {WallTime().patience_s}
+    assert len(bench.listed) >= decision.measured / 2
+    known = [len(query.measured) for query in told.queries]
+    assert max(b - a for a, b in pairwise(known)) <= 2
+
+
+def test_what_cannot_win_is_not_waited_for() -> None:
+    slow = [
+        m.candidate for m in WIDE.measurements if m.candidate.config.num_warps == 2 and m.candidate != BEST
+    ]
+    bench = Logged(workers=36, table=compiling_for(dict.fromkeys(slow, 60.0)))
+    decision = run(bench, surrogate=Told(truth()))
+    assert decision.chosen == BEST
+    assert not set(bench.asked) & set(slow)
+    assert decision.cost.wall_s < 10
+
+
+def test_what_promises_much_is_waited_for() -> None:
+    bench = Logged(workers=36, table=compiling_for({BEST: 3.0}))
+    gain = {BEST: -4.0}
+
+    def say(query: Query) -> Forecasts:
+        made = truth()(query)
+        return replace(made, mean=made.mean + np.array([gain.get(c, 0.0) for c in query.candidates]))
+
+    decision = run(bench, surrogate=Told(say))
+    assert decision.chosen == BEST
+    assert bench.asked[-1] == BEST
+
+
+def test_a_straggler_of_the_first_look_does_not_hold_up_the_others() -> None:
+    bench = Logged(workers=4, table=compiling_for({BEST: 60.0}))
+    decision = run(bench, surrogate=Told(truth()))
+    assert BEST not in bench.asked
+    assert decision.measured >= 3
+    assert decision.cost.wall_s < 60
+    assert decision.cost.compiled >= decision.measured
+
+
+def test_a_plan_that_only_waits_gives_no_further_reason() -> None:
+    bench = Logged(workers=36, table=compiling_for({}, others=2.0))
+    decision = run(bench, surrogate=Told(truth()))
+    waited = [listed for listed in bench.listed if listed == bench.listed[0]]
+    assert len(waited) > 5, "two seconds at a tenth"
+    assert len(decision.rounds) < len(bench.listed)
+    assert bench.asked[0] in bench.listed[0]
+
+
+class Waiting:
+    """A policy that asks for one candidate again and again, as long as it is not measured."""
+
+    name = "waiting"
+
+    def plan(self, state: Any) -> Plan:
+        if NAMES[0] in state.measured:
+            return Plan((), "done", 0.0)
+        return Plan((NAMES[0],), "wait", 1.0, within_s=0.25)
+
+
+def test_waiting_takes_time_and_ends() -> None:
+    bench = Logged(workers=4, table=compiling_for({NAMES[0]: 2.0}))
+    decision = run(bench, policy=Waiting())
+    assert decision.measured == 1
+    assert decision.rounds == ("wait", "done")
+    assert 8 <= len(bench.listed) <= 9
+
+
+def test_faults_of_the_harness_end_a_wait() -> None:
+    rows = [Measurement(m.problem, m.candidate, Outcome.INFRASTRUCTURE) for m in WIDE.measurements]
+    bench = Logged(workers=4, table=Table(WIDE.problem, rows))
+    decision = run(bench)
+    assert decision.evidence == "forecast"
+    assert len(bench.asked) == len(set(bench.asked))
+
+
+def test_seconds_of_a_budget_end_it_while_others_compile() -> None:
+    slow = compiling_for({c: 1.0 + i for i, c in enumerate(NAMES)})
+    bench = Logged(workers=36, table=slow)
+    decision = run(bench, surrogate=Told(truth(sd=3.0)), settings={"max_seconds": 2.0})
+    assert 0 < decision.measured < 6
+    assert "budget" in decision.reason
+
+
+# --- measurers that cannot time while they compile ---
+
+
+@pytest.mark.parametrize("policy", [None, Exhaustive(), Fixed(5)])
+def test_without_a_quiet_measurer_plans_are_rounds(policy: Any) -> None:
+    bench = Logged(workers=4, quiet=False)
+    decision = run(bench, policy=policy)
+    assert set(bench.within) == {None}
+    assert decision.measured == sum(map(len, bench.listed)), "every round is measured whole"
+    assert len(decision.rounds) == len(bench.listed) + 1
