@@ -46,7 +46,8 @@ class TuningState:
     """Expected seconds until each candidate is compiled if its worker starts, or goes on, now: [n], 0 for what is
     ready. None where nothing is known of compilations."""
     compile_penalty: Array | None = None
-    """log2 by which candidates are expected to run slower than forecast, as they compile far longer than others: [n]."""
+    """log2 by which candidates are expected to run slower than forecast, as they compile far longer than others:
+    [n]."""
     problem: str = ""
     """The problem's id: two problems with equally many candidates must not draw the same audits."""
 
