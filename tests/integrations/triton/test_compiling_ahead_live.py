@@ -1,4 +1,4 @@
-"""The first compilation starts before all IR is traced, with a real compiler and no GPU."""
+"""What compiles before IR is traced, and beside timings, with a real compiler and no GPU."""
 
 from __future__ import annotations
 
@@ -31,35 +31,45 @@ def tuner(sizes: Sequence[int] = MANY) -> Any:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What the pool was given, and how many candidates each child traced or compiled, in order."""
+    """What the pool was given, and what children trace and compile, in order."""
     seen: list[tuple[str, int]] = []
-    start, submit = ForkedChildren.start, ForkPool.submit
+    start, schedule = ForkedChildren.start, ForkPool.schedule
 
     def started(self: ForkedChildren, tag: Any, task: Callable[[], Any]) -> None:
-        seen.append(("compile", 1) if isinstance(tag, Candidate) else ("trace", 1))
+        if isinstance(tag, Candidate | list):  # others look for the compiler or build stubs
+            seen.append(("compile", 1) if isinstance(tag, Candidate) else ("trace", len(tag)))
         start(self, tag, task)
 
-    def submitted(self: ForkPool, candidates: Sequence[Candidate]) -> None:
-        seen.append(("submit", len(candidates)))
-        submit(self, candidates)
+    def scheduled(self: ForkPool, candidates: Sequence[Candidate]) -> None:
+        seen.append(("schedule", len(candidates)))
+        schedule(self, candidates)
 
     monkeypatch.setattr(ForkedChildren, "start", started)
-    monkeypatch.setattr(ForkPool, "submit", submitted)
+    monkeypatch.setattr(ForkPool, "schedule", scheduled)
     return seen
 
 
-def test_the_first_compilation_starts_before_the_rest_is_traced(
+def test_a_list_that_fits_the_workers_twice_compiles_before_it_is_traced(
+    device: Any, events: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_WORKERS", "10")
+    tuned = tuner()
+    launch(tuned)
+    kinds = [kind for kind, _ in events]
+    assert events[0] == ("schedule", 2 * len(MANY))
+    assert kinds.index("compile") < kinds.index("trace"), "assignments are traced in children"
+    assert tuned.decision.measured <= binaries() <= 2 * len(MANY)
+
+
+def test_a_longer_list_is_traced_before_anything_compiles(
     device: Any, events: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_WORKERS", "4")
     tuned = tuner()
     launch(tuned)
     kinds = [kind for kind, _ in events]
-    first = kinds.index("submit")
-    assert kinds[first + 1] == "compile"
-    assert "trace" in kinds[first:], "seven of ten assignments were left to trace in children"
-    assert events[first] == ("submit", 2), "half of the workers"
-    assert tuned.decision.measured <= binaries() <= tuned.decision.measured + 2 + 4
+    assert kinds.index("trace") < kinds.index("compile")
+    assert 0 < tuned.decision.measured < 2 * len(MANY)
 
 
 def test_another_shape_of_the_kernel_traces_nothing(device: Any, events: list[tuple[str, int]]) -> None:
@@ -68,8 +78,18 @@ def test_another_shape_of_the_kernel_traces_nothing(device: Any, events: list[tu
     events.clear()
     launch(tuned, 8192)
     assert "trace" not in [kind for kind, _ in events]
-    assert events[0][0] == "submit"
     assert tuned.decision.measured > 0
+
+
+def test_without_children_the_decision_is_made_in_rounds(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", "threads")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_WORKERS", "10")
+    tuned = tuner()
+    launch(tuned)
+    assert 0 < tuned.decision.measured < 2 * len(MANY)
+    assert binaries() == tuned.decision.measured, "nothing compiled ahead"
 
 
 def test_nothing_is_compiled_ahead_while_what_is_compiled_is_timed(
