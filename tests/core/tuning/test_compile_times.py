@@ -1,0 +1,104 @@
+"""What is expected of the compilations of one task, before and while they run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.compile_seconds import FEATURES, CompileSeconds, shipped_compile_seconds
+from forecast_autotune.features.ttir.extraction import assignment_of
+from forecast_autotune.records import Candidate, Config
+from forecast_autotune.records.table import Table, read_tables
+from forecast_autotune.tuning.compile_times import UNKNOWN_S, CompileTimes
+from forecast_autotune.tuning.replay import shipped_tables
+from forecast_autotune.tuning.tracing import LazyTraces, fact_reader
+
+FLAT = CompileSeconds((0.0,) * len(FEATURES), 0.0, kernel_sd=1.0, config_sd=0.5)
+NAMES = CandidateList(Candidate(Config.of({"BLOCK": 2**k})) for k in range(4))
+
+
+def untraced(formula: CompileSeconds | None = FLAT) -> CompileTimes:
+    return CompileTimes(NAMES, LazyTraces(NAMES, None), formula)
+
+
+def recorded(kernel: str) -> Table:
+    """The first shipped table of a kernel."""
+    found = (table for path in shipped_tables() for table in read_tables(path))
+    return next(table for table in found if kernel in table.problem.kernel.name)
+
+
+def test_before_anything_is_known_all_are_expected_to_take_as_long() -> None:
+    found = untraced().remaining({}, {}, ())
+    assert len(set(found.tolist())) == 1
+    # The mean of a log-normal variable is above its median.
+    assert found[0] > UNKNOWN_S
+
+
+def test_what_compiled_moves_what_is_expected_of_the_others() -> None:
+    before = untraced().remaining({}, {}, ())
+    after = untraced().remaining({NAMES[0]: 4.0, NAMES[1]: 4.0}, {}, ())
+    assert after[:2].tolist() == [0.0, 0.0], "they are compiled"
+    assert before[2] < after[2] < 4.0 * 1.1
+
+
+def test_what_is_ready_takes_no_time() -> None:
+    found = untraced().remaining({}, {}, {NAMES[3]})
+    assert (found == 0.0).tolist() == [False, False, False, True]
+
+
+def test_what_has_compiled_for_long_is_expected_to_go_on_for_long() -> None:
+    one, two = (untraced().remaining({}, {NAMES[0]: s}, ()) for s in (0.1, 20.0))
+    assert 0.0 < one[0] < one[1], "a part of it has passed"
+    assert two[0] > two[1]
+
+
+def test_candidates_of_other_tasks_say_nothing() -> None:
+    stranger = Candidate(Config.of({"OTHER": 1}))
+    plain = untraced().remaining({}, {}, ())
+    np.testing.assert_array_equal(untraced().remaining({stranger: 9.0}, {stranger: 9.0}, {stranger}), plain)
+
+
+def test_nobody_is_penalised_before_some_have_compiled() -> None:
+    times = untraced()
+    assert not times.penalties({NAMES[0]: 0.1}, {NAMES[3]: 50.0}).any()
+    found = times.penalties({NAMES[0]: 0.1, NAMES[1]: 0.1}, {NAMES[2]: 0.2, NAMES[3]: 50.0})
+    assert found[:3].tolist() == [0.0, 0.0, 0.0]
+    assert found[3] > 1.0
+
+
+def test_the_longer_it_compiles_the_slower_it_is_expected_to_run() -> None:
+    took = {NAMES[0]: 0.5, NAMES[1]: 0.5}
+    found = [untraced().penalties(took, {NAMES[3]: s})[3] for s in (0.9, 2.0, 4.0, 8.0)]
+    assert found[0] == 0.0
+    assert found == sorted(found)
+    assert found[3] - found[2] == pytest.approx(found[2] - found[1]), "the same for each doubling"
+
+
+def test_ir_tells_long_compilations_from_short_ones() -> None:
+    """Of a recorded kernel's candidates, those expected to take longest took longer than the others."""
+    table = recorded("matmul_kernel")
+    rows = table.by_candidate()
+    names = CandidateList(rows)
+    asked: list[int] = []
+
+    def trace(wanted: Sequence[Candidate]) -> Mapping[str, str]:
+        asked.append(len(wanted))
+        return {
+            key: table.problem.ttir[key] for c in wanted if (key := assignment_of(c)) in table.problem.ttir
+        }
+
+    traces = LazyTraces(names, trace, fact_reader(table.problem, table.grids()))
+    times = CompileTimes(names, traces, shipped_compile_seconds())
+    blind = times.remaining({}, {}, ())
+    assert len(set(blind.tolist())) == 1
+    traces.trace_initial(everything=True)
+    found = times.remaining({}, {}, ())
+    took = np.array([m.compile_s or math.nan for m in rows.values()])
+    known = np.isfinite(took)
+    order = np.argsort(found[known])
+    third = len(order) // 3
+    assert np.median(took[known][order[-third:]]) > 1.3 * np.median(took[known][order[:third]])
