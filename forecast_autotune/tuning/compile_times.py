@@ -37,6 +37,8 @@ class CompileTimes:
         self._candidates, self._traces = candidates, traces
         self._formula = formula or shipped_compile_seconds()
         self._texts = -1
+        self._longest: dict[Candidate, float] = {}
+        """Seconds that candidates have compiled without an end, also those that were given up."""
         self._said = np.full(len(candidates), math.log2(UNKNOWN_S))
 
     def remaining(
@@ -47,34 +49,61 @@ class CompileTimes:
     ) -> Array:
         """Expected seconds until each candidate is compiled, if it starts or goes on now; [n], 0 where it is.
 
-        `seconds` is what those took that have compiled, `compiling` how long others have been at it.
+        `seconds` is what those took that have compiled, `compiling` how long others have been at it. What was
+        given up starts anew, and takes longer than it had been given.
         """
         said, row_of = self._formula_seconds(), self._candidates.row_of
+        lasted = self._lasted(seconds, compiling, ready)
         seen = [(row_of[c], math.log2(s)) for c, s in seconds.items() if c in row_of and s > 0]
+        if not seen:
+            # All may be late: the others of this kernel would be no quicker.
+            overdue = ((row_of[c], math.log2(s)) for c, s in lasted.items() if s > 0)
+            seen = [(row, log) for row, log in overdue if log > said[row]]
         level = self._formula.level([log - said[row] for row, log in seen])
         sd = math.hypot(self._formula.config_sd, 0.0 if seen else self._formula.kernel_sd)
         found = np.exp2(said + level + sd**2 * math.log(2) / 2)
-        for c, elapsed in compiling.items():
-            if (row := row_of.get(c)) is not None:
-                found[row] = remaining_seconds(float(said[row]) + level, sd, elapsed)
+        for c, least in lasted.items():
+            rest = remaining_seconds(float(said[row_of[c]]) + level, sd, least)
+            found[row_of[c]] = rest + least - compiling.get(c, 0.0)
         found[[row_of[c] for c in (*seconds, *ready) if c in row_of]] = 0.0
         return found
 
-    def penalties(self, seconds: Mapping[Candidate, float], compiling: Mapping[Candidate, float]) -> Array:
+    def penalties(
+        self,
+        seconds: Mapping[Candidate, float],
+        compiling: Mapping[Candidate, float],
+        ready: Collection[Candidate],
+    ) -> Array:
         """log2 by which candidates should run slower than forecast, as they compile far longer than others; [n].
 
-        What has unrolled or spilled without bounds compiles long and runs slowly. None are expected to before
-        `_LEAST_COMPILED` have compiled.
+        What has unrolled or spilled without bounds compiles long and runs slowly, also where it was given up.
+        None are expected to before `_LEAST_COMPILED` have compiled.
         """
         found = np.zeros(len(self._candidates))
         took = [s for s in seconds.values() if s > 0]
         if len(took) < _LEAST_COMPILED:
             return found
         usual = max(_USUAL * float(np.median(took)), float(np.median(took)) + _USUAL_S)
-        for c, elapsed in compiling.items():
-            if (row := self._candidates.row_of.get(c)) is not None and elapsed > usual:
-                found[row] = _PENALTY * math.log2(elapsed / usual)
+        for c, least in self._lasted(seconds, compiling, ready).items():
+            if least > usual:
+                found[self._candidates.row_of[c]] = _PENALTY * math.log2(least / usual)
         return found
+
+    def _lasted(
+        self,
+        seconds: Mapping[Candidate, float],
+        compiling: Mapping[Candidate, float],
+        ready: Collection[Candidate],
+    ) -> dict[Candidate, float]:
+        """The longest that each candidate has compiled, of those that have not ended.
+
+        Were it forgotten of what is given up, that would look as good as before it began: two candidates could
+        take a worker from each other for ever.
+        """
+        for c, elapsed in compiling.items():
+            if c in self._candidates.row_of:
+                self._longest[c] = max(elapsed, self._longest.get(c, 0.0))
+        return {c: s for c, s in self._longest.items() if c not in seconds and c not in ready}
 
     def _formula_seconds(self) -> Array:
         """Medians of log2(seconds) by the formula; those without IR have the mean of the others."""

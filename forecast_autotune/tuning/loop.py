@@ -208,7 +208,7 @@ class _TuningRun:
         going, ready = measurer.compiling(), measurer.ready()
         return {
             "compile_s": self.compile_times.remaining(seen, going, ready),
-            "compile_penalty": self.compile_times.penalties(seen, going),
+            "compile_penalty": self.compile_times.penalties(seen, going, ready),
         }
 
     def _forecast(self) -> Forecasts:

@@ -53,7 +53,7 @@ def test_what_is_ready_takes_no_time() -> None:
 def test_what_has_compiled_for_long_is_expected_to_go_on_for_long() -> None:
     one, two = (untraced().remaining({}, {NAMES[0]: s}, ()) for s in (0.1, 20.0))
     assert 0.0 < one[0] < one[1], "a part of it has passed"
-    assert two[0] > two[1]
+    assert two[0] > one[0]
 
 
 def test_candidates_of_other_tasks_say_nothing() -> None:
@@ -64,18 +64,36 @@ def test_candidates_of_other_tasks_say_nothing() -> None:
 
 def test_nobody_is_penalised_before_some_have_compiled() -> None:
     times = untraced()
-    assert not times.penalties({NAMES[0]: 0.1}, {NAMES[3]: 50.0}).any()
-    found = times.penalties({NAMES[0]: 0.1, NAMES[1]: 0.1}, {NAMES[2]: 0.2, NAMES[3]: 50.0})
+    assert not times.penalties({NAMES[0]: 0.1}, {NAMES[3]: 50.0}, ()).any()
+    found = times.penalties({NAMES[0]: 0.1, NAMES[1]: 0.1}, {NAMES[2]: 0.2, NAMES[3]: 50.0}, ())
     assert found[:3].tolist() == [0.0, 0.0, 0.0]
     assert found[3] > 1.0
 
 
 def test_the_longer_it_compiles_the_slower_it_is_expected_to_run() -> None:
     took = {NAMES[0]: 0.5, NAMES[1]: 0.5}
-    found = [untraced().penalties(took, {NAMES[3]: s})[3] for s in (0.9, 2.0, 4.0, 8.0)]
+    found = [untraced().penalties(took, {NAMES[3]: s}, ())[3] for s in (0.9, 2.0, 4.0, 8.0)]
     assert found[0] == 0.0
     assert found == sorted(found)
     assert found[3] - found[2] == pytest.approx(found[2] - found[1]), "the same for each doubling"
+
+
+def test_what_was_given_up_is_expected_to_take_longer_than_it_had() -> None:
+    times, took = untraced(), {NAMES[0]: 0.5, NAMES[1]: 0.5}
+    fresh = times.remaining(took, {}, ())[3]
+    going = times.remaining(took, {NAMES[3]: 8.0}, ())[3]
+    given_up = times.remaining(took, {}, ())[3]
+    assert fresh < 8.0 < given_up == pytest.approx(8.0 + going)
+    assert times.remaining(took, {NAMES[3]: 1.0}, ())[3] == pytest.approx(7.0 + going), "a second time"
+    penalty = times.penalties(took, {}, ())[3]
+    assert penalty == untraced().penalties(took, {NAMES[3]: 8.0}, ())[3] > 0.0
+    assert times.penalties(took, {}, {NAMES[3]})[3] == 0.0, "it has ended, and can be timed"
+    assert times.remaining(took, {}, {NAMES[3]})[3] == 0.0
+
+
+def test_where_all_are_late_the_others_would_be_no_quicker() -> None:
+    found = untraced().remaining({}, {NAMES[0]: 20.0, NAMES[1]: 20.0}, ())
+    assert (found[:2] < found[2:]).all(), "who has begun is ahead"
 
 
 def test_ir_tells_long_compilations_from_short_ones() -> None:

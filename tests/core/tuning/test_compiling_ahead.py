@@ -246,6 +246,16 @@ def test_waiting_takes_time_and_ends() -> None:
     assert 8 <= len(bench.listed) <= 9
 
 
+def test_workers_are_not_taken_back_and_forth_for_ever() -> None:
+    """Whatever is left hardly promises anything, compiles for long, and no risk at all is accepted."""
+    slow = compiling_for({c: 3.0 + i % 5 for i, c in enumerate(NAMES[6:])})
+    store = Store(None)
+    run(Logged(workers=2), store=store, settings={"max_measurements": 6})
+    bench = Logged(workers=2, table=slow)
+    decision = run(bench, store=store, settings={"max_measurements": 14, "risk": 0.0, "tolerance": 0.0})
+    assert decision.measured == len(bench.asked) > 0
+
+
 def test_faults_of_the_harness_end_a_wait() -> None:
     rows = [Measurement(m.problem, m.candidate, Outcome.INFRASTRUCTURE) for m in WIDE.measurements]
     bench = Logged(workers=4, table=Table(WIDE.problem, rows))
