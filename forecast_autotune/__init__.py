@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
         StoreError,
         VariantError,
     )
-    from forecast_autotune.policy import Policy, RiskBounded, TuningState, stated_risk
+    from forecast_autotune.policy import Policy, RiskBounded, TuningState, WallTime, stated_risk
     from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Plan
     from forecast_autotune.records.table import Table, read_tables, write_tables
     from forecast_autotune.settings import Budget, Mode, Settings
@@ -70,6 +70,7 @@ __all__ = [
     "Table",
     "TuningState",
     "VariantError",
+    "WallTime",
     "autotune",
     "default_surrogate",
     "disable_torch_compile",
@@ -123,6 +124,7 @@ _HOMES = {
     "Table": _TABLE,
     "TuningState": "forecast_autotune.policy",
     "VariantError": _ERRORS,
+    "WallTime": "forecast_autotune.policy",
     "autoload_generated": _INDUCTOR,
     "autoload_torch_compile": _INDUCTOR,
     "autotune": _DECORATOR,

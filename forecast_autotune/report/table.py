@@ -284,4 +284,4 @@ def _decision_rows(decision: Mapping[str, Any] | None) -> list[tuple[str, str | 
     if decision.get("llm") is not None:
         told = consultation_text(LLMConsultation.from_json(decision["llm"]))
         pairs.append(("language model", told.removeprefix("language model ")))
-    return pairs + [(f"round {i}", text) for i, text in enumerate(decision["rounds"], 1)]
+    return pairs + [(f"plan {i}", text) for i, text in enumerate(decision["rounds"], 1)]

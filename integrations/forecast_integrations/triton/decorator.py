@@ -170,7 +170,7 @@ def autotune(
         budget: the most measurements, wall seconds or device seconds per decision.
         surrogate: what forecasts; default: the one that ships with this release.
         store: a `Store`, a directory, or False for memory only.
-        policy: what plans the measurements; default: `policy.RiskBounded()`.
+        policy: what plans the measurements; default: `policy.WallTime()`.
         space: a `Space` to search besides `configs`.
         variants: other sources of the kernel. Kernels with the same arguments, by name or in a list: you
             vouch for those. Verified records: `Variant`s in a list, "store" (this kernel's in the store that
