@@ -85,13 +85,13 @@ def kimi_delta_attention() -> None:
 
 
 def comba() -> None:
-    """A delta rule whose state is corrected by a vector of its own."""
+    """A delta rule whose state is corrected by a vector of its own; forward, as for the gated delta rule."""
     from fla.ops.comba import chunk_comba
 
     shape = BATCH, TOKENS, HEADS, WIDTH
     q, k, v = unit_vectors(*shape), unit_vectors(*shape), random_tensor(*shape)
     gate, beta = log_decay(BATCH, TOKENS, HEADS), strengths(BATCH, TOKENS, HEADS)
-    run_backward(chunk_comba(q, k, v, unit_vectors(*shape), gate, beta))
+    chunk_comba(q, k, v, unit_vectors(*shape), gate, beta)
 
 
 def gated_recurrence(tokens: int, width: int, chunked: bool) -> None:
