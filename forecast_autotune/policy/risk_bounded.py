@@ -1,4 +1,4 @@
-"""The default policy: measure what most probably wins, stop when the risk of stopping is accepted."""
+"""Plan in rounds: measure what most probably wins, stop when the risk of stopping is accepted."""
 
 from __future__ import annotations
 

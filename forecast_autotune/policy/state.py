@@ -97,7 +97,7 @@ class Policy(Protocol):
         ...
 
     def plan(self, state: TuningState) -> Plan:
-        """The next round; an empty `measure` ends the decision."""
+        """What to measure next; an empty `measure` ends the decision."""
         ...
 
 

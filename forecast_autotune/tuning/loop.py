@@ -112,7 +112,7 @@ def reusable_decision(
 
 
 class _TuningRun:
-    """One decision in the making: rounds of forecast, plan and measurements until the policy is satisfied."""
+    """One decision in the making: forecast, plan and measurements in turns until the policy is satisfied."""
 
     def __init__(
         self, forecaster: TaskForecaster, store: TuningStore, policy: Policy, settings: Settings, mark: str
