@@ -123,7 +123,7 @@ def report(a: Namespace) -> None:
     arms = read_arms(a.folders)
     found = ResultFile(Namespace(out=a.out, stage=a.stage, folders=a.folders), "libraries")
     runs = {
-        f"{folder.name}/{path.stem}": json.loads(path.read_text(encoding="utf-8"))
+        f"{folder.name}/{path.name.removesuffix(ENVIRONMENT)}": json.loads(path.read_text(encoding="utf-8"))
         for folder in a.folders
         for path in sorted(folder.glob("*" + ENVIRONMENT))
     }
