@@ -13,8 +13,10 @@ import pytest
 
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.libraries.comparison import compact_rows, compare_arms, list_class, read_arms
+from benchmarks.lib.libraries.contexts import ENVIRONMENT
 from benchmarks.lib.libraries.tables import one_row_per_candidate, pack_tables, text_free
 from benchmarks.lib.libraries.workloads import LIBRARIES
+from benchmarks.tuning import libraries
 from forecast_autotune.records import Measurement, Outcome
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.testing import example_table
@@ -114,6 +116,29 @@ def test_regret_is_of_times_taken_side_by_side(tmp_path: Path) -> None:
     (row, _) = compact_rows(read_arms([tmp_path]))
     assert json.loads(row["retimed"])["ms"] == [1.0, 1.21]
     assert json.loads(row["arms"]["forecast"])["wall_s"] == 1.0
+
+
+def test_a_report_says_where_our_arm_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages, out = tmp_path / "stages", tmp_path / "libraries.json"
+    write_arm(stages, "forecast", decisions({A: 1.0}))
+    where = {"environment": {"device": "some GPU", "commit": "0123abc"}, "options": {"seconds": 9.0}}
+    (stages / f"forecast{ENVIRONMENT}").write_text(json.dumps(where))
+    monkeypatch.setattr("sys.argv", ["libraries", "report", "--folders", str(stages), "--out", str(out)])
+    libraries.main()
+    written = json.loads(out.read_text())
+    assert (written["environment"]["device"], written["environment"]["commit"]) == ("some GPU", "0123abc")
+    assert written["raw"]["runs"] == {"stages/forecast": where}
+    assert written["summary"]["arms"]["forecast"]["wall_s"] == 1.0
+    assert str(tmp_path) not in out.read_text()
+
+
+def test_a_report_without_folders_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["libraries", "report", "--out", "libraries.json"])
+    with pytest.raises(SystemExit):
+        libraries.main()
+    assert "report needs --folders" in capsys.readouterr().err
 
 
 SECRET = "a line of the kernel"
