@@ -122,6 +122,9 @@ class _TuningRun:
         self.problem, self.candidates = forecaster.problem, forecaster.candidates
         self.start = time.perf_counter()
         self.forecast_s = 0.0
+        self.forecasts: Forecasts | None = None
+        self.forecast_from = 0
+        """How many measurements they were made from."""
         self.results = TaskResults(store, self.problem, self.candidates)
         self.relatives = store.relatives(self.problem)
         earlier = store.decision(self.problem)
@@ -212,6 +215,13 @@ class _TuningRun:
         }
 
     def _forecast(self) -> Forecasts:
+        """Forecasts from all that is measured; those of the last plan where nothing has come since."""
+        count = len(self.results.rows)
+        if self.forecasts is None or count > self.forecast_from:
+            self.forecasts, self.forecast_from = self._forecast_anew(), count
+        return self.forecasts
+
+    def _forecast_anew(self) -> Forecasts:
         begin = time.perf_counter()
         try:
             if not self.plans:

@@ -219,10 +219,13 @@ def test_a_straggler_of_the_first_look_does_not_hold_up_the_others() -> None:
 
 
 def test_a_plan_that_only_waits_gives_no_further_reason() -> None:
-    bench = Logged(workers=36, table=compiling_for({}, others=2.0))
-    decision = run(bench, surrogate=Told(truth()))
+    bench, told = Logged(workers=36, table=compiling_for({}, others=2.0)), Told(truth())
+    decision = run(bench, surrogate=told)
     waited = [listed for listed in bench.listed if listed == bench.listed[0]]
     assert len(waited) > 5, "two seconds at a tenth"
+    assert len({len(query.measured) for query in told.queries}) == len(told.queries), (
+        "nor is it a new forecast"
+    )
     assert len(decision.rounds) < len(bench.listed)
     assert bench.asked[0] in bench.listed[0]
 
