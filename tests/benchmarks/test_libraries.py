@@ -118,6 +118,21 @@ def test_regret_is_of_times_taken_side_by_side(tmp_path: Path) -> None:
     assert json.loads(row["arms"]["forecast"])["wall_s"] == 1.0
 
 
+def test_wall_seconds_are_split_at_the_first_compilation_and_the_last_timing(tmp_path: Path) -> None:
+    times = {
+        "compiled": [["B=1", 0.25, 1.0], ["B=2", 0.25, 0.5]],
+        "timed": [["B=2", 0.75, 0.125], ["B=1", 1.25, 0.25]],
+    }
+    unwatched = {"id": B, "wall_s": 8.0, "times": {"compiled": [], "timed": []}}
+    write_arm(tmp_path, "forecast", [*decisions({A: 2.0}, times=times), unwatched])
+    assert compare_arms(read_arms([tmp_path]))["arms"]["forecast"]["parts"] == {
+        "contexts": 1,
+        "first_compiled_s": 0.5,
+        "measuring_s": 0.75,
+        "after_s": 0.75,
+    }
+
+
 def test_a_report_says_where_our_arm_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stages, out = tmp_path / "stages", tmp_path / "libraries.json"
     write_arm(stages, "forecast", decisions({A: 1.0}))

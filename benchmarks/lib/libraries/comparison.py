@@ -111,7 +111,30 @@ def arm_figures(rows: ArmRows) -> Figures:
     if costs:
         found["measured"] = sum(row.get("measured") or 0 for row in rows.values())
         found |= {part: round(sum(cost.get(part) or 0.0 for cost in costs), 3) for part in COST_PARTS}
+    if parts := wall_parts(rows):
+        found["parts"] = parts
     return found
+
+
+def wall_parts(rows: ArmRows) -> Figures:
+    """Where the wall seconds of decisions went, in sum, as the clock outside the tuner saw it.
+
+    Until the first compilation ended, from there until the last timing (but those in turns) ended, and from there until
+    the call returned. Of decisions that compiled and timed something; empty without.
+    """
+    spans = []
+    for row in rows.values():
+        times = row.get("times") or {}
+        if times.get("compiled") and times.get("timed"):
+            first = min(end for _, _, end in times["compiled"])
+            last = max(first, *(end for _, end, _ in times["timed"]))
+            spans.append((first, last - first, row["wall_s"] - last))
+    if not spans:
+        return {}
+    names = ("first_compiled_s", "measuring_s", "after_s")
+    return {"contexts": len(spans)} | {
+        name: round(sum(values), 3) for name, values in zip(names, zip(*spans, strict=True), strict=True)
+    }
 
 
 def wall_ratio(others: ArmRows, ours: ArmRows) -> Figures:
