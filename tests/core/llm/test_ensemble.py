@@ -16,6 +16,7 @@ from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration, Model
 from forecast_autotune.llm.gate import GateDecision, GateInputs
 from forecast_autotune.llm.prompt import FORECAST_VERSION
 from forecast_autotune.llm.question_kinds import QuestionWeight
+from forecast_autotune.policy import RiskBounded
 from forecast_autotune.records import Candidate, Config, LLMConsultation
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.covariance import Hyperparameters
@@ -117,7 +118,15 @@ def test_measurements_correct_a_model_that_is_wrong() -> None:
 
 def test_a_good_model_finds_it_with_fewer_measurements() -> None:
     def tuned(surrogate: Any) -> float:
-        decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=surrogate, max_measurements=4)
+        # In rounds, so that the later of few measurements learn from the earlier ones.
+        decision = decide(
+            Store(None),
+            Bench(TABLE),
+            table=TABLE,
+            surrogate=surrogate,
+            policy=RiskBounded(),
+            max_measurements=4,
+        )
         assert decision.median_ms is not None
         return decision.median_ms / min(m.ms for m in TABLE.measurements if m.ok) - 1
 

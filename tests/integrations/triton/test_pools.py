@@ -133,7 +133,7 @@ def test_threads_try_again_when_python_trips_over_itself() -> None:
 def test_closing_kills_the_children() -> None:
     pool = ForkPool(compile_one, 2, 50.0)
     pool.schedule([SLOW])
-    (child,) = pool._children._running.values()
+    (child,) = pool._children.running()
     pool.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
@@ -225,7 +225,7 @@ def test_a_tracer_that_is_closed_leaves_no_child() -> None:
         tracer = make_tracer(call, {}, 2)
         tracer.start(candidates)
         assert tracer._children is not None
-        pids = [child.pid for child in tracer._children._running.values()]
+        pids = [child.pid for child in tracer._children.running()]
         assert len(pids) == 2
         tracer.close()
         assert tracer.outstanding == 0
