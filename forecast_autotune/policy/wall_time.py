@@ -30,8 +30,10 @@ class WallTime(RiskBounded):
     Where nothing is known of compilations (`TuningState.compile_s` is None) it plans in rounds, as its base does.
     """
 
-    percent_s: float = 0.25
+    percent_s: float = 1.0
     """Wall seconds that one per cent of a kernel's run time is worth."""
+    surprise: float = 0.12
+    """log2 of run time that is lost on average where the stated risk comes true: thin tails of draws tell of less."""
     timing_s: float = 0.02
     """Wall seconds of timing one candidate."""
     patience_s: float = 0.1
@@ -61,7 +63,7 @@ class WallTime(RiskBounded):
             return Plan((), "every candidate that can launch is measured", risk)
         late = state.compile_penalty is not None and bool((state.compile_penalty[rows] > 0).all())
         enough = seen >= (1 if late else min(self.least, len(state.forecasts)))
-        pays = seen > 0 and self._waiting_pays(state, rows, samples)
+        pays = seen > 0 and self._waiting_pays(state, rows, samples, risk)
         if enough and risk <= state.risk and not pays:
             return self._audit(state, risk, rows)
         if room <= 0:
@@ -100,7 +102,9 @@ class WallTime(RiskBounded):
             else np.full(samples.shape[1], math.inf)
         )
 
-    def _waiting_pays(self, state: TuningState, rows: npt.NDArray[np.intp], samples: Array) -> bool:
+    def _waiting_pays(
+        self, state: TuningState, rows: npt.NDArray[np.intp], samples: Array, risk: float
+    ) -> bool:
         """Whether some horizon gains more run time, at its price, than the seconds until then."""
         assert state.compile_s is not None
         best = state.best()
@@ -123,5 +127,8 @@ class WallTime(RiskBounded):
         ends = np.maximum.accumulate(seconds[some] * (1.0 + waves))
         least = np.minimum.accumulate(samples[:, some], axis=1)
         gains = np.maximum(0.0, best - least).mean(axis=0)
-        price = self.percent_s / _PERCENT
+        if not gains[-1] > 0.0:
+            return False
+        # Where forecasts are wrong they are so by more than their draws say, as recorded decisions show.
+        price = self.percent_s / _PERCENT * max(1.0, risk * self.surprise / float(gains[-1]))
         return bool((price * gains > ends + self.timing_s * np.arange(1, len(some) + 1)).any())

@@ -15,8 +15,8 @@ DEFAULT_COMPILE_S = 0.6
 """Seconds for a candidate whose table does not say how long it compiled (mean of our H200 tables)."""
 HUNG_COMPILE_S = 6.0
 """When the live measurer gives up on a compilation that would not end; a table holds its full time-out."""
-TIMING_S = 0.05
-"""Seconds to time one candidate by our protocol."""
+TIMING_S = 0.03
+"""Seconds to time one candidate by our protocol, finals included (26 ms over 71 decisions on an H200)."""
 
 
 class TableMeasurer:
