@@ -53,8 +53,8 @@ def trace_many(
 ) -> Iterator[tuple[str, str | FeatureError]]:
     """Trace one config's constexprs after another: (`assignment_key`, text or why there is none).
 
-    Lazy and in order, also in drawing `assignments`: a caller with a deadline may stop at any time. Raises nothing: what is
-    wrong with the kernel itself is yielded for every assignment.
+    Lazy and in order, also in drawing `assignments`: a caller with a deadline may stop at any time. Raises
+    nothing: what is wrong with the kernel itself is yielded for every assignment.
     """
     tracer: _KernelTracer | FeatureError
     try:

@@ -19,6 +19,7 @@ from forecast_autotune.records import Plan
 from forecast_autotune.surrogates.protocol import Array
 
 _PERCENT = math.log2(1.01)
+_USUAL_RISK = 0.10
 _LEAST_GAIN = 1e-4
 """Expected gain, log2, below which a candidate cannot be said to have a chance."""
 
@@ -27,11 +28,12 @@ _LEAST_GAIN = 1e-4
 class WallTime(RiskBounded):
     """Measure what promises most per second; stop when the risk is accepted and waiting does not pay.
 
-    Where nothing is known of compilations (`TuningState.compile_s` is None) it plans in rounds, as its base does.
+    Where nothing is known of compilations (`TuningState.compile_s` is None), or the number of measurements is
+    limited, it plans in rounds, as its base does.
     """
 
     percent_s: float = 1.0
-    """Wall seconds that one per cent of a kernel's run time is worth."""
+    """Wall seconds that one per cent of a kernel's run time is worth to who accepts a risk of 10 %."""
     surprise: float = 0.12
     """log2 of run time that is lost on average where the stated risk comes true: thin tails of draws tell of less."""
     timing_s: float = 0.02
@@ -47,7 +49,8 @@ class WallTime(RiskBounded):
 
     def plan(self, state: TuningState) -> Plan:
         """What to compile and time from now on; an empty `measure` ends the decision."""
-        if state.compile_s is None:
+        if state.compile_s is None or state.budget.measurements is not None:
+            # So many measurements and no more are worth most one after the other.
             return super().plan(state)
         rows, samples = self._promising(state)
         if state.compile_penalty is not None:
@@ -69,7 +72,7 @@ class WallTime(RiskBounded):
         if room <= 0:
             return Plan((), f"budget reached with {risk:.0%} risk left", risk)
         names = state.forecasts.candidates
-        if not seen and (known := np.array([names[int(i)] in state.ready for i in rows])).any():
+        if not seen and not state.compiling and (known := np.array([names[int(i)] in state.ready for i in rows])).any():
             # Binaries of an earlier decision: they may be all that it takes.
             rows, samples = rows[known], samples[:, known]
         going = np.array([names[int(i)] in state.compiling for i in rows])
@@ -102,6 +105,10 @@ class WallTime(RiskBounded):
             else np.full(samples.shape[1], math.inf)
         )
 
+    def _price(self, state: TuningState) -> float:
+        """Wall seconds for one log2 of run time: who accepts half the risk pays twice as much."""
+        return self.percent_s / _PERCENT * _USUAL_RISK / max(state.risk, 1e-3)
+
     def _waiting_pays(
         self, state: TuningState, rows: npt.NDArray[np.intp], samples: Array, risk: float
     ) -> bool:
@@ -113,7 +120,7 @@ class WallTime(RiskBounded):
         seconds = state.compile_s[rows]
         gain = self._gain(state, samples)
         # What gains nothing by itself gains nothing beside others.
-        some = np.flatnonzero(gain * self.percent_s / _PERCENT > 1e-3)
+        some = np.flatnonzero(gain * self._price(state) > 1e-3)
         if not len(some):
             return False
         some = some[np.argsort(seconds[some], kind="stable")]
@@ -130,5 +137,5 @@ class WallTime(RiskBounded):
         if not gains[-1] > 0.0:
             return False
         # Where forecasts are wrong they are so by more than their draws say, as recorded decisions show.
-        price = self.percent_s / _PERCENT * max(1.0, risk * self.surprise / float(gains[-1]))
+        price = self._price(state) * max(1.0, risk * self.surprise / float(gains[-1]))
         return bool((price * gains > ends + self.timing_s * np.arange(1, len(some) + 1)).any())
