@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,11 +20,10 @@ from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Candidate, Problem
 from forecast_integrations.triton.call import KernelCall
-from forecast_integrations.triton.compile.forked_children import ForkedChildren, run_in_children
+from forecast_integrations.triton.compile.dispatcher import Dispatcher
+from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
 from forecast_integrations.triton.compile.pool import can_fork, without_device
 
-_MAX_DIRECT_CHILDREN = 2
-"""More than so many are started by children: a fork holds up whoever makes it for milliseconds."""
 _READ_HERE_CHARACTERS = 40_000
 """Text that is read sooner than children are started, have read it and are heard: 4 to 8 ms."""
 _TIMEOUT_S, _TIMEOUT_PER_JOB_S = 20.0, 2.0
@@ -107,7 +106,8 @@ class ChildTracer:
         self._call, self._known, self._workers = call, known, workers
         self._problem, self._grids = problem, grids or {}
         self._reader = _Reader(call, None if problem is None else problem.arguments)
-        self._children: ForkedChildren | None = None
+        self._children = ForkedChildren()
+        self._dispatchers: list[Dispatcher] = []
         self._in_children: dict[str, _TraceJob] = {}
         self._left: dict[str, _TraceJob] = {}
         """To be done in this process, when somebody waits."""
@@ -130,7 +130,7 @@ class ChildTracer:
     def poll(self, timeout_s: float) -> TracedTexts:
         """Texts and facts that have come since the last time, waiting for some for at most `timeout_s` seconds."""
         limit = time.perf_counter() + timeout_s
-        while self._in_children and self._children is not None:
+        while self._in_children:
             wait = 0.0 if len(self._done) or self._left else max(0.0, limit - time.perf_counter())
             self._listen(wait)
             if wait == 0.0:
@@ -147,11 +147,15 @@ class ChildTracer:
 
     def close(self) -> None:
         """Kill the children and forget what was asked."""
-        if self._children is not None:
-            self._children.close()
-            self._children = None
+        self._close_children()
         self._in_children.clear()
         self._left.clear()
+
+    def _close_children(self) -> None:
+        self._children.close()
+        for dispatcher in self._dispatchers:
+            dispatcher.close()
+        self._dispatchers.clear()
 
     def _no_texts(self) -> TracedTexts:
         return TracedTexts(() if self._problem is None else self._problem.arguments)
@@ -185,14 +189,13 @@ class ChildTracer:
             return
         jobs = list(self._left.values())
         shares = [jobs[i :: self._workers] for i in range(min(self._workers, len(jobs)))]
-        self._children = self._children or ForkedChildren()
-        direct = min(_MAX_DIRECT_CHILDREN, len(shares))
-        for i in range(direct):
-            group = shares[i::direct]
-            mine = [job for share in group for job in share]
+        dispatcher = Dispatcher({"share": lambda i: answer(shares[i])}, len(shares))
+        self._dispatchers.append(dispatcher)
+        for i, share in enumerate(shares):
+            dispatched = DispatchedTask(dispatcher, "share", i) if len(shares) > 1 else None
             with contextlib.suppress(OSError):
-                self._children.start(mine, partial(_answer_together, answer, group))
-                for job in mine:
+                self._children.start(share, partial(answer, share), dispatched)
+                for job in share:
                     self._in_children[job.name] = self._left.pop(job.name)
         if traces:
             # After the fork, as children that need it now load it side by side; those to come find it here.
@@ -200,7 +203,6 @@ class ChildTracer:
 
     def _listen(self, timeout_s: float) -> None:
         """Hear children for that long at most. What one could not answer for is left for this process."""
-        assert self._children is not None
         ended = self._children.finished(timeout_s)[0]
         for child, _ in ended:
             with contextlib.suppress(ValueError):
@@ -211,8 +213,7 @@ class ChildTracer:
                 self._children.kill(child)
                 self._leave(child.tag)
         if not len(self._children):
-            self._children.close()
-            self._children = None
+            self._close_children()
 
     def _leave(self, jobs: Iterable[_TraceJob]) -> None:
         for job in jobs:
@@ -260,21 +261,8 @@ def make_tracer(
     return ChildTracer(call, known, workers, problem, grids)
 
 
-def _answer_together(
-    answer: Callable[[Sequence[_TraceJob]], dict[str, Any]], shares: Collection[Sequence[_TraceJob]]
-) -> dict[str, Any]:
-    """The answers to several shares, in a child each."""
-    if len(shares) == 1:
-        return answer(next(iter(shares)))
-    found: dict[str, Any] = {}
-    limit_s = max(map(_timeout_s, shares))
-    for part in run_in_children([partial(answer, share) for share in shares], limit_s, nice=0):
-        found |= part
-    return found
-
-
 def _timeout_s(jobs: Sequence[_TraceJob]) -> float:
-    """Seconds for a child with these jobs; one that shares them out has more of them than any it starts."""
+    """Seconds for a child with these jobs."""
     return _TIMEOUT_S + _TIMEOUT_PER_JOB_S * len(jobs)
 
 

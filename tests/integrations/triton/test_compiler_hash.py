@@ -59,7 +59,7 @@ def test_children_take_it_from_one_of_them(computed_by: Path) -> None:
 def test_a_hash_that_never_comes_is_computed(computed_by: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_hash, "_WAIT_S", 0.05)
     shared = CompilerHash()
-    monkeypatch.setattr(shared, "_compute", lambda: None)
+    monkeypatch.setattr(shared, "compute", lambda: None)
     shared.start()
 
     def adopt() -> str:

@@ -35,10 +35,10 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     seen: list[tuple[str, int]] = []
     start, schedule = ForkedChildren.start, ForkPool.schedule
 
-    def started(self: ForkedChildren, tag: Any, task: Callable[[], Any]) -> None:
+    def started(self: ForkedChildren, tag: Any, task: Callable[[], Any], *rest: Any) -> None:
         if isinstance(tag, Candidate | list):  # others look for the compiler or build stubs
             seen.append(("compile", 1) if isinstance(tag, Candidate) else ("trace", len(tag)))
-        start(self, tag, task)
+        start(self, tag, task, *rest)
 
     def scheduled(self: ForkPool, candidates: Sequence[Candidate]) -> None:
         seen.append(("schedule", len(candidates)))

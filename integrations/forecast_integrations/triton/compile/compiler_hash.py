@@ -15,7 +15,8 @@ import os
 import time
 from typing import Any
 
-from forecast_integrations.triton.compile.forked_children import ForkedChildren
+from forecast_integrations.triton.compile.dispatcher import Dispatcher
+from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
 
 _BYTES = 1 << 16
 """Room for the text: a version and 64 hex digits for each of Triton's source files."""
@@ -33,8 +34,11 @@ class CompilerHash:
         """One byte of state and four of length before the text."""
         self._owner = 0
 
-    def start(self) -> None:
-        """Begin computing it in a child, unless this process knows it or has begun."""
+    def start(self, dispatcher: Dispatcher | None = None) -> None:
+        """Begin computing it in a child, unless this process knows it or has begun.
+
+        A `dispatcher` must know `compute` as its task `hash`.
+        """
         if self._owner == os.getpid() or _is_known():
             return
         self._owner = os.getpid()
@@ -42,7 +46,8 @@ class CompilerHash:
         with contextlib.suppress(OSError):
             self._shared = mmap.mmap(-1, _BYTES)
             self._children = ForkedChildren()
-            self._children.start("hash", self._compute)
+            dispatched = DispatchedTask(dispatcher, "hash") if dispatcher is not None else None
+            self._children.start("hash", self.compute, dispatched)
 
     def adopt(self) -> None:
         """In a compile child: wait for the hash, and have Triton use it here."""
@@ -71,7 +76,8 @@ class CompilerHash:
         self._children = self._shared = None
         self._owner = 0
 
-    def _compute(self) -> None:
+    def compute(self) -> None:
+        """In a child: compute it, and leave it where others find it."""
         try:
             self._publish(_module().triton_key())
         finally:

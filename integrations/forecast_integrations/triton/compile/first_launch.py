@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.compiler_hash import COMPILER_HASH
-from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs
+from forecast_integrations.triton.compile.dispatcher import Dispatcher
+from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs, build_stub
 from forecast_integrations.triton.source import innermost
+
+CHILD_TASKS: Mapping[str, Callable[[Any], object]] = {
+    "hash": lambda _: COMPILER_HASH.compute(),
+    "stub": build_stub,
+}
+"""What a dispatcher must know for a `FirstLaunch` to use it."""
 
 
 class FirstLaunch:
@@ -18,13 +26,17 @@ class FirstLaunch:
     Nothing here raises, and nothing depends on it: what is not prepared, the launch does itself.
     """
 
-    def __init__(self, call: KernelCall, timeout_s: float) -> None:
-        """`timeout_s` is the most that a preparation in a child may take."""
+    def __init__(self, call: KernelCall, timeout_s: float, dispatcher: Dispatcher | None = None) -> None:
+        """`timeout_s` is the most that a preparation in a child may take; children are the dispatcher's."""
         self._call = call
-        self._stubs = LauncherStubs(call, timeout_s)
+        self._stubs = LauncherStubs(call, timeout_s, dispatcher)
+        self._dispatcher = dispatcher
         self._idle_time_used = False
+
+    def begin(self) -> None:
+        """Begin, in a child, what every launch will need."""
         with contextlib.suppress(Exception):
-            COMPILER_HASH.start()
+            COMPILER_HASH.start(self._dispatcher)
 
     def start(self, candidates: Sequence[Candidate]) -> None:
         """Begin, in children, what launches of these candidates will need."""

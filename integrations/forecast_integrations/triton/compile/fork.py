@@ -9,14 +9,19 @@ import signal
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from forecast_autotune.records import Candidate, Outcome
-from forecast_integrations.triton.call import outcome_of
-from forecast_integrations.triton.compile.first_launch import FirstLaunch
-from forecast_integrations.triton.compile.forked_children import ForkedChild, ForkedChildren
+from forecast_integrations.triton.call import KernelCall, outcome_of
+from forecast_integrations.triton.compile.dispatcher import Dispatcher
+from forecast_integrations.triton.compile.first_launch import CHILD_TASKS, FirstLaunch
+from forecast_integrations.triton.compile.forked_children import (
+    DispatchedTask,
+    ForkedChild,
+    ForkedChildren,
+)
 from forecast_integrations.triton.compile.protocol import CompileResult
 
 _STRAGGLER_FACTOR = 5.0
@@ -37,11 +42,12 @@ class ForkPool:
         workers: int,
         timeout_s: float,
         patient: bool = True,
-        first_launch: FirstLaunch | None = None,
+        call: KernelCall | None = None,
     ) -> None:
         """`timeout_s` is the most a compilation may take; an impatient pool gives up earlier.
 
-        What the `first_launch` needs is prepared besides, before the first binary is handed out.
+        With a `call`, children are forked by a `Dispatcher`, and what its first launch needs is prepared besides,
+        before the first binary is handed out. Without, `compile_one` may depend on what this process does later.
         """
         self.compile_s = 0.0
         self.finished = 0
@@ -53,8 +59,16 @@ class ForkPool:
         """What compiles or has compiled."""
         self._children = ForkedChildren()
         self._ended: deque[CompileResult] = deque()
-        self._first_launch = first_launch
+        self._known: Collection[Candidate] = () if call is None else frozenset(call.configs)
+        """What the dispatcher can compile; others may have come after it."""
+        self._dispatcher: Dispatcher | None = None
+        self._first_launch: FirstLaunch | None = None
         self.while_waiting: Callable[[], object] = lambda: None
+        if call is not None:
+            # Last: children see this pool as it is when the dispatcher is forked.
+            self._dispatcher = Dispatcher({**CHILD_TASKS, "compile": self._attempt}, workers)
+            self._first_launch = FirstLaunch(call, timeout_s, self._dispatcher)
+            self._first_launch.begin()
 
     def schedule(self, candidates: Sequence[Candidate]) -> None:
         """Queue candidates that were not started; see `CompilePool`. Starts as many as there are free workers."""
@@ -124,6 +138,8 @@ class ForkPool:
         self._children.close()
         if self._first_launch is not None:
             self._first_launch.close()
+        if self._dispatcher is not None:
+            self._dispatcher.close()
 
     def _listen(self, timeout_s: float) -> bool:
         ended, answered = self._children.finished(timeout_s)
@@ -135,10 +151,16 @@ class ForkPool:
             candidate = self._waiting.popleft()
             self._started.add(candidate)
             try:
-                self._children.start(candidate, partial(self._attempt, candidate))
-            except OSError as error:  # no more processes, memory or descriptors: not the candidate's fault
-                message = f"no child could be started: {error}"
-                self._ended.append(CompileResult(candidate, 0.0, Outcome.INFRASTRUCTURE, message))
+                self._children.start(
+                    candidate, partial(self._attempt, candidate), self._dispatched(candidate)
+                )
+            except OSError as error:
+                self._ended.append(_not_started(candidate, str(error)))
+
+    def _dispatched(self, candidate: Candidate) -> DispatchedTask | None:
+        if self._dispatcher is None or candidate not in self._known:
+            return None
+        return DispatchedTask(self._dispatcher, "compile", candidate)
 
     def _attempt(self, candidate: Candidate) -> dict[str, Any]:
         """What a child does."""
@@ -161,6 +183,8 @@ class ForkPool:
         return {**answer, "seconds": time.perf_counter() - begin, "cpu_seconds": cpu}
 
     def _result(self, child: ForkedChild, status: int) -> CompileResult:
+        if child.refusal:
+            return _not_started(child.tag, child.refusal)
         result = CompileResult(child.tag, time.perf_counter() - child.began)
         try:
             answer = child.answer()
@@ -190,3 +214,8 @@ class ForkPool:
         outcome = Outcome(answer["outcome"])
         result.outcome = Outcome.COMPILE_ERROR if outcome is Outcome.RUNTIME_ERROR else outcome
         return result
+
+
+def _not_started(candidate: Candidate, reason: str) -> CompileResult:
+    """No more processes, memory or descriptors: not the candidate's fault."""
+    return CompileResult(candidate, 0.0, Outcome.INFRASTRUCTURE, f"no child could be started: {reason}")

@@ -8,32 +8,47 @@ and a task that aborts or hangs costs only its child. A child never touches the 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import json
 import os
-import selectors
-import signal
-import sys
+import select
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_NICE = 5
-"""Children yield to the parent, whose launches are being timed."""
+from forecast_integrations.triton.compile.child_process import (
+    fork_process,
+    kill_group,
+    settle_in,
+    write_whole,
+)
+from forecast_integrations.triton.compile.dispatcher import NICE, Dispatcher
 
 
-@dataclass
+@dataclass(frozen=True)
+class DispatchedTask:
+    """A task as a dispatcher knows it: by name, with its argument."""
+
+    dispatcher: Dispatcher
+    name: str
+    argument: object = None
+
+
+@dataclass(eq=False)
 class ForkedChild:
     """One running child, and what it has said so far."""
 
     tag: Any
-    pid: int
-    pipe: int
     began: float
+    pid: int = 0
+    """0 where a dispatcher has forked it."""
+    pipe: int = -1
+    dispatcher: Dispatcher | None = None
+    number: int = -1
+    """What its dispatcher calls it."""
     received: bytearray = field(default_factory=bytearray)
+    refusal: str = ""
+    """Why its dispatcher could start no child; empty where it could."""
 
     def answer(self) -> Any:
         """What the task returned. Raises `ValueError` when the child died before it could say."""
@@ -43,91 +58,105 @@ class ForkedChild:
 class ForkedChildren:
     """The running children of one owner, who must `close` it."""
 
-    def __init__(self, nice: int = _NICE) -> None:
+    def __init__(self, nice: int = NICE) -> None:
         """`nice` is how much further children yield than whoever starts them."""
         self._nice = nice
-        self._running: dict[int, ForkedChild] = {}
-        self._selector = selectors.DefaultSelector()
-        self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+        self._running: list[ForkedChild] = []
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, tag: object, task: Callable[[], object]) -> None:
-        """Run `task` in a child; its result must be JSON-able. Raises `OSError` when none can be had."""
+    def start(
+        self, tag: object, task: Callable[[], object], dispatched: DispatchedTask | None = None
+    ) -> None:
+        """Run `task` in a child; its result must be JSON-able. Raises `OSError` when none can be had.
+
+        The same task as a dispatcher's is `dispatched` instead, unless the dispatcher is gone.
+        """
+        if dispatched is not None:
+            number = dispatched.dispatcher.start(dispatched.name, dispatched.argument)
+            if number is not None:
+                child = ForkedChild(tag, time.perf_counter(), dispatcher=dispatched.dispatcher, number=number)
+                self._running.append(child)
+                return
         inward, outward = os.pipe()
         parent = os.getpid()
-        with warnings.catch_warnings():
-            # Python 3.12 warns of forking with threads; see the module's docstring for what a child avoids.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            try:
-                pid = os.fork()
-            except OSError:
-                os.close(inward)
-                os.close(outward)
-                raise
+        try:
+            pid = fork_process()
+        except OSError:
+            os.close(inward)
+            os.close(outward)
+            raise
         if pid == 0:
             code = 1
             try:
                 os.close(inward)
-                self._settle_in(parent)
-                _write(outward, json.dumps(task()).encode())
+                settle_in(parent, self._nice)
+                write_whole(outward, json.dumps(task()).encode())
                 code = 0
             finally:
                 os._exit(code)
         os.close(outward)
-        self._running[inward] = ForkedChild(tag, pid, inward, time.perf_counter())
-        self._selector.register(inward, selectors.EVENT_READ)
+        self._running.append(ForkedChild(tag, time.perf_counter(), pid, inward))
 
     def finished(self, timeout_s: float) -> tuple[list[tuple[ForkedChild, int]], bool]:
         """Listen for at most `timeout_s`: children that ended, with their wait status, and whether
         anybody said anything."""
-        ended: list[tuple[ForkedChild, int]] = []
-        readable = self._selector.select(timeout=timeout_s)
-        for key, _ in readable:
-            child = self._running[key.fd]
-            block = os.read(child.pipe, 1 << 16)
-            child.received += block
-            if not block:
-                ended.append((child, self._forget(child)))
-        return ended, bool(readable)
+        ended = self._dispatched_answers()
+        forked = {child.pipe: child for child in self._running if child.dispatcher is None}
+        dispatchers = {id(d): d for child in self._running if (d := child.dispatcher) is not None}
+        poll = select.poll()
+        for descriptor in (*forked, *(fd for d in dispatchers.values() for fd in d.descriptors())):
+            poll.register(descriptor, select.POLLIN)
+        readable = [descriptor for descriptor, _ in poll.poll(0 if ended else 1000 * timeout_s)]
+        for pipe in readable:
+            if pipe in forked:
+                block = os.read(pipe, 1 << 16)
+                forked[pipe].received += block
+                if not block:
+                    ended.append((forked[pipe], self._forget(forked[pipe])))
+        for dispatcher in dispatchers.values():
+            dispatcher.listen()
+        ended += self._dispatched_answers()
+        return ended, bool(readable or ended)
 
     def running(self) -> list[ForkedChild]:
         """Children that have not ended, or have not been heard to."""
-        return list(self._running.values())
+        return list(self._running)
 
     def overdue(self, seconds: float) -> list[ForkedChild]:
         """Children that have been running for longer than that."""
         limit = time.perf_counter() - seconds
-        return [child for child in self._running.values() if child.began < limit]
+        return [child for child in self._running if child.began < limit]
 
     def kill(self, child: ForkedChild) -> None:
         """End a child and everything it has started."""
-        for target in (os.killpg, os.kill):
-            with contextlib.suppress(OSError):
-                target(child.pid, signal.SIGKILL)
+        if child.dispatcher is not None:
+            child.dispatcher.kill(child.number)
+            self._running.remove(child)
+            return
+        kill_group(child.pid)
         self._forget(child)
 
     def close(self) -> None:
-        """Kill what still runs."""
-        for child in list(self._running.values()):
+        """Kill what still runs. A dispatcher is closed by its own owner."""
+        for child in list(self._running):
             self.kill(child)
-        self._selector.close()
 
-    def _settle_in(self, parent: int) -> None:
-        gc.disable()
-        os.setpgid(0, 0)  # so that a kill reaches ptxas as well
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if self._libc is not None:
-            self._libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the parent
-            if os.getppid() != parent:
-                os._exit(1)
-        with contextlib.suppress(OSError):
-            os.nice(self._nice)
+    def _dispatched_answers(self) -> list[tuple[ForkedChild, int]]:
+        """Children whose dispatchers have heard of their end, with their wait status."""
+        ended = []
+        for child in list(self._running):
+            if child.dispatcher is None or (answer := child.dispatcher.take(child.number)) is None:
+                continue
+            child.received += answer.text.encode()
+            child.refusal = answer.refusal
+            self._running.remove(child)
+            ended.append((child, answer.status))
+        return ended
 
     def _forget(self, child: ForkedChild) -> int:
-        self._selector.unregister(child.pipe)
-        del self._running[child.pipe]
+        self._running.remove(child)
         os.close(child.pipe)
         try:
             return os.waitpid(child.pid, 0)[1]
@@ -136,7 +165,7 @@ class ForkedChildren:
 
 
 def run_in_children(
-    tasks: Sequence[Callable[[], object]], timeout_s: float, nice: int = _NICE
+    tasks: Sequence[Callable[[], object]], timeout_s: float, nice: int = NICE
 ) -> Iterator[Any]:
     """Run all tasks at once, a child each; yield the answers as they come, none for a task that failed.
 
@@ -155,8 +184,3 @@ def run_in_children(
                     yield child.answer()
     finally:
         children.close()
-
-
-def _write(pipe: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(pipe, data) :]

@@ -13,14 +13,15 @@ import hashlib
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.call import KernelCall
-from forecast_integrations.triton.compile.forked_children import ForkedChildren
+from forecast_integrations.triton.compile.dispatcher import Dispatcher
+from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
 from forecast_integrations.triton.describe import heuristic_values
 from forecast_integrations.triton.protocols import KernelFunction, NamedArguments
 from forecast_integrations.triton.source import innermost
@@ -35,9 +36,12 @@ class LauncherStubs:
     Whatever goes wrong here is left to the launch, which builds the stub itself as ever.
     """
 
-    def __init__(self, call: KernelCall, timeout_s: float) -> None:
-        """`timeout_s` is the most that one build may take."""
-        self._call, self._timeout_s = call, timeout_s
+    def __init__(self, call: KernelCall, timeout_s: float, dispatcher: Dispatcher | None = None) -> None:
+        """`timeout_s` is the most that one build may take.
+
+        A `dispatcher` must know `build_stub` as its task `stub`.
+        """
+        self._call, self._timeout_s, self._dispatcher = call, timeout_s, dispatcher
         self._seen: set[object] = set()
         self._children = ForkedChildren()
 
@@ -53,8 +57,8 @@ class LauncherStubs:
                     continue
                 self._seen.add(mark)
                 signature = launch_signature(kernel, args, kwargs)
-                if (build := missing_stub(signature)) is not None:
-                    self._children.start(mark, build)
+                if (source := missing_stub(signature)) is not None:
+                    self._children.start(mark, partial(build_stub, source), self._dispatched(source))
 
     def wait(self) -> None:
         """Wait for the builds: one that has begun ends sooner than one that begins now."""
@@ -65,6 +69,9 @@ class LauncherStubs:
     def close(self) -> None:
         """Stop what is still being built."""
         self._children.close()
+
+    def _dispatched(self, source: str) -> DispatchedTask | None:
+        return None if self._dispatcher is None else DispatchedTask(self._dispatcher, "stub", source)
 
     def _bound(self, candidate: Candidate) -> tuple[Any, Sequence[object], NamedArguments]:
         call = self._call
@@ -96,8 +103,8 @@ def launch_signature(kernel: Any, args: Sequence[object], kwargs: NamedArguments
     return {name: entry[0] for name, entry in zip(names, specialization, strict=True)}
 
 
-def missing_stub(signature: dict[str, Any]) -> Callable[[], None] | None:
-    """What builds the stub of a signature; None where Triton's cache has it, or this Triton builds none."""
+def missing_stub(signature: dict[str, Any]) -> str | None:
+    """The source of a signature's stub; None where Triton's cache has its binary, or this Triton builds none."""
     module = _launcher_module()
     if module is None:
         return None
@@ -110,10 +117,14 @@ def missing_stub(signature: dict[str, Any]) -> Callable[[], None] | None:
     file = f"{_MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
     if get_cache_manager(key).get_file(file) is not None:
         return None
-    return partial(_build, module, source)
+    return source
 
 
-def _build(module: Any, source: str) -> None:
+def build_stub(source: str) -> None:
+    """Compile a stub into Triton's cache. Raises `RuntimeError` where this Triton builds none."""
+    module = _launcher_module()
+    if module is None:
+        raise RuntimeError("the active driver has no launcher that is generated: nothing can be built for it")
     module.compile_module_from_src(
         src=source,
         name=_MODULE,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.call import KernelCall
-from forecast_integrations.triton.compile.first_launch import FirstLaunch
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.protocol import CompilePool
 from forecast_integrations.triton.compile.threads import ThreadPool
@@ -91,8 +90,7 @@ def make_pool(
         how = "fork" if can_fork() and not knobs.compilation.always_compile else "threads"
     if how == "threads":
         return ThreadPool(compile_one, workers, timeout_s, _device_selector())
-    first_launch = None if call is None else FirstLaunch(call, timeout_s)
-    return ForkPool(without_device(compile_one), workers, timeout_s, patient, first_launch)
+    return ForkPool(without_device(compile_one), workers, timeout_s, patient, call)
 
 
 def without_device(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,213 @@
+"""What a dispatcher's processes do: start children on request, and pass their answers on.
+
+Between two processes go frames: four bytes of length, then the content. A request is a pickled tuple, `("start",
+number, task, argument)` or `("kill", number)`; both ends run the same program, one being the other's fork. An
+answer is an `Answer`, as JSON with the child's own JSON in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import signal
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from forecast_integrations.triton.compile.child_process import (
+    fork_process,
+    kill_group,
+    settle_in,
+    write_whole,
+)
+
+_LENGTH = struct.Struct("!I")
+_BLOCK = 1 << 16
+_REAP_S = 0.05
+"""Children that have answered take milliseconds to give their memory back; they are looked for so often."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one child ended."""
+
+    number: int
+    text: str = ""
+    """The task's result in JSON; empty where the child died before it could say, or never lived."""
+    status: int = 0
+    """The wait status of a child without a text."""
+    refusal: str = ""
+    """Why no child could be started; empty where one was."""
+
+
+@dataclass
+class FrameReader:
+    """Cuts a stream of bytes into frames."""
+
+    received: bytearray = field(default_factory=bytearray)
+
+    def frames(self, block: bytes) -> list[bytes]:
+        """The contents of the frames that are whole with this block."""
+        self.received += block
+        found = []
+        while len(self.received) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self.received)[0]
+            if len(self.received) < end:
+                break
+            found.append(bytes(self.received[_LENGTH.size : end]))
+            del self.received[:end]
+        return found
+
+
+def frame(content: bytes) -> bytes:
+    """The content with its length before it."""
+    return _LENGTH.pack(len(content)) + content
+
+
+def run_dispatcher(
+    ends: Sequence[socket.socket], tasks: Mapping[str, Callable[[Any], object]], nice: int
+) -> None:
+    """In the dispatcher's process: become as many processes as there are ends, and serve each end.
+
+    Returns, in every one of them, when the other end was shut down and all children are gone.
+    """
+    # Those that exist fork side by side: two rounds make four.
+    first, last, forked = 0, len(ends), list[int]()
+    while last - first > 1:
+        middle = (first + last + 1) // 2
+        parent = os.getpid()
+        pid = fork_process()
+        if pid == 0:
+            settle_in(parent, 0)
+            first, forked = middle, []
+        else:
+            forked.append(pid)
+            last = middle
+    for i, end in enumerate(ends):
+        if i != first:
+            end.close()
+    # A host may have its children reaped by the kernel; here their wait status is wanted.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _DispatcherLoop(ends[first], tasks, nice).run()
+    for pid in forked:
+        os.waitpid(pid, 0)
+
+
+@dataclass
+class _Child:
+    """A running child of a dispatcher's process."""
+
+    number: int
+    pid: int
+    pipe: int
+    reader: FrameReader = field(default_factory=FrameReader)
+
+
+class _DispatcherLoop:
+    """One process of a dispatcher. It never waits for whoever listens, nor for a child."""
+
+    def __init__(self, end: socket.socket, tasks: Mapping[str, Callable[[Any], object]], nice: int) -> None:
+        self._end, self._tasks, self._nice = end, tasks, nice
+        self._children: dict[int, _Child] = {}
+        self._ending: set[int] = set()
+        """Pids of children that have answered or were killed."""
+        self._outgoing = bytearray()
+        self._requests = FrameReader()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(end, selectors.EVENT_READ)
+        end.setblocking(False)
+
+    def run(self) -> None:
+        """Serve until the other end was shut down; then end all children."""
+        with contextlib.suppress(OSError):  # nobody listens any more
+            while self._serve():
+                pass
+        pids = self._ending | {child.pid for child in self._children.values()}
+        for pid in pids:
+            kill_group(pid)
+        for pid in pids:
+            os.waitpid(pid, 0)
+
+    def _serve(self) -> bool:
+        """Wait for something to do and do it. False when the other end is gone."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        self._selector.modify(self._end, events)
+        for key, mask in self._selector.select(_REAP_S if self._ending else None):
+            if key.fileobj is not self._end:
+                self._listen(key.data)
+                continue
+            if mask & selectors.EVENT_WRITE:
+                del self._outgoing[: self._end.send(self._outgoing)]
+            if mask & selectors.EVENT_READ:
+                block = self._end.recv(_BLOCK)
+                if not block:
+                    return False
+                for content in self._requests.frames(block):
+                    self._obey(*pickle.loads(content))
+        self._ending = {pid for pid in self._ending if os.waitpid(pid, os.WNOHANG)[0] == 0}
+        return True
+
+    def _obey(self, verb: str, number: int, *details: Any) -> None:
+        if verb == "start":
+            try:
+                self._start(number, *details)
+            except OSError as error:
+                self._answer(Answer(number, refusal=str(error)))
+        elif (child := self._children.get(number)) is not None:
+            kill_group(child.pid)
+            self._forget(child)
+
+    def _start(self, number: int, task: str, argument: object) -> None:
+        inward, outward = os.pipe()
+        parent = os.getpid()
+        try:
+            pid = fork_process()
+        except OSError:
+            os.close(inward)
+            os.close(outward)
+            raise
+        if pid == 0:
+            code = 1
+            try:
+                os.close(inward)
+                self._end.close()
+                self._selector.close()
+                settle_in(parent, self._nice)
+                text = json.dumps(self._tasks[task](argument)).encode()
+                write_whole(outward, frame(text))
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(outward)
+        child = self._children[number] = _Child(number, pid, inward)
+        self._selector.register(inward, selectors.EVENT_READ, child)
+
+    def _listen(self, child: _Child) -> None:
+        if child.number not in self._children:
+            return  # it was killed in this round
+        block = os.read(child.pipe, _BLOCK)
+        texts = child.reader.frames(block)
+        if texts:
+            # Without waiting for its end: what it has used takes milliseconds to free.
+            self._forget(child)
+            self._answer(Answer(child.number, texts[0].decode()))
+        elif not block:
+            self._forget(child)
+            self._ending.discard(child.pid)
+            self._answer(Answer(child.number, status=os.waitpid(child.pid, 0)[1]))
+
+    def _forget(self, child: _Child) -> None:
+        self._selector.unregister(child.pipe)
+        os.close(child.pipe)
+        del self._children[child.number]
+        self._ending.add(child.pid)
+
+    def _answer(self, answer: Answer) -> None:
+        self._outgoing += frame(json.dumps(asdict(answer)).encode())
+        with contextlib.suppress(BlockingIOError):
+            del self._outgoing[: self._end.send(self._outgoing)]

@@ -1,0 +1,357 @@
+"""A dispatcher forks children for its owner: what they answer, and that none outlives whom it serves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_autotune.records import Candidate, Config, Outcome
+from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.compile.dispatcher import Dispatcher
+from forecast_integrations.triton.compile.fork import ForkPool
+from forecast_integrations.triton.compile.forked_children import (
+    DispatchedTask,
+    ForkedChild,
+    ForkedChildren,
+)
+
+HERE = os.getpid()
+PATIENCE_S = 20.0
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children, zombies included."""
+    try:
+        return [int(c) for f in Path(f"/proc/{pid}/task").glob("*/children") for c in f.read_text().split()]
+    except OSError:
+        return []
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def eventually(holds: Callable[[], object]) -> bool:
+    limit = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def sleep_noted(folder: str) -> None:
+    """Sleep, with a grandchild that sleeps as well; a file per pid tells of both."""
+    grandchild = subprocess.Popen(["sleep", "600"])
+    for pid in (os.getpid(), grandchild.pid):
+        (Path(folder) / str(pid)).touch()
+    time.sleep(600)
+
+
+def noted(folder: Path, count: int) -> list[int]:
+    """So many pids, once they are all there."""
+    assert eventually(lambda: len(list(folder.iterdir())) >= count)
+    return [int(file.name) for file in folder.iterdir()]
+
+
+def fail(_: object) -> None:
+    raise RuntimeError("not for the parent")
+
+
+TASKS: dict[str, Callable[[Any], object]] = {
+    "pid": lambda _: [os.getpid(), os.getppid()],
+    "repeat": lambda count: "x" * count,
+    "square": lambda value: value * value,
+    "sleep": sleep_noted,
+    "exit": os._exit,
+    "signal": lambda which: os.kill(os.getpid(), which),
+    "fail": fail,
+}
+
+
+class Owner:
+    """A dispatcher with the children of one owner."""
+
+    def __init__(self, workers: int) -> None:
+        self.dispatcher = Dispatcher(TASKS, workers)
+        self.children = ForkedChildren()
+
+    def start(self, task: str, argument: object = None) -> None:
+        direct = partial(TASKS[task], argument)
+        self.children.start((task, argument), direct, DispatchedTask(self.dispatcher, task, argument))
+
+    def ended(self) -> dict[Any, tuple[ForkedChild, int]]:
+        """All children that run now, by tag, when they have ended."""
+        found: dict[Any, tuple[ForkedChild, int]] = {}
+        limit = time.monotonic() + PATIENCE_S
+        while len(self.children) and time.monotonic() < limit:
+            for child, status in self.children.finished(1.0)[0]:
+                found[child.tag] = child, status
+        return found
+
+    def answers(self) -> dict[Any, Any]:
+        return {tag: child.answer() for tag, (child, _) in self.ended().items()}
+
+    def close(self) -> None:
+        self.children.close()
+        self.dispatcher.close()
+
+
+@pytest.fixture(params=[1, 16], ids=["one process", "four processes"])
+def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
+    """Leaves neither a process nor a descriptor behind, whatever a test did."""
+    descriptors, children = open_descriptors(), set(children_of(HERE))
+    made = Owner(request.param)
+    yield made
+    made.close()
+    assert eventually(lambda: set(children_of(HERE)) <= children)
+    assert open_descriptors() == descriptors
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A number for each fork of this process."""
+    seen: list[int] = []
+    fork = os.fork
+
+    def counted() -> int:
+        if os.getpid() == HERE:
+            seen.append(len(seen))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", counted)
+    return seen
+
+
+def test_sixteen_children_of_a_large_process_cost_it_one_fork(owner: Owner, forks: list[int]) -> None:
+    table = np.ones(50_000_000)
+    for i in range(16):
+        owner.start("square", i)
+    assert owner.answers() == {("square", i): i * i for i in range(16)}
+    assert len(forks) == 1
+    assert table[-1] == 1.0
+
+
+def test_nothing_is_forked_before_something_is_asked(forks: list[int]) -> None:
+    Dispatcher(TASKS, 16).close()
+    assert forks == []
+
+
+def test_children_are_not_the_owners_own(owner: Owner) -> None:
+    owner.start("pid")
+    ((pid, parent),) = owner.answers().values()
+    assert pid != HERE
+    assert parent != HERE
+
+
+def test_long_answers_come_whole_and_besides_others(owner: Owner) -> None:
+    sizes = [100_000, 3_000_000, 1, 0, 70_000]
+    for size in sizes:
+        owner.start("repeat", size)
+    time.sleep(0.3)  # more than a socket holds waits for this process
+    owner.start("square", 3)
+    assert owner.answers() == {**{("repeat", size): "x" * size for size in sizes}, ("square", 3): 9}
+
+
+def test_the_dead_are_told_from_the_living_with_their_status(owner: Owner) -> None:
+    owner.start("exit", 3)
+    owner.start("signal", int(signal.SIGALRM))
+    owner.start("fail")
+    owner.start("square", 2)
+    found = owner.ended()
+    assert found["square", 2][0].answer() == 4
+    assert os.waitstatus_to_exitcode(found["exit", 3][1]) == 3
+    assert os.WTERMSIG(found["signal", signal.SIGALRM][1]) == signal.SIGALRM
+    assert os.waitstatus_to_exitcode(found["fail", None][1]) == 1
+    with pytest.raises(ValueError, match="Expecting value"):
+        found["fail", None][0].answer()
+
+
+def test_a_killed_child_dies_with_what_it_started_and_no_other_does(owner: Owner, tmp_path: Path) -> None:
+    for name in ("kept", "killed"):
+        (tmp_path / name).mkdir()
+        owner.start("sleep", str(tmp_path / name))
+    kept, killed = noted(tmp_path / "kept", 2), noted(tmp_path / "killed", 2)
+    (child,) = (c for c in owner.children.running() if c.tag[1].endswith("killed"))
+    owner.children.kill(child)
+    assert eventually(lambda: not any(map(is_running, killed)))
+    assert all(map(is_running, kept))
+    owner.start("square", 5)
+    while (found := owner.children.finished(1.0)[0]) == []:
+        pass
+    assert [child.answer() for child, _ in found] == [25]
+    assert len(owner.children) == 1
+
+
+def test_closing_an_idle_dispatcher_does_not_wait_for_it(owner: Owner) -> None:
+    owner.start("square", 2)
+    assert owner.answers() == {("square", 2): 4}
+    pid = owner.dispatcher._pid
+    os.kill(pid, signal.SIGSTOP)
+    owner.close()
+    assert is_running(pid)
+    os.kill(pid, signal.SIGCONT)
+    assert eventually(lambda: pid not in children_of(HERE))
+
+
+def test_closing_ends_children_and_what_they_started(owner: Owner, tmp_path: Path) -> None:
+    for _ in range(3):
+        owner.start("sleep", str(tmp_path))
+    pids = noted(tmp_path, 6)
+    owner.dispatcher.close()
+    assert not any(map(is_running, pids))
+
+
+def test_a_dispatcher_that_is_killed_is_noticed_and_done_without(
+    owner: Owner, tmp_path: Path, forks: list[int]
+) -> None:
+    owner.start("sleep", str(tmp_path))
+    pids = noted(tmp_path, 2)
+    os.kill(owner.dispatcher._pid, signal.SIGKILL)
+    ((child, status),) = owner.ended().values()
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    with pytest.raises(ValueError, match="Expecting value"):
+        child.answer()
+    assert eventually(lambda: sum(map(is_running, pids)) <= 1), "what a compiler has started may finish"
+    owner.start("pid")
+    ((_, parent),) = owner.answers().values()
+    assert parent == HERE
+    assert len(forks) == 2
+    for pid in pids:
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_dispatcher_that_cannot_be_forked_is_done_without(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, tries = os.fork, iter(range(10))
+
+    def refuse_once() -> int:
+        if next(tries) == 0:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", refuse_once)
+    owner.start("pid")
+    ((_, parent),) = owner.answers().values()
+    assert parent == HERE
+
+
+def test_children_that_a_dispatcher_cannot_fork_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = os.fork
+
+    def refuse_elsewhere() -> int:
+        if os.getpid() != HERE:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", refuse_elsewhere)
+    listed = [Candidate(Config.of({"BLOCK": n})) for n in range(2)]
+    call: Any = KernelCall(None, (), {}, dict.fromkeys(listed))  # type: ignore[arg-type]
+    pool = ForkPool(lambda candidate: None, 2, 5.0, call=call)
+    try:
+        pool.schedule(listed)
+        found = [pool.next() for _ in listed]
+    finally:
+        pool.close()
+    assert {result and result.outcome for result in found} == {Outcome.INFRASTRUCTURE}
+    assert all("no child could be started" in result.message for result in found if result)
+
+
+def test_an_argument_that_cannot_be_sent_is_used_here(owner: Owner) -> None:
+    owner.children.start(
+        "lambda", os.getppid, DispatchedTask(owner.dispatcher, "square", lambda: "not to be pickled")
+    )
+    assert owner.answers() == {"lambda": HERE}
+
+
+def test_two_owners_hear_their_own_children(owner: Owner) -> None:
+    other = ForkedChildren()
+    other.start("other", os.getpid, DispatchedTask(owner.dispatcher, "square", 7))
+    for i in range(8):
+        owner.start("square", i)
+    assert owner.answers() == {("square", i): i * i for i in range(8)}
+    while (found := other.finished(1.0)[0]) == []:
+        pass
+    assert [(child.tag, child.answer()) for child, _ in found] == [("other", 49)]
+
+
+def test_a_fork_of_the_owner_neither_ends_nor_keeps_the_dispatcher(owner: Owner) -> None:
+    owner.start("square", 2)
+    assert owner.answers() == {("square", 2): 4}
+    pid = os.fork()
+    if pid == 0:
+        owner.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    owner.start("square", 3)
+    assert owner.answers() == {("square", 3): 9}
+
+
+_SCRIPT = """
+import os, signal, sys
+sys.path.insert(0, {folder!r})
+{before}
+from test_dispatcher import Owner
+owner = Owner(16)
+for _ in range(4):
+    owner.start("sleep", sys.argv[1])
+try:
+    while True:
+        owner.children.finished(1.0)
+except KeyboardInterrupt:
+    pass
+finally:
+    owner.close()
+"""
+
+
+@pytest.mark.parametrize("before", ["", "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_child_outlives_its_owner(how: signal.Signals, before: str, tmp_path: Path) -> None:
+    script = _SCRIPT.format(folder=str(Path(__file__).parent), before=before)
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+    pids = noted(tmp_path, 8)
+    dispatched = [pid for pid in pids if "sleep" not in Path(f"/proc/{pid}/comm").read_text()]
+    assert len(dispatched) == 4
+    process.send_signal(how)
+    code = process.wait(PATIENCE_S)
+    assert code == (-how if how == signal.SIGKILL else 0)
+    assert eventually(lambda: not any(map(is_running, dispatched)))
+    left = [pid for pid in pids if is_running(pid)]
+    assert how == signal.SIGKILL or left == [], "an owner that can ends what its children have started"
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_host_that_ignores_children_hears_how_they_ended(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        owner.start("signal", int(signal.SIGALRM))
+        owner.start("square", 4)
+        found = owner.ended()
+        owner.close()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert found["square", 4][0].answer() == 16
+    assert os.WTERMSIG(found["signal", signal.SIGALRM][1]) == signal.SIGALRM
