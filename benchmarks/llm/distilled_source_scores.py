@@ -13,6 +13,9 @@ other families whose models may have seen it).
     ranking     orders and log scores of the learned surrogate alone, with a model, with hidden states
     states      hidden states of sources (mean over the text, less the base's), on their principal components in the
                 other families, as slopes on what the surrogate's forecast leaves over
+
+An arm of which some folds are not there is scored on the sources of those that are, beside every other arm on the same
+sources: the summary has a part for each such set, and says which runs there are and after how many epochs.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ from benchmarks.lib.training.bin_recalibration import (
     table_differences,
     table_row,
 )
+from benchmarks.lib.training.scored_parts import common_rows, scored_parts
 from benchmarks.lib.training.source_questions import SourceExample, read_examples
+from benchmarks.lib.training.source_states import state_forecasts
 from benchmarks.lib.variants.source_answers import ANSWERS, read_answers
 from benchmarks.lib.variants.source_comparisons import EIGHT_BINS
 from benchmarks.lib.variants.source_models import forecasts_without_family
@@ -50,21 +55,17 @@ from benchmarks.lib.variants.source_scores import (
     figures,
     kernel_scores,
 )
-from benchmarks.llm.distilled_sources import TABLE, read_lines
+from benchmarks.llm.distilled_sources import TABLE, planned_runs, read_lines
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.question_kinds import SOURCE
+from forecast_train.evaluation.metrics import spearman
 from forecast_train.llm.calibration.stacking import StackingEvidence, fast_end, log_scores, pooled_weight
 
 FloatArray = npt.NDArray[np.float64]
 RowIndices = npt.NDArray[np.intp]
 
 ANSWERS_ARM = "strong model"
-COMPONENTS = (4, 16, 48)
-PENALTIES = (3.0, 30.0, 300.0, 3000.0)
-"""Of a slope on a component of unit spread, in squared residuals."""
 DRAWS = 300
-CLIP = 1.0
-"""log2 beyond which a residual counts no more."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,16 @@ class SourceRows:
         names = np.array([e.kernel for e in self.examples], dtype=object)
         return [np.flatnonzero(names == kernel) for kernel in sorted(set(names))]
 
+    @property
+    def ran_kernels(self) -> list[RowIndices]:
+        """Rows of each kernel of which a time is known."""
+        ran = np.isfinite(self.truth)
+        return [at[ran[at]] for at in self.kernels]
+
+    def subset(self, at: RowIndices) -> SourceRows:
+        """Some of the sources, in their order."""
+        return SourceRows([self.examples[int(i)] for i in at], self.learned[at], self.edit[at])
+
 
 def source_rows(table: Path, answers: Path, ranking: Path) -> SourceRows:
     """The sources of a result of `source_ranking`, in its order."""
@@ -116,20 +127,19 @@ def source_rows(table: Path, answers: Path, ranking: Path) -> SourceRows:
 
 
 def read_forecasts(path: Path, rows: SourceRows) -> dict[str, dict[int, FloatArray]]:
-    """P of the product's bins [n, labels] by arm and seed, of those whose folds are all there."""
+    """P of the product's bins [n, labels] by arm and seed, NaN for sources whose fold is not there."""
     found: dict[str, dict[int, dict[str, Sequence[float]]]] = {}
     for line in read_lines(path):
         if "p" in line:
             said = found.setdefault(line["arm"], {}).setdefault(line["seed"], {})
             said |= dict(zip(line["names"], line["p"], strict=True))
-    names = [e.name for e in rows.examples]
-    whole: dict[str, dict[int, FloatArray]] = {}
+    nothing = [math.nan] * (len(BINS) + 1)
+    read: dict[str, dict[int, FloatArray]] = {}
     for arm, seeds in found.items():
         for seed, said in seeds.items():
-            if all(name in said for name in names):
-                p = np.array([said[name] for name in names])
-                whole.setdefault(arm, {})[seed] = p / p.sum(axis=1, keepdims=True)
-    return whole
+            p = np.array([said.get(e.name, nothing) for e in rows.examples])
+            read.setdefault(arm, {})[seed] = p / p.sum(axis=1, keepdims=True)
+    return read
 
 
 def eight_bins(p: FloatArray) -> FloatArray:
@@ -265,79 +275,42 @@ def stacking_weight(evidence: Sequence[StackingEvidence]) -> dict[str, Any]:
     }
 
 
-def state_slopes(
-    states: npt.NDArray[Any], residual: FloatArray, train: npt.NDArray[np.bool_], families: Sequence[str]
-) -> FloatArray:
-    """Ridge forecasts [n] of residuals from hidden states [n, width]; all is fitted to the rows of `train`.
-
-    Number of components and penalty are those that do best on families of the training rows left out in turn.
-    """
-    x = states.astype(np.float64)
-    fit = train & np.isfinite(residual)
-    centre = x[fit].mean(axis=0)
-    _, _, axes = np.linalg.svd(x[fit] - centre, full_matrices=False)
-    z = (x - centre) @ axes[: max(COMPONENTS)].T
-    z = z / np.maximum(z[fit].std(axis=0), 1e-9)
-    y = np.clip(np.nan_to_num(residual), -CLIP, CLIP)
-    names = np.asarray(families, dtype=object)
-    own = sorted(set(names[fit]))
-    best, chosen = math.inf, (COMPONENTS[0], PENALTIES[-1])
-    for count in COMPONENTS:
-        for penalty in PENALTIES:
-            error = 0.0
-            for part in range(5):
-                out = fit & np.isin(names, own[part::5])
-                error += float(((y - _ridge(z[:, :count], y, fit & ~out, penalty))[out] ** 2).sum())
-            if error < best:
-                best, chosen = error, (count, penalty)
-    return _ridge(z[:, : chosen[0]], y, fit, chosen[1])
-
-
-def _ridge(z: FloatArray, y: FloatArray, fit: npt.NDArray[np.bool_], penalty: float) -> FloatArray:
-    gram = z[fit].T @ z[fit] + penalty * np.eye(z.shape[1])
-    return np.asarray(z @ np.linalg.solve(gram, z[fit].T @ y[fit]))
-
-
-def held_out_families(path: Path, rows: SourceRows) -> list[frozenset[str]]:
-    """Families of each fold of the distilled runs, in order."""
+def held_out_families(path: Path, rows: SourceRows) -> dict[int, frozenset[str]]:
+    """Families of each fold of the distilled runs that are there."""
     family = {e.name: e.family for e in rows.examples}
     lines = [line for line in read_lines(path) if line["arm"] == "distilled" and line["seed"] == 0]
-    lines.sort(key=lambda line: int(line["fold"]))
-    return [frozenset(family[name] for name in line["names"] if name in family) for line in lines]
+    return {
+        int(line["fold"]): frozenset(family[name] for name in line["names"] if name in family)
+        for line in lines
+    }
 
 
-def state_forecasts(rows: SourceRows, path: Path, groups: Sequence[frozenset[str]]) -> dict[str, FloatArray]:
-    """What hidden states add to the surrogate's forecast of each source, [n] by kind of state.
-
-    States of trained models are [folds, n, width]: those of a fold have seen all families but its `groups`.
-    """
-    with np.load(path) as held:
-        names, kinds = list(held["names"]), {k: held[k] for k in held.files if k != "names"}
-    place = {name: i for i, name in enumerate(names)}
-    at = np.array([place[e.name] for e in rows.examples])
-    families = rows.families
-    residual = rows.truth - rows.learned
-    everyone = np.asarray(families, dtype=object)
-    found: dict[str, FloatArray] = {}
-    for kind, states in kinds.items():
-        added = np.zeros(len(at))
-        folds = [frozenset([f]) for f in sorted(set(families))]
-        if states.ndim == 3:
-            folds = list(groups)
-        for number, fold in enumerate(folds):
-            own = np.isin(everyone, list(fold))
-            mine = states[number][at] if states.ndim == 3 else states[at]
-            added[own] = state_slopes(mine, residual, ~own, families)[own]
-        found[f"states, {kind}"] = added
-    return found
+def told_runs(path: Path, folds: int) -> dict[str, Any]:
+    """Which runs there are, on how many sources and after how many epochs; which arms have none at all."""
+    lines = read_lines(path)
+    runs = []
+    for line in lines:
+        training = line.get("training", {})
+        runs.append(
+            {
+                "run": line["run"],
+                "sources": len(line.get("names", ())),
+                "epochs": training.get("epochs", 0.0),
+                "cut": bool(training.get("cut", False)),
+            }
+        )
+    planned = {run.arm: None for run in planned_runs(folds)}
+    return {
+        "folds": folds,
+        "runs": runs,
+        "arms_without_a_run": [arm for arm in planned if arm not in {line["arm"] for line in lines}],
+    }
 
 
-def score_everything(a: Namespace) -> dict[str, Any]:
-    """The summary."""
-    rows = source_rows(a.table, a.answers, a.ranking)
-    said = read_forecasts(a.forecasts, rows)
-    said[ANSWERS_ARM] = {0: answered_bins(rows)}
-    result_files.say(f"{len(rows.examples)} sources, arms {', '.join(said)}")
+def score_part(
+    rows: SourceRows, said: Mapping[str, Mapping[int, FloatArray]], added: Mapping[str, FloatArray]
+) -> dict[str, Any]:
+    """Figures of arms that have forecast all `rows`; `added` is what hidden states add, [n] by kind."""
     table, table_changes = paper_table(said, rows)
     alone = ranking_arm(rows, [rows.learned], [])
     arms, weights = {"learned": alone}, {}
@@ -348,11 +321,17 @@ def score_everything(a: Namespace) -> dict[str, Any]:
         arms[f"learned + {arm}"] = ranking_arm(rows, [rows.learned, mean], [spread])
         weights[arm] = stacking_weight(stacking_evidence(rows, alone.mean, only.mean))
         result_files.say(f"{arm}: weight {weights[arm]}")
-    if a.states is not None:
-        for name, added in state_forecasts(rows, a.states, held_out_families(a.forecasts, rows)).items():
-            arms[f"learned + {name}"] = both = ranking_arm(rows, [rows.learned, added], [])
-            weights[name] = stacking_weight(stacking_evidence(rows, alone.mean, both.mean))
-            result_files.say(f"{name}: weight {weights[name]}")
+    for name, more in added.items():
+        arms[f"learned + {name}"] = both = ranking_arm(rows, [rows.learned, more], [])
+        weights[name] = stacking_weight(stacking_evidence(rows, alone.mean, both.mean))
+        result_files.say(f"{name}: weight {weights[name]}")
+    stated = {
+        arm: figures({"spearman": [(spearman(mean[at], rows.truth[at]), 1.0) for at in rows.ran_kernels]})
+        for arm, mean in [
+            ("learned", rows.learned),
+            *((a, model_features(p[min(p)])[0]) for a, p in said.items()),
+        ]
+    }
     changes = {
         f"{name} - learned": differences(arm.sums, alone.sums)
         for name, arm in arms.items()
@@ -361,11 +340,37 @@ def score_everything(a: Namespace) -> dict[str, Any]:
     return {
         "sources": len(rows.examples),
         "kernels": len(rows.kernels),
+        "families": sorted(set(rows.families)),
         "table": table,
         "table_differences": table_changes,
         "stacking": weights,
+        "ranking_as_stated": stated,
         "ranking": {name: figures(arm.sums) for name, arm in arms.items()},
         "ranking_differences": changes,
+    }
+
+
+def score_everything(a: Namespace) -> dict[str, Any]:
+    """The summary: every arm on the sources that it has forecast, beside all others that have them, too."""
+    rows = source_rows(a.table, a.answers, a.ranking)
+    said = read_forecasts(a.forecasts, rows)
+    said[ANSWERS_ARM] = {0: answered_bins(rows)}
+    added: dict[str, FloatArray] = {}
+    if a.states is not None:
+        names = [e.name for e in rows.examples]
+        groups = held_out_families(a.forecasts, rows)
+        added = state_forecasts(a.states, names, rows.families, rows.truth - rows.learned, groups)
+    parts = {}
+    for part in scored_parts(said, read_lines(a.forecasts)):
+        result_files.say(f"{part.name}: {len(part.at)} sources, arms {', '.join(part.arms)}")
+        mine = {arm: {seed: p[part.at] for seed, p in common_rows(said[arm])[0].items()} for arm in part.arms}
+        theirs = {kind: x[part.at] for kind, x in added.items() if np.isfinite(x[part.at]).all()}
+        parts[part.name] = score_part(rows.subset(part.at), mine, theirs)
+    return {
+        "sources": len(rows.examples),
+        "kernels": len(rows.kernels),
+        **told_runs(a.forecasts, a.folds),
+        "parts": parts,
     }
 
 
@@ -374,6 +379,7 @@ def main() -> int:
     made.add_argument("--forecasts", type=Path, required=True, help="of distilled_sources")
     made.add_argument("--states", type=Path, help="of distilled_sources")
     made.add_argument("--ranking", type=Path, default=ROOT / "benchmarks" / "results" / "source_ranking.json")
+    made.add_argument("--folds", type=int, default=4, help="that the runs were planned with")
     made.add_argument("--table", type=Path, default=TABLE)
     made.add_argument("--answers", type=Path, default=ANSWERS)
     made.set_defaults(stub_only=True)

@@ -1,7 +1,7 @@
 """Claim: what a small model learns of sources from measurements, and from a strong model's answers beside them.
 
-    python -m benchmarks.llm.distilled_sources --model FOLDER --out FOLDER --work FOLDER [--seconds 400]
-        [--folds 4] [--workers 6] [--epochs 3] [--reward-epochs 0.5]
+    python -m benchmarks.llm.distilled_sources --model FOLDER --out FOLDER --work FOLDER [--seconds 300]
+        [--folds 4] [--workers 4] [--epochs 1.5] [--reward-epochs 0.3]
 
 Every recorded source of `data/sources_h200.jsonl.gz` is forecast against its kernel's base by a model whose training
 has seen no kernel of its family (families in `--folds` groups). Runs, in this order while the time lasts:
@@ -15,9 +15,16 @@ has seen no kernel of its family (families in `--folds` groups). Runs, in this o
     whole                  distilled on all families: `adapter/`, for shipping; it forecasts nothing here
 
 `--out` gets `forecasts.jsonl.gz`, a line per run with P of each bin of every source that it was held out on;
-`states.npz`, hidden states of all sources (untrained: [n, width]; distilled: [folds, n, width]); and `adapter/`. The
-same command goes on where it was ended. `benchmarks.llm.distilled_source_scores` makes figures of them.
-It needs torch, transformers and peft; runs share the GPUs as `--workers` processes on each.
+`states.npz`, hidden states of all sources (untrained: [n, width]; distilled: [folds, n, width] of `distilled_folds`);
+and `adapter/`. Training ends `--reserve` seconds before `--seconds` are over: what it reaches then forecasts with what
+it has learned, and its line says after how many epochs (`cut`). The same command goes on where it was ended.
+`benchmarks.llm.distilled_source_scores` makes figures of them. It needs torch, transformers and peft; runs share the
+GPUs as `--workers` processes on each.
+
+The defaults are for two H200s and 300 s: eight processes of a model of 135 M parameters train 208,000 tokens/s
+together, and an epoch of a fold is 2.2 million. Eight runs of 1.5 epochs (27 million), twelve of 0.3 on the first
+reward (8 million) and forecasts with states (as long as about 10 million) take 220 s; starting takes 40 s, and 30 s
+are in reserve.
 """
 
 from __future__ import annotations
@@ -96,11 +103,12 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="folder of the base model, safetensors")
     parser.add_argument("--out", type=Path, required=True, help="folder for what is kept")
     parser.add_argument("--work", type=Path, help="folder for adapters in between (default: OUT/work)")
-    parser.add_argument("--seconds", type=float, default=400.0, help="after which nothing new is finished")
+    parser.add_argument("--seconds", type=float, default=300.0, help="for everything")
+    parser.add_argument("--reserve", type=float, default=30.0, help="seconds of those for the last forecasts")
     parser.add_argument("--folds", type=int, default=4, help="groups of families, each held out once")
-    parser.add_argument("--workers", type=int, default=6, help="processes on each GPU")
-    parser.add_argument("--epochs", type=float, default=3.0)
-    parser.add_argument("--reward-epochs", type=float, default=0.5)
+    parser.add_argument("--workers", type=int, default=4, help="processes on each GPU")
+    parser.add_argument("--epochs", type=float, default=1.5)
+    parser.add_argument("--reward-epochs", type=float, default=0.3)
     parser.add_argument("--rate", type=float, default=4e-4)
     parser.add_argument("--rank", type=int, default=16, help="of the adapters")
     parser.add_argument("--tokens", type=int, default=16384, help="of a step")
@@ -118,6 +126,10 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         )
     if min(found.seconds, found.epochs, found.reward_epochs, found.workers, found.tokens) <= 0:
         parser.error("--seconds, --epochs, --reward-epochs, --workers and --tokens must be positive")
+    if not 0 <= found.reserve < found.seconds:
+        parser.error(
+            f"--reserve {found.reserve:g}: it is a part of --seconds {found.seconds:g}, so take 0 or more, and less"
+        )
     return found
 
 
@@ -265,9 +277,11 @@ def collect_states(o: argparse.Namespace) -> None:
     first = o.work / f"{SourceRun('untrained', ALL).name}.npy"
     if first.is_file():
         found["untrained"] = np.load(first)
-    folds = [o.work / f"{SourceRun('distilled', fold).name}.npy" for fold in range(o.folds)]
-    if all(path.is_file() for path in folds):
-        found["distilled"] = np.stack([np.load(path) for path in folds])
+    paths = {fold: o.work / f"{SourceRun('distilled', fold).name}.npy" for fold in range(o.folds)}
+    there = [fold for fold, path in paths.items() if path.is_file()]
+    if there:
+        found["distilled"] = np.stack([np.load(paths[fold]) for fold in there])
+        found["distilled_folds"] = np.array(there)
     if len(found) > 1:
         np.savez_compressed(o.out / STATES, **found)
 
@@ -287,7 +301,9 @@ def execute_runs(o: argparse.Namespace) -> None:
     path = o.out / FORECASTS
     done = {line["run"] for line in read_lines(path)}
     left = [r for r in planned_runs(o.folds) if r.name not in done and (not o.arms or r.arm in o.arms)]
-    deadline = time.monotonic() + o.seconds
+    # Forecasts are made after it, and a run that is begun just before it would learn nothing.
+    deadline = time.monotonic() + o.seconds - o.reserve
+    last_start = deadline - o.reserve / 2
     devices = devices_of(o)
     context = get_context("spawn")
     queue = context.SimpleQueue()
@@ -299,7 +315,7 @@ def execute_runs(o: argparse.Namespace) -> None:
         busy: dict[Future[dict[str, Any]], SourceRun] = {}
         while left or busy:
             ready = [r for r in left if r.start is None or r.start.name in done]
-            while ready and len(busy) < len(devices) and time.monotonic() < deadline:
+            while ready and len(busy) < len(devices) and time.monotonic() < last_start:
                 run = ready.pop(0)
                 left.remove(run)
                 busy[pool.submit(_execute_run, run, deadline)] = run

@@ -19,7 +19,9 @@ from benchmarks.lib.training.bin_recalibration import (
     table_differences,
     table_row,
 )
+from benchmarks.lib.training.scored_parts import common_rows, scored_parts
 from benchmarks.lib.training.source_questions import SourceExample
+from benchmarks.lib.training.source_states import state_forecasts, state_slopes
 from benchmarks.lib.variants.source_answers import SourceAnswer
 from benchmarks.lib.variants.source_comparisons import EIGHT_BINS
 from benchmarks.llm import distilled_source_scores as scores
@@ -122,38 +124,95 @@ def test_slopes_on_states_find_what_is_left_over() -> None:
     states[:, 5] += 20.0 * np.nan_to_num(residual)
     families = np.array(FAMILIES)
     own = families == "f3"
-    told = scores.state_slopes(states.astype(np.float16), residual, ~own, FAMILIES)
+    told = state_slopes(states.astype(np.float16), residual, ~own, FAMILIES)
     kept = own & np.isfinite(residual)
     assert np.corrcoef(told[kept], residual[kept])[0, 1] > 0.8
     hidden = np.where(own, 5.0, residual)
-    again = scores.state_slopes(states.astype(np.float16), hidden, ~own, FAMILIES)
+    again = state_slopes(states.astype(np.float16), hidden, ~own, FAMILIES)
     assert again == pytest.approx(told), "nothing of the family is in its own slopes"
 
 
-def test_forecasts_are_read_when_every_fold_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "forecasts.jsonl.gz"
+def made_files(folder: Path) -> Path:
+    """Forecasts of two folds by one arm, of the second fold by another; states of the first fold."""
+    path = folder / "forecasts.jsonl.gz"
     names = [e.name for e in ROWS.examples]
     p = stated(0.1, 0.1).round(5).tolist()
+    first = {"arm": "distilled", "fold": 0, "seed": 0, "names": names[:120], "p": p[:120]}
+    second = {"arm": "measured", "fold": 1, "seed": 0, "names": names[120:], "p": p[120:]}
     lines = [
-        {"arm": "distilled", "fold": 0, "seed": 0, "names": names[:120], "p": p[:120]},
-        {"arm": "distilled", "fold": 1, "seed": 0, "names": names[120:], "p": p[120:]},
-        {"arm": "measured", "fold": 0, "seed": 0, "names": names[:120], "p": p[:120]},
-        {"arm": "whole", "fold": -1, "seed": 0},
+        {**first, "run": "distilled-0-0", "training": {"epochs": 1.5, "cut": True}},
+        {**second, "run": "distilled-1-0", "arm": "distilled", "training": {"epochs": 3.0, "cut": False}},
+        {**second, "run": "measured-1-0", "training": {"epochs": 3.0, "cut": False}},
+        {"run": "whole-all-0", "arm": "whole", "fold": -1, "seed": 0},
     ]
     with gzip.open(path, "wt", encoding="utf-8") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in lines)
+    return path
+
+
+def test_an_arm_is_scored_on_what_it_has_forecast(tmp_path: Path) -> None:
+    path = made_files(tmp_path)
     read = scores.read_forecasts(path, ROWS)
-    assert set(read) == {"distilled"}
+    assert set(read) == {"distilled", "measured"}
     assert read["distilled"][0].sum(axis=1) == pytest.approx(1.0, abs=1e-9)
-    folds = scores.held_out_families(path, ROWS)
-    assert folds == [frozenset({"f0", "f1", "f2"}), frozenset({"f3", "f4", "f5"})]
-    states = RNG.normal(size=(2, COUNT, 8))
-    np.savez(tmp_path / "states.npz", names=np.array(names[::-1]), untrained=states[0], distilled=states)
-    added = scores.state_forecasts(ROWS, tmp_path / "states.npz", folds)
-    assert {name: values.shape for name, values in added.items()} == {
-        "states, untrained": (COUNT,),
-        "states, distilled": (COUNT,),
+    assert np.isnan(read["measured"][0][:120]).all()
+    assert np.isfinite(read["measured"][0][120:]).all()
+    whole, second = scored_parts(read, scores.read_lines(path))
+    assert (whole.name, whole.arms, len(whole.at)) == ("all", ("distilled",), COUNT)
+    assert (second.name, second.arms) == ("folds 1", ("distilled", "measured"))
+    assert second.at.tolist() == list(range(120, 240))
+    told = scores.told_runs(path, 2)
+    assert [(run["epochs"], run["cut"]) for run in told["runs"]] == [
+        (1.5, True),
+        (3.0, False),
+        (3.0, False),
+        (0.0, False),
+    ]
+    assert told["arms_without_a_run"] == ["untrained", "correctness_crps", "correctness", "correctness_brier"]
+
+
+def test_a_part_compares_all_arms_on_the_same_sources() -> None:
+    at = np.arange(120, 240)
+    some = ROWS.subset(at)
+    p = stated(0.05, 0.1)[at]
+    part = scores.score_part(some, {"measured": {0: p}}, {"states, untrained": np.zeros(len(at))})
+    assert (part["sources"], part["kernels"], part["families"]) == (120, 12, ["f3", "f4", "f5"])
+    assert part["stacking"]["measured"]["weight"] > 0.5
+    assert part["stacking"]["measured"]["kernels"] == part["stacking"]["states, untrained"]["kernels"] == 12
+    order = {arm: row["spearman"][0] for arm, row in part["ranking_as_stated"].items()}
+    assert order["measured"] > order["learned"] > 0.3
+    assert set(part["ranking"]) == {
+        "learned",
+        "measured",
+        "learned + measured",
+        "learned + states, untrained",
     }
+
+
+def test_seeds_without_all_sources_do_not_hide_those_that_have_them() -> None:
+    whole = stated(0.1, 0.1)
+    part = np.where(np.arange(COUNT)[:, None] < 120, whole, math.nan)
+    seeds, rows = common_rows({0: whole, 1: part})
+    assert set(seeds) == {0}
+    assert rows.all()
+    seeds, rows = common_rows({0: part, 1: part})
+    assert set(seeds) == {0, 1}
+    assert rows.sum() == 120
+
+
+def test_states_of_some_folds_cover_the_sources_of_those(tmp_path: Path) -> None:
+    names = [e.name for e in ROWS.examples]
+    groups = scores.held_out_families(made_files(tmp_path), ROWS)
+    assert groups == {0: frozenset({"f0", "f1", "f2"}), 1: frozenset({"f3", "f4", "f5"})}
+    states = RNG.normal(size=(1, COUNT, 8))
+    kept = {"untrained": states[0], "distilled": states, "distilled_folds": np.array([1])}
+    np.savez(tmp_path / "states.npz", names=np.array(names), **kept)
+    residual = ROWS.truth - ROWS.learned
+    added = state_forecasts(tmp_path / "states.npz", names, ROWS.families, residual, groups)
+    assert set(added) == {"states, untrained", "states, distilled"}
+    assert np.isfinite(added["states, untrained"]).all()
+    assert np.isnan(added["states, distilled"][:120]).all()
+    assert np.isfinite(added["states, distilled"][120:]).all()
 
 
 def test_answers_are_distributions() -> None:

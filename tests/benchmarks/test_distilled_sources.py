@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import queue
+import time
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +133,8 @@ def test_training_learns_and_padding_is_not_read(folder: Path) -> None:
     assert before == pytest.approx(alone, abs=0.02)
     done = source_training.train_sources(model, few, settings)
     assert done["loss_last"] < 0.7 * done["loss_first"]
+    assert not done["cut"]
+    assert done["epochs"] == pytest.approx(60.0)
     learned = source_training.forecast_sources(model, few, settings)
     labels = [taught_pair(one, None, 0.0).label for one in few]
     assert (learned[[0, 1], labels] > 2 * before[[0, 1], labels]).all()
@@ -145,6 +148,12 @@ def test_training_learns_and_padding_is_not_read(folder: Path) -> None:
     assert shown["loss_last"] <= shown["loss_first"] < 0, "a reward is negated"
     with pytest.raises(source_training.TimeOver):
         source_training.train_sources(model, few, settings, -math.inf)
+    model.reset(0)
+    cut = source_training.train_sources(model, few, replace(settings, epochs=1e9), time.monotonic() + 2.0)
+    assert cut["cut"]
+    assert 0 < cut["epochs"] < 1e9
+    after = source_training.forecast_sources(model, few, settings)
+    assert after != pytest.approx(before, abs=1e-3), "it forecasts with what it has learned"
     with pytest.raises(ValueError, match="no source"):
         source_training.train_sources(model, [example(1, None)], settings)
 
@@ -204,6 +213,12 @@ def test_a_run_forecasts_what_it_has_not_seen(
     with np.load(tmp_path / script.STATES) as states:
         assert states["untrained"].shape == (10, 32)
         assert states["distilled"].shape == (2, 10, 32)
+        assert states["distilled_folds"].tolist() == [0, 1]
+    (o.work / "distilled-0-0.npy").unlink()
+    script.collect_states(o)
+    with np.load(tmp_path / script.STATES) as states:
+        assert states["distilled"].shape == (1, 10, 32)
+        assert states["distilled_folds"].tolist() == [1]
 
 
 def test_options_are_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,10 +227,13 @@ def test_options_are_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -
     for bad in (
         ["--model", "/nowhere", "--out", "x"],
         ["--model", str(folder), "--out", "x", "--seconds", "0"],
+        ["--model", str(folder), "--out", "x", "--seconds", "20", "--reserve", "20"],
     ):
         with pytest.raises(SystemExit):
             script.options(bad)
-    assert "no folder with a config.json" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no folder with a config.json" in said
+    assert "it is a part of --seconds 20" in said
 
 
 def test_kernels_of_a_dry_run_are_of_many_families() -> None:

@@ -123,6 +123,7 @@ def read_examples(path: Path, answers: Mapping[str, SourceAnswer]) -> list[Sourc
     return found
 
 
+@lru_cache(maxsize=16384)
 def question_text(old: str, new: str, arguments: str) -> str:
     """What a model reads: how long does `new` take, over the time of `old`? Ends with "Answer:"."""
     before, after = canonical_text(old).splitlines(), canonical_text(new).splitlines()

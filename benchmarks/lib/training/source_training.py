@@ -58,8 +58,12 @@ class SourceTrainingSettings:
     seed: int = 0
 
 
+KEPT_TEXTS = 16384
+"""Texts whose tokens a model keeps: every epoch asks about most of them again."""
+
+
 class TimeOver(Exception):
-    """The time that was given is over before a run was done."""
+    """The time that was given is over before a run has learned anything."""
 
 
 class SourceModel:
@@ -72,6 +76,7 @@ class SourceModel:
         self.device = torch.device(device)
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
         self.tokens = ForecastTokenizer(tokenizer)
+        self._ids: dict[str, npt.NDArray[np.int64]] = {}
         self.labels = torch.tensor(self.tokens.labels([QUESTION_END], BINS.labels), device=self.device)
         base = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=torch.bfloat16, attn_implementation="sdpa"
@@ -113,16 +118,26 @@ class SourceModel:
         """Tokens of texts; of longer ones as many of the beginning as of the end."""
         found = []
         for text in texts:
-            ids = self.tokens.prefix(text)
+            ids = self._ids.get(text)
+            if ids is None:
+                ids = self.tokens.prefix(text)
+                if len(self._ids) < KEPT_TEXTS:
+                    self._ids[text] = ids
             half = longest // 2
             found.append(ids if len(ids) <= longest else np.concatenate([ids[:half], ids[half - longest :]]))
         return found
 
+    def on_device(self, tensor: Any) -> Any:
+        """A tensor of the host on the model's device, without waiting for what runs there."""
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
     def hidden(self, ids: Sequence[npt.NDArray[np.int64]]) -> tuple[Any, Any]:
         """Last hidden states [n, longest, width] of sequences, padded behind, and their lengths [n]."""
-        size = torch.tensor([len(one) for one in ids], device=self.device)
+        size = self.on_device(torch.tensor([len(one) for one in ids]))
         rows = [torch.as_tensor(one) for one in ids]
-        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self.device)
+        padded = self.on_device(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True))
         with torch.autocast(self.device.type, torch.bfloat16):
             return self.base.model(input_ids=padded, use_cache=False).last_hidden_state, size
 
@@ -166,7 +181,10 @@ def train_sources(
 ) -> dict[str, Any]:
     """Train the model's adapter from where it is; losses and pace.
 
-    Raises `TimeOver` when `deadline` (of `time.monotonic`) passes, and `ValueError` where nothing is to be learned.
+    When `deadline` (of `time.monotonic`) passes, training ends with what it has learned: `epochs` says how many
+    were done, and `cut` that they are fewer than asked. The rate falls with the time as well as with the epochs,
+    so that a run which is cut ends at a low rate, too. Raises `TimeOver` where the deadline leaves no step, and
+    `ValueError` where nothing is to be learned.
     """
     known = [one for one in examples if one.known]
     if not known:
@@ -180,17 +198,20 @@ def train_sources(
     model.base.train()
     begin = time.monotonic()
     losses: list[Any] = []
-    done, tokens, epoch = 0.0, 0, 0
-    while done < settings.epochs - 1e-9:
+    done, tokens, cut = 0.0, 0, False
+    while done < settings.epochs - 1e-9 and not cut:
         pairs = epoch_pairs(known, settings.answer_share, settings.base_share, generator)
         ids = model.token_ids([p.text for p in pairs], settings.longest)
         for batch in length_batches([len(one) for one in ids], settings.tokens, generator):
             if done >= settings.epochs - 1e-9:
                 break
-            if time.monotonic() > deadline:
-                raise TimeOver(f"{done:.2f} of {settings.epochs} epochs were done when the time was over")
+            now = time.monotonic()
+            if now > deadline:
+                cut = True
+                break
+            gone = max(done / settings.epochs, (now - begin) / (deadline - begin))
             for group in optimizer.param_groups:
-                group["lr"] = settings.rate * rate_share(done / settings.epochs, settings.warmup)
+                group["lr"] = settings.rate * rate_share(gone, settings.warmup)
             loss = run_loss(
                 model.logits([ids[i] for i in batch]), [pairs[i] for i in batch], settings, groups
             )
@@ -201,7 +222,8 @@ def train_sources(
             losses.append(loss.detach())
             tokens += sum(len(ids[i]) for i in batch)
             done += len(batch) / len(pairs)
-        epoch += 1
+    if not losses:
+        raise TimeOver(f"the time was over before a step of {settings.epochs} epochs: give more seconds")
     heard = torch.stack(losses).float().cpu().numpy()
     if not np.isfinite(heard).all():
         raise ValueError("the loss is no number any more: lower rate")
@@ -210,6 +232,7 @@ def train_sources(
     return {
         "steps": len(heard),
         "epochs": round(done, 3),
+        "cut": cut,
         "seconds": round(seconds, 2),
         "tokens_per_s": round(tokens / seconds),
         "loss_first": round(float(heard[:tenth].mean()), 4),
