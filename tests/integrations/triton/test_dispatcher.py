@@ -162,7 +162,7 @@ def test_children_are_not_the_owners_own(owner: Owner) -> None:
 
 
 def test_long_answers_come_whole_and_besides_others(owner: Owner) -> None:
-    sizes = [100_000, 3_000_000, 1, 0, 70_000]
+    sizes = [100_000, *range(1_000_000, 1_000_012), 1, 0, 70_000]
     for size in sizes:
         owner.start("repeat", size)
     time.sleep(0.3)  # more than a socket holds waits for this process
@@ -216,7 +216,7 @@ def test_closing_ends_children_and_what_they_started(owner: Owner, tmp_path: Pat
         owner.start("sleep", str(tmp_path))
     pids = noted(tmp_path, 6)
     owner.dispatcher.close()
-    assert not any(map(is_running, pids))
+    assert eventually(lambda: not any(map(is_running, pids)))
 
 
 def test_a_dispatcher_that_is_killed_is_noticed_and_done_without(
@@ -336,9 +336,11 @@ def test_no_child_outlives_its_owner(how: signal.Signals, before: str, tmp_path:
     code = process.wait(PATIENCE_S)
     assert code == (-how if how == signal.SIGKILL else 0)
     assert eventually(lambda: not any(map(is_running, dispatched)))
-    left = [pid for pid in pids if is_running(pid)]
-    assert how == signal.SIGKILL or left == [], "an owner that can ends what its children have started"
-    for pid in left:
+    if how == signal.SIGINT:
+        assert eventually(lambda: not any(map(is_running, pids))), (
+            "it could end what its children have started"
+        )
+    for pid in filter(is_running, pids):
         os.kill(pid, signal.SIGKILL)
 
 

@@ -32,7 +32,7 @@ _STARTS_PER_PROCESS = 4
 _MAX_PROCESSES = 4
 """A dispatcher of one process starts sixteen children one after the other. Four become four in the time of two
 forks, and start four each."""
-_CLOSE_S = 2.0
+_CLOSE_S = 5.0
 """Seconds that a dispatcher has for ending its children; it needs milliseconds."""
 
 

@@ -142,7 +142,7 @@ class _DispatcherLoop:
                 self._listen(key.data)
                 continue
             if mask & selectors.EVENT_WRITE:
-                del self._outgoing[: self._end.send(self._outgoing)]
+                self._send()
             if mask & selectors.EVENT_READ:
                 block = self._end.recv(_BLOCK)
                 if not block:
@@ -209,5 +209,8 @@ class _DispatcherLoop:
 
     def _answer(self, answer: Answer) -> None:
         self._outgoing += frame(json.dumps(asdict(answer)).encode())
-        with contextlib.suppress(BlockingIOError):
+        self._send()
+
+    def _send(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # even a socket that was said to be writable may be full
             del self._outgoing[: self._end.send(self._outgoing)]
