@@ -142,7 +142,7 @@ class KernelHarvest:
                         if leader not in tasks:
                             tasks[leader] = (case, i)
                             work.waiting += 1
-            pool.submit(cast("list[Candidate]", list(tasks)))
+            pool.schedule(cast("list[Candidate]", list(tasks)))
             say(f"{len(names)} kernels, {len(tasks)} binaries on {self.arguments.workers} cores")
             begin = time.perf_counter()
             for count in range(1, len(tasks) + 1):
@@ -150,6 +150,7 @@ class KernelHarvest:
                     self.failed.append("compilation was cut short")
                     break
                 done = pool.next()
+                assert done is not None  # it waits for as long as it takes
                 case, _ = tasks[cast("str", done.candidate)]
                 work = works[case.name.partition("/")[0]]
                 work.waiting -= 1

@@ -23,7 +23,7 @@ import tempfile
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,21 +107,21 @@ def cold_child(given: dict[str, Any], null: bool) -> dict[str, Any]:
         seen.setdefault(f"{name}_ms", (time.perf_counter() - clock[0]) * 1e3)
         seen.setdefault(f"{name}_cpu_ms", (time.process_time() - clock[1]) * 1e3)
 
-    start, submit = ForkedChildren.start, ForkPool.submit
+    start, schedule = ForkedChildren.start, ForkPool.schedule
 
-    def started(self: ForkedChildren, tag: Any, task: Callable[[], Any]) -> None:
-        start(self, tag, task)
+    def started(self: ForkedChildren, tag: Any, task: Callable[[], Any], *dispatched: Any) -> None:
+        start(self, tag, task, *dispatched)
         if isinstance(tag, Candidate):  # children that trace have another tag
             note("compiling")
 
-    def submitted(self: ForkPool, candidates: Sequence[Candidate]) -> None:
-        submit(self, candidates)
+    def scheduled(self: ForkPool, candidates: Sequence[Candidate]) -> None:
+        schedule(self, candidates)
         if candidates:
             note("submitted")
             seen["submitted"] = len(candidates)
             raise _FirstMeasurementStarted
 
-    ForkedChildren.start, ForkPool.submit = started, submitted  # type: ignore[method-assign]
+    ForkedChildren.start, ForkPool.schedule = started, scheduled  # type: ignore[method-assign]
     found = {}
     with devices.device(null) as where:
         devices.warm_up_device(where)
@@ -154,6 +154,7 @@ class _InstantMeasurer:
     """A measurer that answers at once: a smooth made-up function of the config, and noise."""
 
     workers = 16
+    quiet = False
 
     def __init__(self, problem: str, seed: int) -> None:
         self._problem, self._noise = problem, np.random.default_rng(seed)
@@ -161,11 +162,18 @@ class _InstantMeasurer:
     def ready(self) -> Collection[Candidate]:
         return ()
 
+    def compiling(self) -> Mapping[Candidate, float]:
+        return {}
+
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         pass
 
     def measure(
-        self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
     ) -> Iterator[Measurement]:
         for candidate in candidates:
             p = candidate.config.parameters()

@@ -101,6 +101,12 @@ class SourceArm:
     weights: list[list[float]] = field(default_factory=list)
     """Of what the score is made, for each family that was left out."""
 
+    def as_text(self, row: int) -> str:
+        """Of one source: mean, score, scales of the faster and the slower side, and P(wrong)."""
+        said = self.said
+        values = (self.mean[row], self.score[row], said.faster[row], said.slower[row], self.p_wrong[row])
+        return " ".join(f"{round(float(value), 4):g}" for value in values)
+
     def of_kernel(self, rows: npt.NDArray[np.intp], truth: FloatArray, shift: float = 0.0) -> KernelForecasts:
         """What it says of the sources of a kernel, moved by what others of them have shown."""
         said = self.said.rows(rows).shifted(shift)

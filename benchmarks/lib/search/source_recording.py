@@ -78,10 +78,11 @@ def compile_kernel(given: Mapping[str, Any]) -> None:
         pool = SourcePool.of(case, case.make("meta"), given["mechanical"], given["each"])
         wanted = [c for name in given["variants"] for c in pool.listed[name]]
         compiling = make_pool(pool.call.compile, given["workers"], COMPILE_S, "fork")
-        compiling.submit(wanted)
+        compiling.schedule(wanted)
         rows: dict[str, list[Any]] = {}
         for _ in wanted:
             done = compiling.next()
+            assert done is not None  # it waits for as long as it takes
             outcome = done.outcome if done.error is None else Outcome.COMPILE_ERROR
             said = done.message if done.error is None else repr(done.error)
             if outcome is not Outcome.INFRASTRUCTURE:
