@@ -72,7 +72,11 @@ class WallTime(RiskBounded):
         if room <= 0:
             return Plan((), f"budget reached with {risk:.0%} risk left", risk)
         names = state.forecasts.candidates
-        if not seen and not state.compiling and (known := np.array([names[int(i)] in state.ready for i in rows])).any():
+        if (
+            not seen
+            and not state.compiling
+            and (known := np.array([names[int(i)] in state.ready for i in rows])).any()
+        ):
             # Binaries of an earlier decision: they may be all that it takes.
             rows, samples = rows[known], samples[:, known]
         going = np.array([names[int(i)] in state.compiling for i in rows])
