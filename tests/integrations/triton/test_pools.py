@@ -222,10 +222,12 @@ def test_more_traces_than_children_are_shared_out_and_may_fail(monkeypatch: pyte
 def test_a_tracer_that_is_closed_leaves_no_child() -> None:
     with null_device():
         call, candidates = traced_call()
+        listing = Path(f"/proc/self/task/{os.getpid()}/children")
+        before = set(listing.read_text().split())  # other tests' processes may still end
         tracer = make_tracer(call, {}, 2)
         tracer.start(candidates)
         assert len(tracer._children.running()) == 2
-        (own,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        (own,) = set(listing.read_text().split()) - before
         tracer.close()
         assert tracer.outstanding == 0
         with pytest.raises(ProcessLookupError):
