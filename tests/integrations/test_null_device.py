@@ -62,7 +62,7 @@ def test_a_part_is_compiled_and_timed_and_the_choice_is_launched(
     assert len(first) == decision.measured
     for m in first:
         assert m.ms == pytest.approx(time_of(m.candidate.config), rel=1e-6), "times are of the launch alone"
-        assert m.repeats >= 3
+        assert m.repeats >= 3 or m.ms > 2 * decision.median_ms, "only what cannot win is launched less often"
         assert m.compile_s is not None
         assert m.compile_s > 0
         assert m.grid == (32,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from forecast_autotune.records import Outcome
@@ -24,9 +24,10 @@ def job(name: str, source: str = "") -> NodeJob:
 
 
 class ScriptedJudge:
-    """Does what a node's source says: `sleep S`, `pid S` (telling its process), `lose N`, `raise`, `exit`.
+    """Does what a node's source says: `sleep S`, `lose N`, `raise`, `exit`.
 
-    `meet N` waits, for a minute at most, until as many processes are at such a job.
+    `hold` tells its process and waits, for a minute at most, until there is a file `go`; `meet N` until as many
+    processes are at such a job.
 
     Every job that was judged to its end is a line of `folder/ledger`.
     """
@@ -37,15 +38,14 @@ class ScriptedJudge:
     def judge(self, job: NodeJob) -> NodeResult:
         assert not self.closed
         word, _, value = job.node.source.partition(" ")
-        if word in ("sleep", "pid"):
-            if word == "pid":
-                (self.folder / f"pid-{os.getpid()}").touch()
+        if word == "sleep":
             time.sleep(float(value))
+        elif word == "hold":
+            (self.folder / f"pid-{os.getpid()}").touch()
+            self._wait(lambda: (self.folder / "go").exists())
         elif word == "meet":
             (self.folder / f"met-{os.getpid()}").touch()
-            end = time.monotonic() + 60
-            while len(list(self.folder.glob("met-*"))) < int(value) and time.monotonic() < end:
-                time.sleep(0.02)
+            self._wait(lambda: len(list(self.folder.glob("met-*"))) >= int(value))
         elif word == "raise":
             raise KeyError("a judge has bugs, too")
         elif word == "exit":
@@ -63,6 +63,11 @@ class ScriptedJudge:
 
     def close(self) -> None:
         self.closed = True
+
+    def _wait(self, true: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not true() and time.monotonic() < end:
+            time.sleep(0.02)
 
     def _count(self, name: str) -> int:
         with (self.folder / f"tries-{name}").open("a+") as file:

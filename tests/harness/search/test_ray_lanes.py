@@ -104,9 +104,10 @@ def test_a_job_that_kills_its_actor_is_tried_a_few_times(opened: Callable[..., R
 
 def test_an_actor_that_is_killed_loses_nothing(opened: Callable[..., RayJudgePool], tmp_path: Path) -> None:
     lanes = opened()
-    futures = [lanes.submit(job(str(n), "pid 0.2")) for n in range(10)]
+    futures = [lanes.submit(job(str(n), "hold")) for n in range(10)]
     until(lambda: len(list(tmp_path.glob("pid-*"))) >= 2)
     os.kill(int(next(tmp_path.glob("pid-*")).name.partition("-")[2]), signal.SIGKILL)
+    (tmp_path / "go").touch()
     assert {f.result(120).outcome for f in futures} == {Outcome.OK}
     assert sorted(judged_jobs(tmp_path)) == sorted(f"job-{n}" for n in range(10))
 
