@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -23,6 +24,32 @@ def fork_process() -> int:
         # What was forked runs no other thread's code, and leaves by `os._exit`.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+
+
+def fork_task(write: Callable[[int], None], nice: int) -> tuple[int, int]:
+    """Fork a child that calls `write(pipe)` and leaves; its pid and the pipe's other end, for the caller to read.
+
+    The child leaves with status 0, or 1 if `write` raised. Raises `OSError` when no process can be had.
+    """
+    inward, outward = os.pipe()
+    parent = os.getpid()
+    try:
+        pid = fork_process()
+    except OSError:
+        os.close(inward)
+        os.close(outward)
+        raise
+    if pid == 0:
+        code = 1
+        try:
+            os.close(inward)
+            settle_in(parent, nice)
+            write(outward)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(outward)
+    return pid, inward
 
 
 def settle_in(parent: int, nice: int) -> None:

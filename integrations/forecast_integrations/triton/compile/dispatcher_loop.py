@@ -21,6 +21,7 @@ from typing import Any
 
 from forecast_integrations.triton.compile.child_process import (
     fork_process,
+    fork_task,
     kill_group,
     settle_in,
     write_whole,
@@ -163,29 +164,14 @@ class _DispatcherLoop:
             self._forget(child)
 
     def _start(self, number: int, task: str, argument: object) -> None:
-        inward, outward = os.pipe()
-        parent = os.getpid()
-        try:
-            pid = fork_process()
-        except OSError:
-            os.close(inward)
-            os.close(outward)
-            raise
-        if pid == 0:
-            code = 1
-            try:
-                os.close(inward)
-                self._end.close()
-                self._selector.close()
-                settle_in(parent, self._nice)
-                text = json.dumps(self._tasks[task](argument)).encode()
-                write_whole(outward, frame(text))
-                code = 0
-            finally:
-                os._exit(code)
-        os.close(outward)
-        child = self._children[number] = _Child(number, pid, inward)
-        self._selector.register(inward, selectors.EVENT_READ, child)
+        def write_answer(pipe: int) -> None:
+            self._end.close()
+            self._selector.close()
+            write_whole(pipe, frame(json.dumps(self._tasks[task](argument)).encode()))
+
+        pid, pipe = fork_task(write_answer, self._nice)
+        child = self._children[number] = _Child(number, pid, pipe)
+        self._selector.register(pipe, selectors.EVENT_READ, child)
 
     def _listen(self, child: _Child) -> None:
         if child.number not in self._children:

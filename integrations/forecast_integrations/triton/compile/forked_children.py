@@ -16,12 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forecast_integrations.triton.compile.child_process import (
-    fork_process,
-    kill_group,
-    settle_in,
-    write_whole,
-)
+from forecast_integrations.triton.compile.child_process import fork_task, kill_group, write_whole
 from forecast_integrations.triton.compile.dispatcher import NICE, Dispatcher
 
 
@@ -79,25 +74,8 @@ class ForkedChildren:
                 child = ForkedChild(tag, time.perf_counter(), dispatcher=dispatched.dispatcher, number=number)
                 self._running.append(child)
                 return
-        inward, outward = os.pipe()
-        parent = os.getpid()
-        try:
-            pid = fork_process()
-        except OSError:
-            os.close(inward)
-            os.close(outward)
-            raise
-        if pid == 0:
-            code = 1
-            try:
-                os.close(inward)
-                settle_in(parent, self._nice)
-                write_whole(outward, json.dumps(task()).encode())
-                code = 0
-            finally:
-                os._exit(code)
-        os.close(outward)
-        self._running.append(ForkedChild(tag, time.perf_counter(), pid, inward))
+        pid, pipe = fork_task(lambda pipe: write_whole(pipe, json.dumps(task()).encode()), self._nice)
+        self._running.append(ForkedChild(tag, time.perf_counter(), pid, pipe))
 
     def finished(self, timeout_s: float) -> tuple[list[tuple[ForkedChild, int]], bool]:
         """Listen for at most `timeout_s`: children that ended, with their wait status, and whether
