@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,19 @@ _PENALTY = 0.8
 as their neighbours were 1.6 to 3 times as slow as the best in the median, those beyond 5 times 3 to 8 times."""
 
 
+class ExpectedCompilations(NamedTuple):
+    """What is expected of the compilations of a task's candidates."""
+
+    remaining: Array
+    """Seconds until each is compiled, if it starts or goes on now; [n], 0 where it is."""
+    penalties: Array
+    """log2 by which each should run slower than forecast, as it compiles far longer than others; [n].
+
+    What has unrolled or spilled without bounds compiles long and runs slowly, also where it was given up. None is
+    expected to before `_LEAST_COMPILED` have compiled.
+    """
+
+
 class CompileTimes:
     """Expected seconds per candidate; asked again whenever something has compiled."""
 
@@ -41,19 +55,30 @@ class CompileTimes:
         """Seconds that candidates have compiled without an end, also those that were given up."""
         self._said = np.full(len(candidates), math.log2(UNKNOWN_S))
 
-    def remaining(
+    def expected(
         self,
         seconds: Mapping[Candidate, float],
         compiling: Mapping[Candidate, float],
         ready: Collection[Candidate],
-    ) -> Array:
-        """Expected seconds until each candidate is compiled, if it starts or goes on now; [n], 0 where it is.
+    ) -> ExpectedCompilations:
+        """What is to be expected now.
 
         `seconds` is what those took that have compiled, `compiling` how long others have been at it. What was
         given up starts anew, and takes longer than it had been given.
         """
-        said, row_of = self._formula_seconds(), self._candidates.row_of
         lasted = self._lasted(seconds, compiling, ready)
+        return ExpectedCompilations(
+            self._remaining(seconds, compiling, ready, lasted), self._penalties(seconds, lasted)
+        )
+
+    def _remaining(
+        self,
+        seconds: Mapping[Candidate, float],
+        compiling: Mapping[Candidate, float],
+        ready: Collection[Candidate],
+        lasted: Mapping[Candidate, float],
+    ) -> Array:
+        said, row_of = self._formula_seconds(), self._candidates.row_of
         seen = [(row_of[c], math.log2(s)) for c, s in seconds.items() if c in row_of and s > 0]
         if not seen:
             # All may be late: the others of this kernel would be no quicker.
@@ -68,23 +93,13 @@ class CompileTimes:
         found[[row_of[c] for c in (*seconds, *ready) if c in row_of]] = 0.0
         return found
 
-    def penalties(
-        self,
-        seconds: Mapping[Candidate, float],
-        compiling: Mapping[Candidate, float],
-        ready: Collection[Candidate],
-    ) -> Array:
-        """log2 by which candidates should run slower than forecast, as they compile far longer than others; [n].
-
-        What has unrolled or spilled without bounds compiles long and runs slowly, also where it was given up.
-        None are expected to before `_LEAST_COMPILED` have compiled.
-        """
+    def _penalties(self, seconds: Mapping[Candidate, float], lasted: Mapping[Candidate, float]) -> Array:
         found = np.zeros(len(self._candidates))
         took = [s for s in seconds.values() if s > 0]
         if len(took) < _LEAST_COMPILED:
             return found
         usual = max(_USUAL * float(np.median(took)), float(np.median(took)) + _USUAL_S)
-        for c, least in self._lasted(seconds, compiling, ready).items():
+        for c, least in lasted.items():
             if least > usual:
                 found[self._candidates.row_of[c]] = _PENALTY * math.log2(least / usual)
         return found

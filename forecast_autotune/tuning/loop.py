@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from forecast_autotune.numerics import single_threaded_blas
@@ -183,7 +183,19 @@ class _TuningRun:
         return self.candidates if everything or fits else ()
 
     def _state(self, measurer: Measurer | None, forecasts: Forecasts) -> TuningState:
-        spent = measurer.spent() if measurer is not None else MeasuringCost()
+        spent = MeasuringCost()
+        ready: Collection[Candidate] = ()
+        compiling: Mapping[Candidate, float] = {}
+        compile_s: Array | None = None
+        compile_penalty: Array | None = None
+        if measurer is not None:
+            # Asked once: between two answers something may have compiled.
+            spent, ready, compiling = measurer.spent(), measurer.ready(), measurer.compiling()
+            if measurer.quiet:  # else a plan could make no use of it
+                took = {
+                    m.candidate: m.compile_s for m in self.results.tried.values() if m.compile_s is not None
+                }
+                compile_s, compile_penalty = self.compile_times.expected(took, compiling, ready)
         return TuningState(
             forecasts,
             self.results.outcomes(),
@@ -197,22 +209,12 @@ class _TuningRun:
             audit=self.settings.audit,
             audited=self.audited,
             seed=self.settings.seed,
-            ready=measurer.ready() if measurer is not None else (),
-            compiling=measurer.compiling() if measurer is not None else (),
-            **self._compilations(measurer),
+            ready=ready,
+            compiling=compiling,
+            compile_s=compile_s,
+            compile_penalty=compile_penalty,
             problem=self.problem.id,
         )
-
-    def _compilations(self, measurer: Measurer | None) -> dict[str, Array]:
-        """What a state says of compile times; nothing where a plan could not make use of it."""
-        if measurer is None or not measurer.quiet:
-            return {}
-        seen = {m.candidate: m.compile_s for m in self.results.tried.values() if m.compile_s is not None}
-        going, ready = measurer.compiling(), measurer.ready()
-        return {
-            "compile_s": self.compile_times.remaining(seen, going, ready),
-            "compile_penalty": self.compile_times.penalties(seen, going, ready),
-        }
 
     def _forecast(self) -> Forecasts:
         """Forecasts from all that is measured; those of the last plan where nothing has come since."""

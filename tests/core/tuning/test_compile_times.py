@@ -32,47 +32,49 @@ def recorded(kernel: str) -> Table:
 
 
 def test_before_anything_is_known_all_are_expected_to_take_as_long() -> None:
-    found = untraced().remaining({}, {}, ())
+    found = untraced().expected({}, {}, ()).remaining
     assert len(set(found.tolist())) == 1
     # The mean of a log-normal variable is above its median.
     assert found[0] > UNKNOWN_S
 
 
 def test_what_compiled_moves_what_is_expected_of_the_others() -> None:
-    before = untraced().remaining({}, {}, ())
-    after = untraced().remaining({NAMES[0]: 4.0, NAMES[1]: 4.0}, {}, ())
+    before = untraced().expected({}, {}, ()).remaining
+    after = untraced().expected({NAMES[0]: 4.0, NAMES[1]: 4.0}, {}, ()).remaining
     assert after[:2].tolist() == [0.0, 0.0], "they are compiled"
     assert before[2] < after[2] < 4.0 * 1.1
 
 
 def test_what_is_ready_takes_no_time() -> None:
-    found = untraced().remaining({}, {}, {NAMES[3]})
+    found = untraced().expected({}, {}, {NAMES[3]}).remaining
     assert (found == 0.0).tolist() == [False, False, False, True]
 
 
 def test_what_has_compiled_for_long_is_expected_to_go_on_for_long() -> None:
-    one, two = (untraced().remaining({}, {NAMES[0]: s}, ()) for s in (0.1, 20.0))
+    one, two = (untraced().expected({}, {NAMES[0]: s}, ()).remaining for s in (0.1, 20.0))
     assert 0.0 < one[0] < one[1], "a part of it has passed"
     assert two[0] > one[0]
 
 
 def test_candidates_of_other_tasks_say_nothing() -> None:
     stranger = Candidate(Config.of({"OTHER": 1}))
-    plain = untraced().remaining({}, {}, ())
-    np.testing.assert_array_equal(untraced().remaining({stranger: 9.0}, {stranger: 9.0}, {stranger}), plain)
+    plain = untraced().expected({}, {}, ()).remaining
+    np.testing.assert_array_equal(
+        untraced().expected({stranger: 9.0}, {stranger: 9.0}, {stranger}).remaining, plain
+    )
 
 
 def test_nobody_is_penalised_before_some_have_compiled() -> None:
     times = untraced()
-    assert not times.penalties({NAMES[0]: 0.1}, {NAMES[3]: 50.0}, ()).any()
-    found = times.penalties({NAMES[0]: 0.1, NAMES[1]: 0.1}, {NAMES[2]: 0.2, NAMES[3]: 50.0}, ())
+    assert not times.expected({NAMES[0]: 0.1}, {NAMES[3]: 50.0}, ()).penalties.any()
+    found = times.expected({NAMES[0]: 0.1, NAMES[1]: 0.1}, {NAMES[2]: 0.2, NAMES[3]: 50.0}, ()).penalties
     assert found[:3].tolist() == [0.0, 0.0, 0.0]
     assert found[3] > 1.0
 
 
 def test_the_longer_it_compiles_the_slower_it_is_expected_to_run() -> None:
     took = {NAMES[0]: 0.5, NAMES[1]: 0.5}
-    found = [untraced().penalties(took, {NAMES[3]: s}, ())[3] for s in (0.9, 2.0, 4.0, 8.0)]
+    found = [untraced().expected(took, {NAMES[3]: s}, ()).penalties[3] for s in (0.9, 2.0, 4.0, 8.0)]
     assert found[0] == 0.0
     assert found == sorted(found)
     assert found[3] - found[2] == pytest.approx(found[2] - found[1]), "the same for each doubling"
@@ -80,19 +82,21 @@ def test_the_longer_it_compiles_the_slower_it_is_expected_to_run() -> None:
 
 def test_what_was_given_up_is_expected_to_take_longer_than_it_had() -> None:
     times, took = untraced(), {NAMES[0]: 0.5, NAMES[1]: 0.5}
-    fresh = times.remaining(took, {}, ())[3]
-    going = times.remaining(took, {NAMES[3]: 8.0}, ())[3]
-    given_up = times.remaining(took, {}, ())[3]
+    fresh = times.expected(took, {}, ()).remaining[3]
+    going = times.expected(took, {NAMES[3]: 8.0}, ()).remaining[3]
+    given_up = times.expected(took, {}, ()).remaining[3]
     assert fresh < 8.0 < given_up == pytest.approx(8.0 + going)
-    assert times.remaining(took, {NAMES[3]: 1.0}, ())[3] == pytest.approx(7.0 + going), "a second time"
-    penalty = times.penalties(took, {}, ())[3]
-    assert penalty == untraced().penalties(took, {NAMES[3]: 8.0}, ())[3] > 0.0
-    assert times.penalties(took, {}, {NAMES[3]})[3] == 0.0, "it has ended, and can be timed"
-    assert times.remaining(took, {}, {NAMES[3]})[3] == 0.0
+    assert times.expected(took, {NAMES[3]: 1.0}, ()).remaining[3] == pytest.approx(7.0 + going), (
+        "a second time"
+    )
+    penalty = times.expected(took, {}, ()).penalties[3]
+    assert penalty == untraced().expected(took, {NAMES[3]: 8.0}, ()).penalties[3] > 0.0
+    assert times.expected(took, {}, {NAMES[3]}).penalties[3] == 0.0, "it has ended, and can be timed"
+    assert times.expected(took, {}, {NAMES[3]}).remaining[3] == 0.0
 
 
 def test_where_all_are_late_the_others_would_be_no_quicker() -> None:
-    found = untraced().remaining({}, {NAMES[0]: 20.0, NAMES[1]: 20.0}, ())
+    found = untraced().expected({}, {NAMES[0]: 20.0, NAMES[1]: 20.0}, ()).remaining
     assert (found[:2] < found[2:]).all(), "who has begun is ahead"
 
 
@@ -111,10 +115,10 @@ def test_ir_tells_long_compilations_from_short_ones() -> None:
 
     traces = LazyTraces(names, trace, fact_reader(table.problem, table.grids()))
     times = CompileTimes(names, traces, shipped_compile_seconds())
-    blind = times.remaining({}, {}, ())
+    blind = times.expected({}, {}, ()).remaining
     assert len(set(blind.tolist())) == 1
     traces.trace_initial(everything=True)
-    found = times.remaining({}, {}, ())
+    found = times.expected({}, {}, ()).remaining
     took = np.array([m.compile_s or math.nan for m in rows.values()])
     known = np.isfinite(took)
     order = np.argsort(found[known])
