@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,21 @@ from forecast_autotune.numerics import DENSE, fast_median, sparse_count
 from forecast_autotune.policy.state import TuningState, stated_risk
 from forecast_autotune.records import Plan, digest
 from forecast_autotune.surrogates.protocol import Array
+
+
+class Outlook(NamedTuple):
+    """What a plan looks at first."""
+
+    rows: npt.NDArray[np.intp]
+    """Candidates that may be measured, [n]."""
+    samples: Array
+    """Joint draws of their log2 times, [draws, n]; infinite where a draw fails."""
+    risk: float
+    """Of stopping now."""
+    seen: int
+    """Candidates that have a time."""
+    room: int
+    """Most candidates that may still be measured."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +72,8 @@ class RiskBounded:
 
     def plan(self, state: TuningState) -> Plan:
         """One round; see the class."""
-        rows, samples = self._promising(state)
-        risk = stated_risk(state, rows, samples)
-        seen = sum(m.ok for m in state.measured.values())
+        rows, samples, risk, seen, room = self._outlook(state)
         total = len(state.forecasts)
-        room = min(
-            state.remaining_measurements(),
-            max(self.cap(state) - state.new, int(state.lacks_working_config())),
-            len(rows),
-        )
         if not len(rows):
             return Plan((), "every candidate that can launch is measured", risk)
         enough = min(self.least, total)
@@ -92,6 +101,16 @@ class RiskBounded:
             risk,
             prefetch=tuple(names[rows[i]] for i in later),
         )
+
+    def _outlook(self, state: TuningState) -> Outlook:
+        rows, samples = self._promising(state)
+        room = min(
+            state.remaining_measurements(),
+            max(self.cap(state) - state.new, int(state.lacks_working_config())),
+            len(rows),
+        )
+        seen = sum(m.ok for m in state.measured.values())
+        return Outlook(rows, samples, stated_risk(state, rows, samples), seen, room)
 
     def _promising(self, state: TuningState) -> tuple[npt.NDArray[np.intp], Array]:
         forecasts, rows = state.forecasts, state.pending()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.policy.risk_bounded import RiskBounded
-from forecast_autotune.policy.state import TuningState, stated_risk
+from forecast_autotune.policy.state import TuningState
 from forecast_autotune.records import Plan
 from forecast_autotune.surrogates.protocol import Array
 
@@ -49,24 +49,17 @@ class WallTime(RiskBounded):
 
     def plan(self, state: TuningState) -> Plan:
         """What to compile and time from now on; an empty `measure` ends the decision."""
-        if state.compile_s is None or state.budget.measurements is not None:
+        if not self._by_time(state):
             # So many measurements and no more are worth most one after the other.
             return super().plan(state)
-        rows, samples = self._promising(state)
-        if state.compile_penalty is not None:
-            samples = samples + state.compile_penalty[rows]
-        risk = stated_risk(state, rows, samples)
-        seen = sum(m.ok for m in state.measured.values())
-        room = min(
-            state.remaining_measurements(),
-            max(self.cap(state) - state.new, int(state.lacks_working_config())),
-            len(rows),
-        )
+        rows, samples, risk, seen, room = self._outlook(state)
         if not len(rows):
             return Plan((), "every candidate that can launch is measured", risk)
+        assert state.compile_s is not None
         late = state.compile_penalty is not None and bool((state.compile_penalty[rows] > 0).all())
         enough = seen >= (1 if late else min(self.least, len(state.forecasts)))
-        pays = seen > 0 and self._waiting_pays(state, rows, samples, risk)
+        gain = self._gain(state, samples)
+        pays = seen > 0 and self._waiting_pays(state, rows, samples, gain, risk)
         if enough and risk <= state.risk and not pays:
             return self._audit(state, risk, rows)
         if room <= 0:
@@ -78,13 +71,13 @@ class WallTime(RiskBounded):
             and (known := np.array([names[int(i)] in state.ready for i in rows])).any()
         ):
             # Binaries of an earlier decision: they may be all that it takes.
-            rows, samples = rows[known], samples[:, known]
+            rows, samples, gain = rows[known], samples[:, known], gain[known]
         going = np.array([names[int(i)] in state.compiling for i in rows])
         ready = sum(names[int(i)] in state.ready for i in rows)
         # Every worker is one candidate's share of the clock while it compiles.
         cost = self.timing_s + state.compile_s[rows] / max(1, state.workers)
         # What compiles and may win goes on: a worker that changed its mind at every plan would finish nothing.
-        kept = np.flatnonzero(going & (self._gain(state, samples) > _LEAST_GAIN) & (seen > 0))
+        kept = np.flatnonzero(going & (gain > _LEAST_GAIN) & (seen > 0))
         wanted = min(room, len(rows), max(ready + state.workers, len(kept)))
         picked = self._greedy(state, samples, 1.0 / cost, wanted)
         if lost := set(kept.tolist()) - set(picked):
@@ -98,6 +91,15 @@ class WallTime(RiskBounded):
         else:
             reason = f"what it may gain is worth the seconds, at {risk:.0%} risk"
         return Plan(tuple(names[rows[i]] for i in picked), reason, risk, within_s=self.patience_s)
+
+    def _promising(self, state: TuningState) -> tuple[npt.NDArray[np.intp], Array]:
+        rows, samples = super()._promising(state)
+        penalty = state.compile_penalty if self._by_time(state) else None
+        return rows, samples if penalty is None else samples + penalty[rows]
+
+    @staticmethod
+    def _by_time(state: TuningState) -> bool:
+        return state.compile_s is not None and state.budget.measurements is None
 
     @staticmethod
     def _gain(state: TuningState, samples: Array) -> Array:
@@ -114,15 +116,17 @@ class WallTime(RiskBounded):
         return self.percent_s / _PERCENT * _USUAL_RISK / max(state.risk, 1e-3)
 
     def _waiting_pays(
-        self, state: TuningState, rows: npt.NDArray[np.intp], samples: Array, risk: float
+        self, state: TuningState, rows: npt.NDArray[np.intp], samples: Array, gain: Array, risk: float
     ) -> bool:
-        """Whether some horizon gains more run time, at its price, than the seconds until then."""
+        """Whether some horizon gains more run time, at its price, than the seconds until then.
+
+        `gain` is of each candidate by itself.
+        """
         assert state.compile_s is not None
         best = state.best()
         if math.isinf(best):
             return True
         seconds = state.compile_s[rows]
-        gain = self._gain(state, samples)
         # What gains nothing by itself gains nothing beside others.
         some = np.flatnonzero(gain * self._price(state) > 1e-3)
         if not len(some):
