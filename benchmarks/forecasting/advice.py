@@ -37,9 +37,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lib import result_files
-from benchmarks.lib.advice_arms import ALONE, ARMS, ArmContext, open_arms
-from benchmarks.lib.advice_figures import equal_risk, paired_figures
-from benchmarks.lib.advised_surrogates import ADVICE_TABLE, FamilyModels, advice_by_source
+from benchmarks.lib.advice.arms import ALONE, ARMS, ArmContext, open_arms
+from benchmarks.lib.advice.figures import equal_risk, paired_figures
+from benchmarks.lib.advice.surrogates import ADVICE_TABLE, FamilyModels, advice_by_source
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.result_files import say
 from benchmarks.lib.surrogates_without import table_paths

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.advised_surrogates import FamilyModels, advice_by_source
+from benchmarks.lib.advice.surrogates import FamilyModels, advice_by_source
 from benchmarks.lib.environment import environment
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import FAMILIAR, INFORMED, SCHEMA, STRANGE

@@ -24,8 +24,8 @@ from typing import Any
 
 from benchmarks.forecasting.advice import NEAR_TABLE, kernel_label
 from benchmarks.lib import result_files
-from benchmarks.lib.advice_figures import paired_figures
-from benchmarks.lib.advised_surrogates import FamilyModels, FollowingAdvice, advice_by_source
+from benchmarks.lib.advice.figures import paired_figures
+from benchmarks.lib.advice.surrogates import FamilyModels, FollowingAdvice, advice_by_source
 from benchmarks.lib.result_files import say
 from benchmarks.lib.surrogates_without import table_paths
 from forecast_autotune.errors import RecordError

@@ -28,8 +28,8 @@ import numpy.typing as npt
 from scipy.stats import t as student
 
 from benchmarks.lib import result_files
-from benchmarks.lib.advice_figures import interval
-from benchmarks.lib.advised_surrogates import FamilyModels
+from benchmarks.lib.advice.figures import interval
+from benchmarks.lib.advice.surrogates import FamilyModels
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.surrogates_without import table_paths
 from forecast_autotune.features.candidate_list import CandidateList

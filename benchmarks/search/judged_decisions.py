@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.advice_figures import equal_risk, interval
+from benchmarks.lib.advice.figures import equal_risk, interval
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from benchmarks.lib.search.source_pool import BASE

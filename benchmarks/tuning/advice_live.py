@@ -33,8 +33,8 @@ import triton
 
 from benchmarks import kernels
 from benchmarks.lib import child_processes, devices, kernel_timing, result_files
+from benchmarks.lib.advice.table import recorded_advice
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.recorded_advice import recorded_advice
 from benchmarks.lib.waiting_processes import WaitingChild, copy_missing, give_answer, say_ready, wait_for_turn
 from forecast_autotune import autotune
 from forecast_autotune.llm.advice.record import Advice

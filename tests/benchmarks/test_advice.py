@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.forecasting.advice import choose_problems, direct_answers, kernel_label
 from benchmarks.forecasting.hostile_advice import spoil
-from benchmarks.lib.advice_figures import equal_risk, interval, paired_figures
-from benchmarks.lib.advised_surrogates import FamilyModels, advice_by_source
+from benchmarks.lib.advice.figures import equal_risk, interval, paired_figures
+from benchmarks.lib.advice.surrogates import FamilyModels, advice_by_source
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.language import parse_cost_function
 from forecast_autotune.llm.advice.subject import AdviceSubject

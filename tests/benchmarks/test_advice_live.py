@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks import kernels
+from benchmarks.lib.advice.table import recorded_advice
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.recorded_advice import recorded_advice
 from benchmarks.lib.waiting_processes import WaitingChild
 from benchmarks.tuning import advice_live
 from benchmarks.tuning.advice_live import RecordedList

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.advised_surrogates import FamilyModels, FollowingAdvice, advice_by_source
+from benchmarks.lib.advice.surrogates import FamilyModels, FollowingAdvice, advice_by_source
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.calibration import BlendWeight

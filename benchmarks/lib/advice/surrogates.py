@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.lib.advice.table import recorded_advice
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.recorded_advice import recorded_advice
 from benchmarks.lib.surrogates_without import surrogates_by_family
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records.table import Table
