@@ -103,7 +103,7 @@ class CompileSeconds:
         if len(self.weights) != len(FEATURES):
             raise RecordError(
                 f"the formula of compile seconds needs {len(FEATURES)} weights, got {len(self.weights)}: fit it "
-                "again with `python -m benchmarks.forecasting.compile_seconds`"
+                "again with `forecast_train.surrogate.compile_seconds.fit_compile_seconds`"
             )
 
     def log2_seconds(self, features: Sequence[Sequence[float]]) -> Array:
