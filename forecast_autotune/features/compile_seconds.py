@@ -3,7 +3,7 @@
 Compilers take time for every operation of a thread: many operations, large tiles on few warps and deep pipelines
 compile for seconds where their neighbours take tenths. The weights are fitted to recorded compilations by
 `forecast_train.surrogate.compile_seconds`; what compiles in a decision then corrects the level
-(`CompileSeconds.expected`).
+(`CompileSeconds.level`).
 """
 
 from __future__ import annotations

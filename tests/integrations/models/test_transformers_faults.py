@@ -318,7 +318,7 @@ import json, sys, threading
 import torch
 from forecast_integrations.models.transformers.backend import TransformersBackend
 from forecast_autotune.llm.bins import BINS
-from forecast_integrations.triton.compile.forked_children import run_in_children
+from tests.integrations.parallel_children import run_in_children
 from tests.integrations.models.tiny_models import PREFIX, suffixes
 
 backend, asked = TransformersBackend(sys.argv[1], device="cpu"), []

@@ -14,8 +14,8 @@ import pytest
 from forecast_autotune import autotune
 from forecast_integrations.triton.compile import compiler_hash
 from forecast_integrations.triton.compile.compiler_hash import CompilerHash
-from forecast_integrations.triton.compile.forked_children import run_in_children
 from tests.integrations.null import binaries, blocks, child, double, fresh, launch
+from tests.integrations.parallel_children import run_in_children
 
 module = compiler_hash._module()
 HERE = os.getpid()

@@ -7,12 +7,11 @@ and a task that aborts or hangs costs only its child. A child never touches the 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,25 +139,3 @@ class ForkedChildren:
             return os.waitpid(child.pid, 0)[1]
         except ChildProcessError:  # a host that reaps every child itself (SIGCHLD ignored)
             return 0
-
-
-def run_in_children(
-    tasks: Sequence[Callable[[], object]], timeout_s: float, nice: int = NICE
-) -> Iterator[Any]:
-    """Run all tasks at once, a child each; yield the answers as they come, none for a task that failed.
-
-    Tasks for which no child can be started, or that take longer than `timeout_s`, yield nothing. A child's own
-    children yield to it no further with `nice` 0.
-    """
-    children = ForkedChildren(nice)
-    try:
-        for task in tasks:
-            with contextlib.suppress(OSError):
-                children.start(task, task)
-        limit = time.perf_counter() + timeout_s
-        while len(children) and time.perf_counter() < limit:
-            for child, _ in children.finished(0.25)[0]:
-                with contextlib.suppress(ValueError):
-                    yield child.answer()
-    finally:
-        children.close()
