@@ -13,6 +13,11 @@ from forecast_autotune.errors import RecordError
 SCHEMA = 1
 """Version written into every `problem` and `measurement` line of a table."""
 
+LARGEST_INTEGER = 2**128 - 1
+"""Either sign. More than any parameter of a kernel has, and little enough for arithmetic with floats."""
+LARGEST_MS, LARGEST_S = 1e300, 1e300
+"""No time comes near; sums of as many as a file can hold stay finite."""
+
 Scalar: TypeAlias = int | float | bool | str | None
 """A value that JSON, a config and a hash all agree on."""
 
@@ -24,6 +29,8 @@ _PLAIN = (bool, int, str)
 def to_scalar(value: object) -> Scalar:
     """Reduce a meta-parameter's value to something JSON can hold; other types become their `str`."""
     if value is None or isinstance(value, _PLAIN):
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            return hex(value)  # no reader of a table would take the number
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)

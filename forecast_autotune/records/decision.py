@@ -9,9 +9,15 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.base import SCHEMA
+from forecast_autotune.records.base import LARGEST_MS, LARGEST_S, SCHEMA
 from forecast_autotune.records.candidate import Candidate, Evidence
 from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import number_within, read_share
+
+_SHARE = json_option(read=read_share)
+_AMOUNT = json_option(read=number_within(0.0, LARGEST_S))
+"""Seconds, money or a tolerance."""
+_TIME = json_option(read=lambda value: None if value is None else number_within(5e-324, LARGEST_MS)(value))
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,9 @@ class LLMConsultation(Record, label="consultation", lenient=True):
     """Share of the way from the learned forecast to its own that was gone, on the average of both beliefs."""
     tokens: int = 0
     """Of prompts and answers together."""
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, metadata=_AMOUNT)
     """Wall seconds that it worked; others may have worked at the same time."""
-    money: float = 0.0
+    money: float = field(default=0.0, metadata=_AMOUNT)
     trouble: str = ""
     """Why it was not heard although it was asked; empty otherwise."""
     asked: bool = True
@@ -93,17 +99,17 @@ class LLMConsultation(Record, label="consultation", lenient=True):
 class Cost(Record, label="cost", unknown="refuse"):
     """What a decision took, in seconds of wall time unless said otherwise."""
 
-    wall_s: float = 0.0
-    forecast_s: float = 0.0
+    wall_s: float = field(default=0.0, metadata=_AMOUNT)
+    forecast_s: float = field(default=0.0, metadata=_AMOUNT)
     """Tracing, features, forecasts and planning."""
-    compile_s: float = 0.0
+    compile_s: float = field(default=0.0, metadata=_AMOUNT)
     """Sum over candidates; runs in parallel, so it may exceed `wall_s`."""
-    timing_s: float = 0.0
+    timing_s: float = field(default=0.0, metadata=_AMOUNT)
     compiled: int = 0
-    llm_s: float = 0.0
+    llm_s: float = field(default=0.0, metadata=_AMOUNT)
     """Seconds that a language model worked; compilations may have gone on at the same time."""
     llm_tokens: int = 0
-    llm_money: float = 0.0
+    llm_money: float = field(default=0.0, metadata=_AMOUNT)
     """In the currency of the configured prices."""
 
     def with_llm(self, consulted: LLMConsultation | None) -> Cost:
@@ -154,8 +160,8 @@ class Decision(
     chosen: Candidate = field(metadata=json_option(flat=True))
     evidence: Evidence
     reason: str
-    stated_risk: float
-    tolerance: float
+    stated_risk: float = field(metadata=_SHARE)
+    tolerance: float = field(metadata=_AMOUNT)
     candidates: int
     measured: int
     """Candidates timed or found failing for this decision."""
@@ -165,8 +171,8 @@ class Decision(
     """Candidates decided without a measurement, except the refused ones."""
     refused: int = 0
     """Candidates never compiled because they cannot launch."""
-    median_ms: float | None = None
-    saved_s: float = 0.0
+    median_ms: float | None = field(default=None, metadata=_TIME)
+    saved_s: float = field(default=0.0, metadata=json_option(read=number_within(-LARGEST_S, LARGEST_S)))
     """Estimated seconds that measuring every candidate one by one would have taken on top."""
     cost: Cost = Cost()
     settings: str = ""
@@ -176,7 +182,9 @@ class Decision(
     """The plans' reasons, in order."""
     surrogate: str = ""
     """`name/version` of whose risk is stated."""
-    shipped_risk: float | None = None
+    shipped_risk: float | None = field(
+        default=None, metadata=json_option(read=lambda value: None if value is None else read_share(value))
+    )
     """The stated risk before what this store has seen corrected it."""
     verdicts: tuple[RiskVerdict, ...] = ()
     """On risks that were stated of this problem, audits included; oldest first."""

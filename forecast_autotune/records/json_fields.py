@@ -67,18 +67,20 @@ def read_number(value: object, what: str) -> float | None:
     return found
 
 
-def _refuse_constant(word: str) -> float:
+def refuse_constant(word: str) -> float:
+    """`parse_constant` of a decoder. Raises `RecordError`."""
     raise RecordError(f"{word} is not JSON: write null")
 
 
-def _parse_finite(text: str) -> float:
+def parse_finite(text: str) -> float:
+    """`parse_float` of a decoder. Raises `RecordError` for what overflows."""
     value = float(text)
     if not math.isfinite(value):
         raise RecordError(f"a number must be finite, got {text:.40}")
     return value
 
 
-decode_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite).decode
+decode_json = json.JSONDecoder(parse_constant=refuse_constant, parse_float=parse_finite).decode
 """`json.loads` without NaN and infinity. Raises `ValueError`; `RecordError`, too, is one."""
 
 
@@ -187,6 +189,22 @@ def _read_float_or_null(value: Any) -> float | None:
     if type(value) is float and -math.inf < value < math.inf:
         return value
     return None if value is None else _read_float(value)
+
+
+def number_within(least: float, most: float) -> Reader:
+    """What reads a number from `least` to `most`."""
+
+    def read(value: Any) -> float:
+        found = _read_float(value)
+        if not least <= found <= most:
+            raise RecordError(f" must be a number from {least:g} to {most:g}, not {value!r:.40}")
+        return found
+
+    return read
+
+
+read_share = number_within(0.0, 1.0)
+"""A share or a probability."""
 
 
 def _read_boolean(value: Any) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.base import SCHEMA, Extra
+from forecast_autotune.records.base import LARGEST_MS, LARGEST_S, SCHEMA, Extra
 from forecast_autotune.records.candidate import Candidate, Outcome
 from forecast_autotune.records.codec import Record, json_option
 
@@ -35,11 +35,11 @@ class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
     def __post_init__(self) -> None:
         times = (self.median_ms, self.p20_ms, self.p80_ms)
         if self.outcome is Outcome.OK:
-            if self.median_ms is None or not all(t is None or (math.isfinite(t) and t > 0) for t in times):
+            if self.median_ms is None or not all(t is None or 0 < t <= LARGEST_MS for t in times):
                 raise RecordError(f"an ok measurement needs finite positive times, got {times}")
         elif any(t is not None for t in times):
             raise RecordError(f"a measurement with outcome {self.outcome} cannot carry a time, got {times}")
-        if self.compile_s is not None and not 0 <= self.compile_s < math.inf:
+        if self.compile_s is not None and not 0 <= self.compile_s <= LARGEST_S:
             raise RecordError(f"compile_s must be finite and at least 0, or None, got {self.compile_s}")
 
     @property

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.file_access import open_named_output
+from forecast_autotune.records.bounded_json import decode_bounded, without_halves
 from forecast_autotune.records.candidate import Candidate
-from forecast_autotune.records.json_fields import decode_json
 from forecast_autotune.records.measurement import Measurement
+from forecast_autotune.records.named_lines import Refuse, numbered_lines, refuse_row
 from forecast_autotune.records.problem import Problem
+
+MAX_REASON = 400
+"""Characters of what is said of one line: it may quote the line, and a line may have megabytes."""
 
 
 @dataclass
@@ -48,66 +51,24 @@ def latest_labels(measurements: Iterable[Measurement]) -> dict[Candidate, Measur
     return kept
 
 
-@contextlib.contextmanager
-def _text(path: Path) -> Iterator[Iterable[str]]:
-    """The lines of a file, unpacked if need be; standard input stays open."""
-    import gzip
-
-    with contextlib.ExitStack() as stack:
-        if str(path) != "-":
-            raw: IO[bytes] = stack.enter_context(path.open("rb"))
-        elif sys.stdin is None:
-            raise RecordError("-: standard input is closed: give a file, or pipe a table in")
-        elif hasattr(sys.stdin, "buffer"):
-            raw = sys.stdin.buffer
-        else:  # replaced by something that is text already
-            yield sys.stdin
-            return
-        if not isinstance(raw, io.BufferedReader):
-            raw = io.BufferedReader(raw)  # type: ignore[type-var]
-        # Looked at, not read: a pipe cannot go back.
-        packed = raw.peek(2)[:2] == b"\x1f\x8b"
-        # With the byte-order mark that Windows tools put first, or without.
-        text = io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if packed else raw, encoding="utf-8-sig")
-        try:
-            yield text
-        finally:
-            text.detach()
-
-
-def _parsed(text: str) -> Any:
-    data = decode_json(text)
-    if "\\u" in text:
-        # Half of a surrogate pair is fine in JSON's ASCII form, and can be written nowhere later.
-        json.dumps(data, ensure_ascii=False).encode()
-    return data
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_lines(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) of a table file, gzip-compressed or not; `-` reads standard input.
 
-    Raises `RecordError` with file and line for text that is not one JSON object per line.
+    A line that is not one JSON object within the bounds of `decode_bounded` is a `RecordError` with file and
+    line: it is raised or, with `refuse`, handed to that while the other lines are read. Raises `RecordError`
+    for a file beyond the bounds of `numbered_lines`.
     """
-    # Here, since whoever reads a stored decision loads this module, and no packed file.
-    import gzip
-    import zlib
-
-    with _text(path) as stream:
+    for number, raw in numbered_lines(path, refuse):
+        if not raw.strip():
+            continue
         try:
-            for number, text in enumerate(stream, 1):
-                if not text.strip():
-                    continue
-                try:
-                    data = _parsed(text)
-                except RecursionError as error:
-                    raise RecordError(f"{path}:{number}: not JSON (nested too deeply)") from error
-                except ValueError as error:
-                    raise RecordError(f"{path}:{number}: not JSON ({error})") from error
-                if not isinstance(data, dict):
-                    raise RecordError(f"{path}:{number}: expected an object, got {text[:60]!r}")
-                yield number, data
-        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise RecordError(f"{path}: unreadable or cut off: {error}") from error
+            data = decode_bounded(raw.decode("utf-8"))
+            if not isinstance(data, dict):
+                raise RecordError(f"expected an object, got {data!r:.60}")
+        except ValueError as error:
+            refuse_row(RecordError(f"{path}:{number}: not JSON ({error})"[:MAX_REASON]), refuse)
+        else:
+            yield number, data
 
 
 def table_of_problem(tables: dict[str, Table], problem: Problem) -> Table:
@@ -128,15 +89,17 @@ def table_of_problem(tables: dict[str, Table], problem: Problem) -> Table:
     return table
 
 
-def read_tables(path: Path, other: Callable[[dict[str, Any]], None] | None = None) -> list[Table]:
+def read_tables(
+    path: Path, other: Callable[[dict[str, Any]], None] | None = None, refuse: Refuse | None = None
+) -> list[Table]:
     """Read every problem of a table file, in order of appearance.
 
-    Lines of other types are handed to `other`, or ignored, so that a newer file can carry more. Raises
-    `RecordError` for malformed lines, for measurements whose problem line has not come before them, and for
-    an id that names two problems.
+    Lines of other types are handed to `other`, or ignored, so that a newer file can carry more. A malformed
+    line, a measurement whose problem line has not come before it and an id that names two problems are a
+    `RecordError` with file and line: it is raised or, with `refuse`, handed to that, and the other lines count.
     """
     tables: dict[str, Table] = {}
-    for number, data in read_lines(path):
+    for number, data in read_lines(path, refuse):
         try:
             if data.get("type") == "problem":
                 problem = Problem.from_json(data)
@@ -144,18 +107,19 @@ def read_tables(path: Path, other: Callable[[dict[str, Any]], None] | None = Non
             elif data.get("type") == "measurement":
                 measurement = Measurement.from_json(data)
                 if measurement.problem not in tables:
-                    raise RecordError(f"no problem line for {measurement.problem!r} before this one")
+                    raise RecordError(f"no problem line for {measurement.problem!r:.40} before this one")
                 tables[measurement.problem].measurements.append(measurement)
             elif other is not None:
                 other(data)
         except RecordError as error:
-            raise RecordError(f"{path}:{number}: {error}") from error
+            refuse_row(RecordError(f"{path}:{number}: {error}"[:MAX_REASON]), refuse)
     return list(tables.values())
 
 
 def dump_line(data: Mapping[str, Any]) -> str:
-    """One JSON object on one line, without NaN or infinity."""
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+    """One JSON object on one line, without NaN or infinity; half of a surrogate pair becomes U+FFFD."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+    return without_halves(text)
 
 
 def table_lines(tables: Iterable[Table], more: Iterable[Mapping[str, Any]] = ()) -> Iterator[str]:
@@ -170,8 +134,9 @@ def table_lines(tables: Iterable[Table], more: Iterable[Mapping[str, Any]] = ())
 def write_tables(path: Path, tables: Iterable[Table], more: Iterable[Mapping[str, Any]] = ()) -> int:
     """Write a table file (gzip when the name ends in `.gz`; `-` is standard output), atomically.
 
-    `more` are lines of other types, which readers of tables ignore. Returns the number of measurements
-    written.
+    What is at `path` stays what it is: a device or a pipe is written to, a symbolic link is followed. `more` are
+    lines of other types, which readers of tables ignore. Returns the number of measurements written. Raises
+    `OSError` where nothing can be written.
     """
     import gzip
 
@@ -180,16 +145,12 @@ def write_tables(path: Path, tables: Iterable[Table], more: Iterable[Mapping[str
     if str(path) == "-":
         sys.stdout.writelines(table_lines(tables, more))
         return count
-    part = path.with_name(f".{path.name}.part")
-    try:
+    lines = (line.encode() for line in table_lines(tables, more))
+    with open_named_output(path) as stream:
         if path.suffix == ".gz":
             # mtime=0: the same table gives the same bytes, so a repository sees no false change.
-            with part.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
-                packed.writelines(line.encode() for line in table_lines(tables, more))
+            with gzip.GzipFile("", "wb", 9, stream, mtime=0) as packed:
+                packed.writelines(lines)
         else:
-            with part.open("w", encoding="utf-8") as stream:
-                stream.writelines(table_lines(tables, more))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+            stream.writelines(lines)
     return count

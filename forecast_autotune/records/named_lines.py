@@ -1,0 +1,148 @@
+"""The lines of a file that a user named, unpacked if need be, within bounds that a bomb does not pass."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.file_access import MAX_RECORD_BYTES, open_named_input
+
+MAX_BYTES = 512 * 1024 * 1024
+"""Of a file, unpacked. Four times the largest that the project's own corpora have; its texts fit into memory."""
+MAX_LINES = 500_000
+"""Of a file. Eight times the most that the corpora have; as many of the shortest rows take half a gigabyte."""
+MAX_LINE_BYTES = MAX_RECORD_BYTES
+MAX_RATIO = 200
+"""Bytes per compressed byte. Tables have 10 to 20, a bomb has a thousand."""
+_JUDGED_BYTES = 64 * 1024 * 1024
+"""Below so many, no ratio is judged: a small file of one row repeated may have any."""
+_CHUNK = 1 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+Refuse: TypeAlias = Callable[[RecordError], None]
+"""Is told of each row that is left out, by file and line; without one, the first ends the reading."""
+
+
+def refuse_row(error: RecordError, refuse: Refuse | None) -> None:
+    """Tell of a row that is left out; raises it where nobody is to be told."""
+    if refuse is None:
+        raise error
+    refuse(error)
+
+
+class CutOffError(RecordError):
+    """Compressed bytes that end early or are damaged; what was unpacked before them is sound."""
+
+
+class _CountedBytes:
+    """A binary stream that counts what was read of it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.count = 0
+        self._head = b""
+
+    def peek(self) -> bytes:
+        """The first two bytes, which stay unread: a pipe cannot go back."""
+        while len(self._head) < 2 and (more := self._stream.read(2 - len(self._head))):
+            self._head += more
+        return self._head
+
+    def read(self, size: int = -1) -> bytes:
+        """As a stream's."""
+        data, self._head = self._head, b""
+        data += self._stream.read(size if size < 0 else max(size - len(data), 0)) or b""
+        self.count += len(data)
+        return data
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    if str(path) != "-":
+        with open_named_input(path) as stream:
+            yield stream
+    elif sys.stdin is None:
+        raise RecordError("-: standard input is closed: give a file, or pipe a table in")
+    elif hasattr(sys.stdin, "buffer"):
+        yield sys.stdin.buffer
+    else:  # replaced by something that is text already
+        yield io.BytesIO(sys.stdin.read().encode("utf-8", "replace"))
+
+
+@contextlib.contextmanager
+def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
+    """What reads a file, gzip-compressed or not, or standard input (`-`), chunk by chunk.
+
+    Reading raises `RecordError` for more than `MAX_BYTES` or `MAX_RATIO` and for damaged compressed bytes, and
+    opening `OSError` for what is neither a file nor a pipe.
+    """
+    import gzip
+    import zlib
+
+    with _opened(path) as stream:
+        raw = _CountedBytes(stream)
+        packed = raw.peek() == b"\x1f\x8b"
+        source = gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw  # type: ignore[call-overload]
+        total = 0
+
+        def read(size: int) -> bytes:
+            nonlocal total
+            try:
+                data: bytes = source.read(size)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise CutOffError(f"{path}: unreadable or cut off: {error}") from error
+            total += len(data)
+            if total > MAX_BYTES:
+                raise RecordError(
+                    f"{path}: more than {MAX_BYTES} bytes{' once unpacked' if packed else ''}: split it into files "
+                    "of fewer kernels"
+                )
+            if packed and total > max(_JUDGED_BYTES, MAX_RATIO * raw.count):
+                raise RecordError(
+                    f"{path}: {raw.count} compressed bytes hold more than {total} bytes, which is no table: at most "
+                    f"{MAX_RATIO} bytes per compressed byte are read; unpack it first if it is meant"
+                )
+            return data
+
+        yield read
+
+
+def numbered_lines(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, line without its end) of a file as `unpacked` reads it, a byte-order mark left out.
+
+    A line of more than `MAX_LINE_BYTES` is refused. Raises `RecordError` for more than `MAX_LINES`, and as
+    `unpacked` does; where compressed bytes are cut off, `refuse` is told and the lines before that count.
+    """
+    with unpacked(path) as read:
+        number, rest, skipping = 0, b"", False
+        while chunk := _next_chunk(read, refuse):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                number += 1
+                if number > MAX_LINES:
+                    raise RecordError(
+                        f"{path}: more than {MAX_LINES} lines: split it into files of fewer kernels"
+                    )
+                if not skipping:
+                    yield number, line if number > 1 else line.removeprefix(_BYTE_ORDER_MARK)
+                skipping = False
+            if len(rest) > MAX_LINE_BYTES:
+                if not skipping:
+                    error = RecordError(f"{path}:{number + 1}: a line has at most {MAX_LINE_BYTES} bytes")
+                    refuse_row(error, refuse)
+                skipping, rest = True, b""
+        if rest and not skipping:
+            yield number + 1, rest if number else rest.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _next_chunk(read: Callable[[int], bytes], refuse: Refuse | None) -> bytes:
+    try:
+        return read(_CHUNK)
+    except CutOffError as error:
+        refuse_row(error, refuse)
+        return b""
