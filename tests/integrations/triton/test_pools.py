@@ -21,10 +21,10 @@ from forecast_integrations.triton import describe
 from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile import pool
 from forecast_integrations.triton.compile.fork import ForkPool
-from forecast_integrations.triton.compile.forked_children import run_in_children
 from forecast_integrations.triton.compile.threads import ThreadPool
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.trace import make_tracer
+from tests.integrations.parallel_children import run_in_children
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
