@@ -8,18 +8,19 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from forecast_harness.sandbox import wire
+from forecast_harness.sandbox import process_stops, wire
 from forecast_harness.sandbox.jobs import (
     CellAnswer,
     Fault,
     ResourceLimits,
     SandboxError,
     TensorArrays,
+    TensorBytes,
     WireError,
     check_entry,
     printable,
@@ -66,13 +67,17 @@ class ServerConnection:
 
     def __init__(self, server: socket.socket) -> None:
         self.server = server
-        self._cells: list[tuple[int, socket.socket]] = []
+        self._cells: list[tuple[int, socket.socket, socket.socket]] = []
         self._ended: dict[int, dict[str, Any]] = {}
-        self._frozen: dict[int, int] = {}
 
-    def start(self, limits: ResourceLimits) -> tuple[int, socket.socket]:
-        """A new cell's number and channel. Raises `SandboxError` when the server is gone."""
-        self._say({"op": "cell", "limits": limits.to_json()})
+    def start(
+        self, limits: ResourceLimits, processors: Sequence[int] = ()
+    ) -> tuple[int, socket.socket, socket.socket]:
+        """A new cell's number, its channel, and that to its first process, which stops and resumes it.
+
+        Raises `SandboxError` when the server is gone.
+        """
+        self._say({"op": "cell", "limits": limits.to_json(), "processors": list(processors)})
         while not self._cells:
             self._read()
         return self._cells.pop()
@@ -82,13 +87,6 @@ class ServerConnection:
         if number not in self._ended:
             self._say({"op": "close", "cell": number})
         self.ended(number, _REPORT_TIMEOUT_S)
-
-    def freeze(self, number: int, op: str) -> int:
-        """`freeze` or `thaw` a cell; returns how many processes would not stop."""
-        self._say({"op": op, "cell": number})
-        while number not in self._frozen:
-            self._read()
-        return self._frozen.pop(number)
 
     def wait(self, number: int, channel: socket.socket) -> None:
         """Until the channel has bytes or its end. Raises `EOFError` once the cell has ended without them."""
@@ -110,16 +108,15 @@ class ServerConnection:
 
     def _read(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self.server, _MESSAGE_BYTES, 1)
+            data, fds, _, _ = socket.recv_fds(self.server, _MESSAGE_BYTES, 2)
         except ConnectionError:
             data, fds = b"", []
         if not data:
             raise SandboxError("the server is gone")
         said = json.loads(data)
         if said["event"] == "cell":
-            self._cells.append((said["cell"], socket.socket(fileno=fds[0])))
-        elif said["event"] == "frozen":
-            self._frozen[said["cell"]] = said["left"]
+            channel, orders = (socket.socket(fileno=fd) for fd in fds)
+            self._cells.append((said["cell"], channel, orders))
         else:
             self._ended[said["cell"]] = said
 
@@ -133,10 +130,13 @@ class ServerConnection:
 class Cell:
     """A process of its own in which the candidate runs. Use as a context manager."""
 
-    def __init__(self, link: ServerConnection, limits: ResourceLimits) -> None:
+    def __init__(
+        self, link: ServerConnection, limits: ResourceLimits, processors: Sequence[int] = ()
+    ) -> None:
+        """`processors`: those that all of the cell is bound to, by the kernel's numbers; empty: any."""
         self._link = link
         self._limits = limits
-        self._number, self._channel = link.start(limits)
+        self._number, self._channel, self._orders = link.start(limits, processors)
         self._end_error: CandidateFault | SandboxError | None = None
         self._frozen = False
 
@@ -149,56 +149,144 @@ class Cell:
         self.close()
 
     def ask(
-        self, entry: str, payload: Mapping[str, Any] = _EMPTY, arrays: TensorArrays = _EMPTY
+        self,
+        entry: str,
+        payload: Mapping[str, Any] = _EMPTY,
+        arrays: TensorArrays = _EMPTY,
+        *,
+        descriptor: int | None = None,
     ) -> CellAnswer:
         """Call `module:function(payload, arrays, state)` in the cell and wait; `state` is a dict of the cell.
 
         `seconds` of the answer is this process's wall time from the question's first byte to the answer's
-        last. The answer is the candidate's word: bytes to be judged, never a verdict. Raises
-        `CandidateFault`; after one that is not `Fault.EXCEPTION` the cell is gone.
+        last. The answer is the candidate's word: bytes to be judged, never a verdict. A `descriptor` is sent
+        after the question, for `cell_process.receive_descriptor`. Raises `CandidateFault`; after one that is
+        not `Fault.EXCEPTION` the cell is gone.
         """
+        nonce, frame = self._question(entry, payload, arrays)
+        if self._frozen:
+            raise SandboxError("a frozen cell cannot answer; thaw() it first")
+        began = time.perf_counter()
+        said, given = self._converse(frame, arrays, descriptor)
+        return self._accepted(said, given, nonce, time.perf_counter() - began)
+
+    def ask_in_window(self, entry: str, payload: Mapping[str, Any] = _EMPTY) -> CellAnswer:
+        """Put a question to a frozen cell, which runs from the question to the answer and no longer.
+
+        `seconds` of the answer is all the time in which any of the cell's processes could run, by this
+        process's clock: it begins before the question is sent and they are resumed, and ends when they have
+        been stopped again. Afterwards the cell is frozen. Raises `CandidateFault`, also where a process has
+        run while it was stopped.
+        """
+        nonce, frame = self._question(entry, payload, _EMPTY)
+        if not self._frozen:
+            raise SandboxError("only a frozen cell has a window; freeze() it first")
+        self._must_have_stood_still()
+        self._frozen = False
+        began = time.perf_counter()
+        try:
+            self._channel.sendall(frame)
+            self._orders.send(process_stops.RESUME)
+        except OSError:
+            raise self._how_it_ended() from None
+        said, given = self._converse(None, _EMPTY)
+        ended = self._stop()
+        return self._accepted(said, given, nonce, ended - began)
+
+    def _question(self, entry: str, payload: Mapping[str, Any], arrays: TensorArrays) -> tuple[str, bytes]:
+        """The nonce of a question and its frame. Raises where no question may be asked now."""
         check_entry(entry)
         if self._end_error is not None:
             raise self._end_error
-        if self._frozen:
-            raise SandboxError("a frozen cell cannot answer; thaw() it first")
         nonce = secrets.token_hex(16)
         # Before anything is sent: a question that cannot be encoded is not the candidate's fault.
         question = {"nonce": nonce, "entry": entry, "payload": dict(payload)}
         frame = wire.encode({**question, "limit": self._limits.answer_bytes}, arrays)
         if select.select([self._channel], [], [], 0)[0] and self._has_stray_bytes():
             raise self._end(Fault.FORGED, "bytes came before they were asked for")
-        began = time.perf_counter()
+        return nonce, frame
+
+    def _converse(
+        self, frame: bytes | None, arrays: TensorArrays, descriptor: int | None = None
+    ) -> tuple[Any, dict[str, TensorBytes]]:
+        """What the cell says, after a question is sent where there is one."""
         try:
-            wire.send_encoded(self._channel, frame, arrays)
+            if frame is not None:
+                wire.send_encoded(self._channel, frame, arrays)
+            if descriptor is not None:
+                socket.send_fds(self._channel, [b"\0"], [descriptor])
             wait = partial(self._link.wait, self._number, self._channel)
-            said, given = wire.receive(self._channel, self._limits.answer_bytes, wait)
+            return wire.receive(self._channel, self._limits.answer_bytes, wait)
         except (EOFError, ConnectionError):
             raise self._how_it_ended() from None
         except WireError as error:
             raise self._end(Fault.FORGED, f"the answer is none: {error}") from error
-        seconds = time.perf_counter() - began
+
+    def _accepted(
+        self, said: Any, given: Mapping[str, TensorBytes], nonce: str, seconds: float
+    ) -> CellAnswer:
         if not isinstance(said, dict) or said.get("nonce") != nonce:
             raise self._end(Fault.FORGED, "an answer does not carry the question's number")
         if "error" in said:
             raise _exception_fault(said["error"])
         return CellAnswer(said.get("value"), given, seconds)
 
+    @property
+    def frozen(self) -> bool:
+        """Whether all of its processes are stopped."""
+        return self._frozen
+
     def freeze(self) -> None:
-        """Stop all processes of the cell, so that they cannot slow down another that is being timed.
+        """Stop all processes of the cell, so that they can neither slow down another nor work unseen.
 
         Its wall time runs on, and work that it has queued on a device is not stopped: have it synchronise
         first. Raises `CandidateFault` when it forks faster than it can be stopped.
         """
-        left = self._link.freeze(self._number, "freeze")
-        self._frozen = True
-        if left:
-            raise self._end(Fault.PROCESSES, f"{left} processes could not be stopped")
+        if not self._frozen:
+            self._stop()
 
     def thaw(self) -> None:
-        """Let them go on."""
-        self._link.freeze(self._number, "thaw")
-        self._frozen = False
+        """Let them go on. Raises `CandidateFault` where one has run while it was stopped."""
+        if self._frozen:
+            self._must_have_stood_still()
+            self._orders.send(process_stops.RESUME)
+            self._frozen = False
+
+    def _stop(self) -> float:
+        """Stop all processes, wait until they stand still; when they were stopped, by `time.perf_counter`."""
+        try:
+            self._orders.send(process_stops.STOP)
+        except OSError:
+            raise self._how_it_ended() from None
+        self._report()
+        ended = time.perf_counter()
+        self._frozen = True
+        if left := int(self._report()):
+            raise self._end(Fault.PROCESSES, f"{left} processes could not be stopped")
+        return ended
+
+    def _must_have_stood_still(self) -> None:
+        try:
+            self._orders.send(process_stops.CHECK)
+        except OSError:
+            raise self._how_it_ended() from None
+        if moved := int(self._report()):
+            raise self._end(Fault.RAN_WHILE_STOPPED, f"{moved} processes ran while they were stopped")
+
+    def _report(self) -> bytes:
+        """The next report of the cell's first process."""
+        limit = time.monotonic() + _REPORT_TIMEOUT_S
+        while True:
+            left = max(0.0, limit - time.monotonic())
+            if not select.select([self._orders], [], [], left)[0]:
+                raise SandboxError(f"the cell's first process was silent for {_REPORT_TIMEOUT_S:g} s")
+            try:
+                said = self._orders.recv(64)
+            except ConnectionError:
+                said = b""
+            if not said:
+                raise self._how_it_ended()
+            return said
 
     def _has_stray_bytes(self) -> bool:
         """Whether there are bytes; at the end of the stream there are none, and `ask` finds out why."""
@@ -246,6 +334,7 @@ class Cell:
         if self._channel.fileno() < 0:
             return
         self._channel.close()
+        self._orders.close()
         if self._end_error is None:
             self._end_error = SandboxError("this cell is closed; open another with work.cell()")
             self._link.stop(self._number)

@@ -7,6 +7,7 @@ import importlib.util
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.jobs import CellAnswer, SandboxError, TensorArrays, check_entry
 
+CHANNEL = "channel"
+"""The key of the socket to the judge in a cell's state."""
 FILES_FOLDER = "files"
 """Where the candidate's files lie, below the working directory."""
 
@@ -46,9 +49,20 @@ def run_file(payload: dict[str, Any], arrays: TensorArrays, state: dict[str, Any
     return CellAnswer(getattr(module, function)(*payload.get("arguments", [])))
 
 
+def receive_descriptor(state: Mapping[str, Any]) -> int:
+    """The descriptor that follows the question which is being answered, see `Cell.ask`.
+
+    Raises `SandboxError` where none does.
+    """
+    _, found, _, _ = socket.recv_fds(state[CHANNEL], 1, 1)
+    if not found:
+        raise SandboxError("no descriptor came with the question")
+    return found[0]
+
+
 def serve(channel: socket.socket) -> None:
     """Answer questions until the judge hangs up."""
-    state: dict[str, Any] = {}
+    state: dict[str, Any] = {CHANNEL: channel}
     while True:
         try:
             question, arrays = wire.receive(channel, wire.TRUSTED_LIMIT, header_limit=wire.TRUSTED_LIMIT)

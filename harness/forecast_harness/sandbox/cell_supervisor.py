@@ -11,16 +11,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
+import select
 import signal
 import socket
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from forecast_harness.sandbox import cell_process, toolchain
 from forecast_harness.sandbox.containment import confine, linux
 from forecast_harness.sandbox.jobs import ResourceLimits
+from forecast_harness.sandbox.process_stops import ProcessStopper
 
 _KILL_TIMEOUT_S = 3.0
 """Most seconds for killing what a candidate left, where no namespace does it."""
@@ -35,8 +39,14 @@ def supervise_cell(
     streams: tuple[int, int],
     status: int,
     server: int,
+    *,
+    orders: socket.socket,
+    processors: Sequence[int] = (),
 ) -> NoReturn:
     """Become the keeper of a cell. `place` holds the candidate's files; `status` gets one JSON line.
+
+    `orders`: where the judge asks for all of the cell's processes to be stopped and resumed. `processors`:
+    those that the cell is bound to, by the kernel's numbers; empty: any.
 
     The line is `{"code": wait status as Python gives it, "cpu": seconds, "maxrss": bytes}` or
     `{"setup": why it could not begin}`.
@@ -51,7 +61,7 @@ def supervise_cell(
                 user = number
             first = os.fork()
             if first:
-                for fd in {channel.fileno(), *streams, status}:
+                for fd in {channel.fileno(), orders.fileno(), *streams, status}:
                     os.close(fd)
                 os.waitpid(first, 0)
                 os._exit(0)
@@ -67,13 +77,16 @@ def supervise_cell(
         first = os.getpid()
         pid = os.fork()
         if pid == 0:
+            orders.close()
+            if processors:
+                os.sched_setaffinity(0, processors)
             _become_cell(cage, limits, scratch, channel, streams, status, first, user)
     except BaseException as error:
         _write_status(status, {"setup": f"{type(error).__name__}: {error}"})
         os._exit(1)
     for fd in {channel.fileno(), *streams}:
         os.close(fd)
-    _reap_until_end(pid, status, cage)
+    _reap_until_end(pid, status, cage, orders)
 
 
 def _plain_scratch(place: str, number: int) -> str:
@@ -90,21 +103,48 @@ def _write_status(status: int, what: dict[str, object]) -> None:
         os.write(status, json.dumps(what).encode() + b"\n")
 
 
-def _reap_until_end(pid: int, status: int, cage: confine.Confinement) -> NoReturn:
-    """Reap until the cell ends, then say how, and end everything else."""
+def _reap_until_end(pid: int, status: int, cage: confine.Confinement, orders: socket.socket) -> NoReturn:
+    """Reap until the cell ends, stopping it whenever the judge says so; then say how, and end everything else."""
     if not cage.apart:  # it has built what it had to build, and may signal its own user's processes
         with contextlib.suppress(OSError):
-            linux.drop_capabilities()
-    while True:
-        ended, code, used = os.wait4(-1, 0)
-        if ended == pid:
-            break
-    cpu = used.ru_utime + used.ru_stime
-    exit_code = os.waitstatus_to_exitcode(code)
+            linux.drop_capabilities(linux.CAP_KILL if cage.has_own_root else 0)
+    linux.set_dumpable(False)  # what it holds is not the candidate's to read, where both are one user
+    used = _reap_and_obey(pid, orders, ProcessStopper(os.getpid() == 1))
+    exit_code = os.waitstatus_to_exitcode(used[0])
+    cpu = used[1].ru_utime + used[1].ru_stime
     if os.getpid() != 1:
         kill_descendants(os.getpid())
-    _write_status(status, {"code": exit_code, "cpu": cpu, "maxrss": used.ru_maxrss * 1024})
+    _write_status(status, {"code": exit_code, "cpu": cpu, "maxrss": used[1].ru_maxrss * 1024})
     os._exit(0)
+
+
+def _reap_and_obey(
+    pid: int, orders: socket.socket, stopper: ProcessStopper
+) -> tuple[int, resource.struct_rusage]:
+    """Wait status and use of process `pid`, once it has ended; until then the judge's orders are obeyed."""
+    inward, wake = os.pipe()
+    for fd in (inward, wake):
+        os.set_blocking(fd, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    listening = [orders.fileno(), inward]
+    while True:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.wait4(-1, os.WNOHANG))[0]:
+                if found[0] == pid:
+                    return found[1], found[2]
+        ready = select.select(listening, [], [])[0]
+        if inward in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(inward, 4096)
+        if orders.fileno() in ready:
+            try:
+                question = orders.recv(16)
+                stopper.answer(question, orders)
+            except OSError:
+                question = b""
+            if not question:  # the judge is gone, and the server will end this
+                listening = [inward]
 
 
 def kill_descendants(parent: int, spare: frozenset[int] = frozenset()) -> int:

@@ -61,6 +61,8 @@ class Fault(StrEnum):
     """Bytes on the channel that are no answer to what was asked."""
     KILLED = "killed"
     """SIGKILL or SIGTERM from somebody, with no limit exceeded."""
+    RAN_WHILE_STOPPED = "ran_while_stopped"
+    """A process of it used a processor while all of them were stopped."""
     REJECTED = "rejected"
     """The trusted code judged so by raising `Suspicion`."""
     TRUSTED_ERROR = "trusted_error"
@@ -76,7 +78,14 @@ class Fault(StrEnum):
             return JobStatus.OK
         if self in (Fault.TRUSTED_ERROR, Fault.SERVER_LOST, Fault.DEVICE_UNHEALTHY):
             return JobStatus.INFRA_ERROR
-        if self in (Fault.EXIT_UNFINISHED, Fault.FORBIDDEN_CALL, Fault.FORGED, Fault.KILLED, Fault.REJECTED):
+        if self in (
+            Fault.EXIT_UNFINISHED,
+            Fault.FORBIDDEN_CALL,
+            Fault.FORGED,
+            Fault.KILLED,
+            Fault.RAN_WHILE_STOPPED,
+            Fault.REJECTED,
+        ):
             return JobStatus.SUSPICIOUS
         return JobStatus.CANDIDATE_ERROR
 

@@ -9,7 +9,7 @@ import secrets
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -37,12 +37,14 @@ class JobContext:
     level: ContainmentLevel
     _link: ServerConnection
 
-    def cell(self, limits: ResourceLimits | None = None) -> Cell:
+    def cell(self, limits: ResourceLimits | None = None, processors: Sequence[int] = ()) -> Cell:
         """Start a fresh cell; it holds the job's files below `files/` and nothing of this process.
+
+        `processors`: those that all of it is bound to, by the kernel's numbers; empty: any.
 
         Raises `SandboxError` when the server does not give one.
         """
-        return Cell(self._link, limits or self.limits)
+        return Cell(self._link, limits or self.limits, processors)
 
 
 def run_file(work: JobContext) -> CellAnswer:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import socket
 import time
 from dataclasses import dataclass, field
@@ -18,10 +16,6 @@ from forecast_harness.sandbox.jobs import ResourceLimits, printable
 _TAIL_BYTES = 8 << 10
 _DISK_CHECK_INTERVAL_S = 1.0
 _MOST_ENTRIES = 20_000
-_MOST_FREEZE_PASSES = 100
-_FREEZE_PASS_S = 0.0003
-_STOPPED_STATES = "TtZXD"
-"""States of a process that uses no processor: stopped, traced, dead, or waiting in the kernel to stop."""
 
 
 @dataclass(slots=True)
@@ -93,31 +87,6 @@ class RunningCell:
             if _stored_bytes(self.place) > self.limits.output_bytes:
                 return "storage"
         return ""
-
-    def freeze(self, own: int) -> int:
-        """Stop every process of the cell. Returns how many would not stop: it forks faster than we stop."""
-        stopped: set[int] = set()
-        quiet = 0
-        for _ in range(_MOST_FREEZE_PASSES):
-            tree = [self.pid, *linux.descendants(self.pid)][own:]
-            running = [
-                pid for pid in tree if pid not in stopped or linux.process_state(pid) not in _STOPPED_STATES
-            ]
-            quiet = 0 if running else quiet + 1
-            if quiet == 2:  # one look may fall between a parent's exit and its child's adoption
-                return 0
-            for pid in running:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGSTOP)
-            stopped.update(running)
-            time.sleep(_FREEZE_PASS_S)
-        return len(running)
-
-    def thaw(self, own: int) -> None:
-        """Let all of them go on."""
-        for pid in [self.pid, *linux.descendants(self.pid)][own:]:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGCONT)
 
     def report(self) -> dict[str, Any]:
         """How it ended, for the judge. Reads and closes the status pipe."""

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -113,34 +113,34 @@ class ForkServer:
             return
         request = json.loads(data)
         if request["op"] == "cell":
-            self._start_cell(job, ResourceLimits(**request["limits"]))
+            self._start_cell(job, ResourceLimits(**request["limits"]), request["processors"])
             return
         run = self._cells.get(request["cell"])
-        if request["op"] == "close":
-            if run is not None:
-                self._end(run, "closed")
-            return
-        left, own = 0, 1 + int(self._confinement.has_own_root)
-        if run is not None and request["op"] == "freeze":
-            left = run.freeze(own)
-        elif run is not None:
-            run.thaw(own)
-        answer = {"event": "frozen", "cell": request["cell"], "left": left}
-        with contextlib.suppress(OSError):
-            job.channel.send(json.dumps(answer).encode())
+        if run is not None:
+            self._end(run, "closed")
 
-    def _start_cell(self, job: RunningJob, limits: ResourceLimits) -> None:
+    def _start_cell(self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int]) -> None:
         judge_end, cell_end = wire.channel_pair()
+        judge_orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pipes = [os.pipe() for _ in range(3)]
         (out, out_w), (err, err_w), (status, status_w) = pipes
 
         def body() -> NoReturn:
             cell_supervisor.supervise_cell(
-                self._confinement, limits, job.place, cell_end, (out_w, err_w), status_w, self._pid
+                self._confinement,
+                limits,
+                job.place,
+                cell_end,
+                (out_w, err_w),
+                status_w,
+                self._pid,
+                orders=orders,
+                processors=processors,
             )
 
-        pid = self._fork(body, spare={cell_end.fileno(), out_w, err_w, status_w})
+        pid = self._fork(body, spare={cell_end.fileno(), orders.fileno(), out_w, err_w, status_w})
         cell_end.close()
+        orders.close()
         for fd in (out_w, err_w, status_w):
             os.close(fd)
         shared = "" if self._confinement.has_own_root else job.place
@@ -153,8 +153,10 @@ class ForkServer:
             self._listen(stream, lambda s=stream: self._drain(run, s))  # type: ignore[misc]
         message = {"event": "cell", "cell": run.number}
         with contextlib.suppress(OSError):
-            socket.send_fds(job.channel, [json.dumps(message).encode()], [judge_end.fileno()])
+            ends = [judge_end.fileno(), judge_orders.fileno()]
+            socket.send_fds(job.channel, [json.dumps(message).encode()], ends)
         judge_end.close()
+        judge_orders.close()
 
     def _fork(self, body: Callable[[], NoReturn], spare: set[int]) -> int:
         pid = os.fork()

@@ -288,4 +288,6 @@ def install_filters(cage: Confinement, scratch: str) -> None:
         unix_sockets=cage.has_own_root or cage.device is not None,
         memfd=cage.device is not None,
         connect=cage.has_own_root or cage.device is None,
+        # On how many processors it computes is not its own choice, where processors are what is timed.
+        affinity=cage.device is not None,
     )

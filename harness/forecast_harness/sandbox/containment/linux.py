@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import signal
+import time
 from pathlib import Path
 
 NEW_NS = 0x00020000
@@ -35,6 +37,9 @@ _SECUREBITS_LOCKED = 0x3F
 """NOROOT, NO_SETUID_FIXUP and KEEP_CAPS, each with its lock: uid 0 gives no capability any more."""
 
 _CAP_V3 = 0x20080522
+CAP_KILL = 1 << 5
+_CPU_CLOCK_SCHED = 2
+"""The kind of clock that counts a process's time on processors, in a clock's number."""
 
 _LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 """`CONFIG_PROC_CHILDREN`; gVisor has none, for one."""
@@ -100,12 +105,19 @@ class _CapData(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable"))
 
 
-def drop_capabilities() -> None:
-    """Give up every capability, also those that uid 0 would get by executing something."""
+def drop_capabilities(keep: int = 0) -> None:
+    """Give up every capability, also those that uid 0 would get by executing something.
+
+    `keep`: a mask of those below the 32nd that stay, where they are held.
+    """
     zero = ctypes.c_ulong(0)
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(4), zero, zero, zero)  # clear all; absent before 4.3
     _libc.prctl(_PR_SET_SECUREBITS, ctypes.c_ulong(_SECUREBITS_LOCKED), zero, zero, zero)
     header, data = _CapHeader(_CAP_V3, 0), (_CapData * 2)()
+    if keep:
+        check_result(_libc.capget(ctypes.byref(header), ctypes.byref(data)), "capget")
+        held = int(data[0].permitted) & keep
+        data = (_CapData * 2)(_CapData(held, held, 0))
     check_result(_libc.capset(ctypes.byref(header), data), "capset")
 
 
@@ -249,6 +261,24 @@ def process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "X"
+
+
+def task_states(pid: int) -> str:
+    """The letters of all threads of a process; empty for one that is gone."""
+    found = ""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += (task / "stat").read_text().rpartition(")")[2].split()[0]
+    return found
+
+
+def processor_time_ns(pid: int) -> int:
+    """Nanoseconds that all threads of a process have spent on processors; -1 where the kernel does not tell."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | _CPU_CLOCK_SCHED)
+    except OSError:
+        return -1
 
 
 def memory_and_threads(pid: int) -> tuple[int, int]:

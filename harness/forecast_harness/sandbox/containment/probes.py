@@ -81,16 +81,21 @@ def _probe(cage: confine.Confinement, place: str) -> str:
     """The empty string, or what does not hold at this level."""
     ours, theirs = socket.socketpair()
     inward, status = os.pipe()
+    judge_orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
             ours.close()
+            judge_orders.close()
             null = os.open(os.devnull, os.O_WRONLY)
-            cell_supervisor.supervise_cell(cage, _LIMITS, place, theirs, (null, null), status, server)
+            cell_supervisor.supervise_cell(
+                cage, _LIMITS, place, theirs, (null, null), status, server, orders=orders
+            )
         finally:
             os._exit(1)
     theirs.close()
+    orders.close()
     os.close(status)
     try:
         ours.settimeout(_LIMITS.wall_s)
@@ -108,6 +113,7 @@ def _probe(cage: confine.Confinement, place: str) -> str:
         return f"the cell does not answer: {error!r}"
     finally:
         ours.close()
+        judge_orders.close()
         os.close(inward)
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)

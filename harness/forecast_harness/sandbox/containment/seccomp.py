@@ -79,6 +79,7 @@ _REPORTED_ABSENT = {
     "io_uring_register": (427, 427),
 }
 _MEMFD = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
+_SCHED_SETAFFINITY = (203, 122)
 _SIGNALS = {
     "kill": (62, 129),
     "tkill": (200, 130),
@@ -126,14 +127,20 @@ def _branch_on_argument(number: int, test: bytes, hit: int, miss: int) -> list[b
 
 
 def filter_program(
-    machine: str, *, signal_only: int | None, unix_sockets: bool, memfd: bool, connect: bool = True
+    machine: str,
+    *,
+    signal_only: int | None,
+    unix_sockets: bool,
+    memfd: bool,
+    connect: bool = True,
+    affinity: bool = True,
 ) -> bytes:
     """The filter as `sock_filter` records.
 
     signal_only: the only pid that may be signalled (None: any that the process sees). unix_sockets:
     whether local sockets may be made; internet and all other families never are. memfd: whether anonymous
     files in memory, which no size limit counts, may be made. connect: whether a socket may be connected to
-    somebody else's.
+    somebody else's. affinity: whether a process may choose its processors.
     Raises `OSError` for a machine whose numbers are unknown.
     """
     if machine not in _ARCHES:
@@ -151,7 +158,10 @@ def filter_program(
     for table, action in ((_KILLED, _KILL), (_REFUSED, refuse), (_REPORTED_ABSENT, _ERRNO | errno.ENOSYS)):
         for numbers in table.values():
             code += _return_for_syscall(numbers[column], action)
-    for numbers in (*(() if memfd else _MEMFD.values()), *(() if connect else (_CONNECT,))):
+    denied = [] if memfd else list(_MEMFD.values())
+    denied += [] if connect else [_CONNECT]
+    denied += [] if affinity else [_SCHED_SETAFFINITY]
+    for numbers in denied:
         code += _return_for_syscall(numbers[column], refuse)
     if signal_only is not None:
         own = _instruction(_EQUAL, signal_only, 0, 1)
@@ -166,10 +176,17 @@ def filter_program(
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
 
 
-def install_filter(*, signal_only: int | None, unix_sockets: bool, memfd: bool, connect: bool = True) -> None:
+def install_filter(
+    *, signal_only: int | None, unix_sockets: bool, memfd: bool, connect: bool = True, affinity: bool = True
+) -> None:
     """Filter this thread and all it will start, for good. Raises `OSError` if the kernel does not."""
     code = filter_program(
-        os.uname().machine, signal_only=signal_only, unix_sockets=unix_sockets, memfd=memfd, connect=connect
+        os.uname().machine,
+        signal_only=signal_only,
+        unix_sockets=unix_sockets,
+        memfd=memfd,
+        connect=connect,
+        affinity=affinity,
     )
     held = ctypes.create_string_buffer(code, len(code))
     described = _FilterProgram(len(code) // 8, ctypes.cast(held, ctypes.c_void_p))

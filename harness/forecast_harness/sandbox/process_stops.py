@@ -1,0 +1,91 @@
+"""Stop and resume all processes of a candidate as one, from the first process of its cell.
+
+A signal to a process alone would miss those that it is about to start. In a process namespace of its own one
+`kill(-1)` reaches everybody: the kernel sends it under the lock that a fork needs, so none slips through.
+"Stopped" is then checked by the kernel's account of processor time, which is exact to the nanosecond: a
+process that wakes itself (a timer may send it SIGCONT) has used some, however it managed to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from forecast_harness.sandbox.containment import linux
+
+STOP, CHECK, RESUME = b"S", b"?", b"C"
+"""Questions: `STOP` is answered by an empty report at once and by the number of processes that go on once all
+others stand still; `CHECK` by the number of those that did not stand still since; `RESUME` by nothing."""
+
+_MOST_PASSES = 200
+_PASS_S = 0.0003
+_STANDING_STATES = "TtZXD"
+"""Stopped, traced, dead, or within a system call after which it will stop."""
+
+
+class ProcessStopper:
+    """All processes of a cell but the one that this runs in, its first."""
+
+    def __init__(self, own_namespace: bool) -> None:
+        """`own_namespace`: whether this is the first process of a process namespace of its own."""
+        self._alone = own_namespace
+        self._used: Mapping[int, int] = {}
+        self._waiting: frozenset[int] = frozenset()
+
+    def answer(self, question: bytes, channel: socket.socket) -> None:
+        """Do what the judge asks for on the other end of `channel`."""
+        if question == STOP:
+            self._signal(signal.SIGSTOP)
+            channel.send(b"stopped")
+            channel.send(b"%d" % self._settle())
+        elif question == CHECK:
+            channel.send(b"%d" % self._moved())
+        elif question == RESUME:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._alone:
+            with contextlib.suppress(ProcessLookupError):  # nobody is left
+                os.kill(-1, number)
+            return
+        for pid in linux.descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+
+    def _processes(self) -> list[int]:
+        own = os.getpid()
+        if not self._alone:
+            return linux.descendants(own)
+        names = [place.name for place in Path("/proc").iterdir()]
+        return [int(name) for name in names if name.isdigit() and int(name) != own]
+
+    def _settle(self) -> int:
+        """Wait until all stand still; how many do not: they fork faster than they can be stopped."""
+        before: Mapping[int, int] | None = None
+        running: list[int] = []
+        for _ in range(_MOST_PASSES):
+            states = {pid: linux.task_states(pid) for pid in self._processes()}
+            running = [pid for pid, found in states.items() if set(found) - set(_STANDING_STATES)]
+            self._used = {pid: linux.processor_time_ns(pid) for pid, found in states.items() if found}
+            self._waiting = frozenset(pid for pid, found in states.items() if "D" in found)
+            if not running and self._used == before:  # looked at twice: a fork may fall between
+                return 0
+            before = self._used
+            if running:
+                if not self._alone:
+                    self._signal(signal.SIGSTOP)
+                time.sleep(_PASS_S)
+        return len(running)
+
+    def _moved(self) -> int:
+        """How many have used a processor since they were stopped, or are new."""
+        return sum(
+            pid not in self._waiting and self._used.get(pid) != linux.processor_time_ns(pid)
+            for pid in self._processes()
+            if set(linux.task_states(pid)) - set("ZX")
+        )
