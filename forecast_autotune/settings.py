@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import SettingsError
+from forecast_autotune.printable import printable
 
 
 class Mode(StrEnum):
@@ -66,15 +67,15 @@ def _number(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
-def _count(low: int) -> Callable[[str], int]:
-    rule = f"must be an integer >= {low}"
+def _count(low: int, high: int) -> Callable[[str], int]:
+    rule = f"must be an integer in [{low}, {high}]"
 
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             raise ValueError(rule) from None
-        if value < low:
+        if not low <= value <= high:
             raise ValueError(rule)
         return value
 
@@ -139,7 +140,10 @@ class Settings:
     tolerance: float = _variable("_TOLERANCE", _number(0.0, 10.0), 0.02, "accepted regret, 0.02 is 2 %")
     risk: float = _variable("_RISK", _number(0.0, 1.0), 0.10, "accepted probability of a larger regret")
     max_measurements: int | None = _variable(
-        "_MAX_MEASUREMENTS", _count(1), None, "most candidates measured per decision (default: by the policy)"
+        "_MAX_MEASUREMENTS",
+        _count(1, 10**6),
+        None,
+        "most candidates measured per decision (default: by the policy)",
     )
     max_seconds: float | None = _variable("_MAX_SECONDS", _number(0.001, 1e9), None, "most wall seconds")
     max_gpu_seconds: float | None = _variable(
@@ -152,7 +156,7 @@ class Settings:
         "_BUCKET", _choice("exact", "pow2"), "exact", "how integer key values are grouped: exact | pow2"
     )
     workers: int = _variable(
-        "_WORKERS", _count(0), 0, "compilations at a time; 0: one per core this process may use"
+        "_WORKERS", _count(0, 1024), 0, "compilations at a time; 0: one per core this process may use"
     )
     compiler: str = _variable(
         "_COMPILER", _choice("auto", "fork", "threads"), "auto", "how to compile: auto | fork | threads"
@@ -209,7 +213,7 @@ class Settings:
         "the server's key (else OPENAI_API_KEY); never shown or stored",
     )
     llm_max_tokens: int | None = _variable(
-        "_LLM_MAX_TOKENS", _count(1), None, "most tokens this process sends to and gets from servers"
+        "_LLM_MAX_TOKENS", _count(1, 10**15), None, "most tokens this process sends to and gets from servers"
     )
     llm_max_money: float | None = _variable(
         "_LLM_MAX_MONEY",
@@ -233,7 +237,7 @@ class Settings:
         "store: verified variants in the store are candidates, too; read when a kernel is decorated",
     )
     summary: bool = _variable("_SUMMARY", _flag, False, "1: print one line per decision to stderr")
-    seed: int = _variable("_SEED", _count(0), 0, "seed of audits and of random policies")
+    seed: int = _variable("_SEED", _count(0, 2**32 - 1), 0, "seed of audits and of random policies")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -248,7 +252,9 @@ class Settings:
             try:
                 values[f.name] = f.metadata["parse"](text)
             except ValueError as error:
-                raise SettingsError(f"{variable}={text!r}: {error} ({f.metadata['doc']})") from error
+                raise SettingsError(
+                    f"{variable}={printable(text, 80)!r}: {error} ({f.metadata['doc']})"
+                ) from error
         return cls(**values)
 
     def with_(self, **changes: Any) -> Settings:

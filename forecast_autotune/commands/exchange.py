@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune import frameworks, plugins
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.printable import printable
 from forecast_autotune.records import Device
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
@@ -210,9 +211,9 @@ def _confirm_removal(tables: list[Table], count: int, decisions: int, store: Sto
 
 
 def _ask_confirmation(what: str, output: Output) -> bool:
-    if output.as_json or not sys.stdin.isatty():
+    if output.as_json or sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"this would remove {what}: pass --yes where nobody can be asked")
-    print(f"Remove {what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"Remove {printable(what)}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

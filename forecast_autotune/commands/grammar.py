@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from forecast_autotune import plugins
+from forecast_autotune.commands.option_types import COUNT, SEED, WORKERS, IntegerRange, RealRange
 from forecast_autotune.commands.registry import GROUP, Commands, Parser, filters, store_option
 from forecast_autotune.version import __version__
 
@@ -71,13 +72,17 @@ def _replay(commands: Commands) -> None:
     )
     replay.add_argument(
         "--max-measurements",
-        type=int,
+        type=COUNT,
         metavar="N",
         help="most candidates per problem (random, first: exactly so many; default: 10 %%, at least 3)",
     )
-    replay.add_argument("--tolerance", type=float, metavar="SHARE", help="accepted regret, 0.02 is 2 %%")
-    replay.add_argument("--risk", type=float, metavar="P", help="accepted probability of a larger regret")
-    replay.add_argument("--seed", type=int, help="seed of random policies")
+    replay.add_argument(
+        "--tolerance", type=RealRange(0.0, 10.0), metavar="SHARE", help="accepted regret, 0.02 is 2 %%"
+    )
+    replay.add_argument(
+        "--risk", type=RealRange(0.0, 1.0), metavar="P", help="accepted probability of a larger regret"
+    )
+    replay.add_argument("--seed", type=SEED, metavar="N", help="seed of random policies")
     replay.add_argument(
         "--prior",
         choices=("none", "tuned", "shapes", "devices"),
@@ -90,7 +95,7 @@ def _replay(commands: Commands) -> None:
         default="analytic",
         help="the untrained formula with its update, or what ships (it was fitted to the shipped tables)",
     )
-    replay.add_argument("--workers", type=int, default=16, metavar="N", help="simulated compile threads")
+    replay.add_argument("--workers", type=WORKERS, default=16, metavar="N", help="simulated compile threads")
     replay.add_argument(
         "--llm", metavar="SPEC", help="a language model beside the surrogate, as in FORECAST_AUTOTUNE_LLM"
     )
@@ -100,8 +105,10 @@ def _replay(commands: Commands) -> None:
         help="fit the surrogate without one of these at a time, and score it beside the baselines",
     )
     replay.add_argument("--baselines", metavar="A,B", help="with --leave-out: which (default: all)")
-    replay.add_argument("--seeds", type=int, metavar="N", help="with --leave-out: repetitions (default: 5)")
-    replay.add_argument("--jobs", type=int, metavar="N", help="with --leave-out: processes (default: 1)")
+    replay.add_argument(
+        "--seeds", type=IntegerRange(1, 1000), metavar="N", help="with --leave-out: repetitions (default: 5)"
+    )
+    replay.add_argument("--jobs", type=WORKERS, metavar="N", help="with --leave-out: processes (default: 1)")
     replay.add_argument("--plot", metavar="FILE", help="also draw a picture (.png) or a page (.html)")
 
 
@@ -129,7 +136,7 @@ def _explain(commands: Commands) -> None:
         metavar="VALUE",
         help="only keys that hold these values, in this order",
     )
-    explain.add_argument("--top", type=int, default=8, metavar="N", help="list so many of the fastest")
+    explain.add_argument("--top", type=COUNT, default=8, metavar="N", help="list so many of the fastest")
     store_option(explain)
 
 

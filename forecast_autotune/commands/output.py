@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.printable import LONGEST_NAME, printable, without_controls
+
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 _PIPE_WIDTH = 132
 """Columns when nobody's terminal says how wide it is."""
@@ -53,7 +55,7 @@ class Output:
 
     def remark(self, text: str) -> None:
         """One line to stderr."""
-        self.errors.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.errors.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int | None = None) -> Iterator[Callable[[int, int, str], None]]:
@@ -73,29 +75,32 @@ class Output:
             task = bar.add_task("", total=total)
 
             def done(count: int, total: int, what: str) -> None:
-                bar.update(task, completed=count, total=total, description=what)
+                bar.update(task, completed=count, total=total, description=printable(what, LONGEST_NAME))
 
             yield done
 
 
-def require_positive(options: argparse.Namespace, *names: str) -> None:
-    """Refuse counts below 1 among these options; what is not given is nobody's mistake."""
-    for name in names:
-        if (given := getattr(options, name)) is not None and given < 1:
-            raise UsageError(f"--{name} must be at least 1, got {given}")
-
-
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console
+    from rich.segment import Segment
 
-    class Quiet(Console):
+    class CommandConsole(Console):
         def on_broken_pipe(self) -> None:
             """Leave it to `main`: rich would exit with 1, as if the command had failed."""
             raise BrokenPipeError
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            """Whatever is printed, no text of it reaches a terminal with control characters in it."""
+            for segment in super().render(renderable, options):
+                if segment.control is None and not segment.text.isprintable():
+                    segment = Segment(without_controls(segment.text), segment.style)
+                yield segment
 
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
         # A µ that the terminal cannot show must not end the command.
         stream.reconfigure(errors="replace")
     wide = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
-    return Quiet(stderr=stderr, width=wide, highlight=False)
+    return CommandConsole(stderr=stderr, width=wide, highlight=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import plugins
-from forecast_autotune.commands.output import Output, UsageError, require_positive
+from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
@@ -40,7 +40,6 @@ _PICTURES = (".png", ".html", ".htm")
 def replay(options: argparse.Namespace, output: Output) -> int:
     """Replay tables, print the report, and draw it if asked to."""
     picture = None if options.plot is None else _picture_path(options.plot)
-    require_positive(options, "workers")
     _check_left_out(options)
     policy, settings = _policy(options), _settings(options)
     if options.llm is not None:
@@ -90,8 +89,6 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _policy(options: argparse.Namespace) -> Callable[[Table], Policy | None]:
     given, name = options.max_measurements, options.policy
-    if given is not None and given < 1:
-        raise UsageError(f"--max-measurements must be at least 1, got {given}")
     if name == "default":
         return lambda table: None
     if name == "exhaustive":
@@ -110,7 +107,6 @@ def _check_left_out(options: argparse.Namespace) -> None:
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name} belongs to --leave-out: give both, or neither")
         return
-    require_positive(options, "jobs", "seeds")
     plain = options.prior == "none" and options.plot is None and options.surrogate == "analytic"
     if not plain or options.llm is not None:
         raise UsageError(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.advice_lines import advice_json, advice_lines
-from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.commands.output import CommandError, Output
 from forecast_autotune.commands.store_access import first_forecasts, open_store
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table, latest_labels
@@ -89,8 +89,6 @@ def summarize(tables: Iterator[Table], decisions: Iterator[tuple[Problem, Decisi
 
 def explain(options: argparse.Namespace, output: Output) -> int:
     """Decision, evidence and forecasts of every problem of a kernel."""
-    if options.top < 1:
-        raise UsageError(f"--top must be at least 1, got {options.top}")
     store = open_store(options)
     problems, measured, decided = _stored_by_id(store)
     chosen = [p for p in problems.values() if p.kernel.name == options.kernel]

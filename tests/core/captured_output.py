@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,3 +32,15 @@ def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return python("-m", "forecast_autotune", *arguments, **options)
+
+
+def command_options(
+    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.Action]]:
+    """Every option of every command, with the words that call the command."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from command_options(inner, (*words, name))
+        elif action.option_strings:
+            yield words, action

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from forecast_autotune.commands.option_types import SECONDS, IntegerRange, device_number
 from forecast_autotune.commands.registry import Commands, store_option
+
+CASES = IntegerRange(1, 100_000)
 
 
 def verify(commands: Commands) -> None:
@@ -31,7 +34,9 @@ def bench(commands: Commands) -> None:
     parser.add_argument(
         "--against", metavar="REF", help="what has to be beaten (default: the first SOLUTION)"
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="most launch seconds of one contest")
+    parser.add_argument(
+        "--seconds", type=SECONDS, default=60.0, metavar="S", help="most launch seconds of one contest"
+    )
     _judged(parser)
 
 
@@ -57,7 +62,9 @@ def variants(commands: Commands) -> None:
         help="sources, tables or folders of them",
     )
     parser.add_argument("--llm", metavar="SPEC", help="by a language model; as in FORECAST_AUTOTUNE_LLM")
-    parser.add_argument("--n", type=int, default=16, metavar="N", help="how many to ask for (default: 16)")
+    parser.add_argument(
+        "--n", type=IntegerRange(1, 10_000), default=16, metavar="N", help="how many to ask for (default: 16)"
+    )
     parser.add_argument(
         "--judgements",
         metavar="FILE",
@@ -68,9 +75,11 @@ def variants(commands: Commands) -> None:
     )
     parser.add_argument("--kernel", metavar="TEXT", help="with list: only kernels whose name contains this")
     store_option(parser)
-    parser.add_argument("--device", metavar="N", help="a device's number, or cpu (default: 0, if any)")
+    parser.add_argument(
+        "--device", type=device_number, metavar="N", help="a device's number, or cpu (default: 0, if any)"
+    )
     parser.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
-    parser.add_argument("--cases", type=int, default=12, metavar="N", help="launches with varied inputs")
+    parser.add_argument("--cases", type=CASES, default=12, metavar="N", help="launches with varied inputs")
 
 
 def advise(commands: Commands) -> None:
@@ -114,8 +123,10 @@ def advise(commands: Commands) -> None:
 
 
 def _judged(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", metavar="N", help="a device's number, or cpu (default: 0, if any)")
+    parser.add_argument(
+        "--device", type=device_number, metavar="N", help="a device's number, or cpu (default: 0, if any)"
+    )
     parser.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
-    parser.add_argument("--cases", type=int, default=18, metavar="N", help="launches with varied inputs")
+    parser.add_argument("--cases", type=CASES, default=18, metavar="N", help="launches with varied inputs")
     parser.add_argument("--language", choices=("torch", "triton", "cuda"), help="default: by the file's text")
     parser.add_argument("--trace", metavar="FILE", help="append verdicts and times to this .jsonl file")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.output import CommandError, Output, UsageError, require_positive
+from forecast_autotune.commands.output import CommandError, Output, UsageError
 
 if TYPE_CHECKING:
     from forecast_harness.search.history.state import SearchState
@@ -67,15 +67,6 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(
             "say what to search, as in `forecast-autotune search swiglu`, or `--show DIR`; not both"
         )
-    require_positive(options, "samples", "k", "parents", "lanes", "tokens")
-    for name in ("gpu_budget", "trials", "gpu_seconds", "seconds", "money"):
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise UsageError(f"--{name.replace('_', '-')} must be more than 0, got {value:g}")
-    if options.serve is not None and not 0 <= options.serve <= 65535:
-        raise UsageError(f"--serve takes a port from 0 to 65535, got {options.serve}")
-    if options.ray is not None and options.lanes is not None and options.lanes < 1:
-        raise UsageError(f"--lanes must be at least 1, got {options.lanes}")
     _check_models(options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from forecast_autotune.commands.option_types import COUNT, SECONDS, SEED, WORKERS, IntegerRange, RealRange
 from forecast_autotune.commands.registry import Commands
 
 
@@ -54,27 +55,36 @@ def _method_options(parser: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         help="what forecasts: auto (default), none (measure what comes first), recorded:FILE or llm:SPEC",
     )
-    for name, value, text in (
-        ("samples", 16, "proposals per parent"),
-        ("k", 4, "measurements per parent at most"),
-        ("parents", 2, "sources developed at once"),
-        ("trials", 12, "configs of one source that may be timed"),
+    for name, value, most, text in (
+        ("samples", 16, 10_000, "proposals per parent"),
+        ("k", 4, 10_000, "measurements per parent at most"),
+        ("parents", 2, 1000, "sources developed at once"),
+        ("trials", 12, 100_000, "configs of one source that may be timed"),
     ):
         group.add_argument(
-            f"--{name}", type=int, default=value, metavar="N", help=f"{text} (default: {value})"
+            f"--{name}",
+            type=IntegerRange(1, most),
+            default=value,
+            metavar="N",
+            help=f"{text} (default: {value})",
         )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: 0)")
+    group.add_argument("--seed", type=SEED, default=0, metavar="N", help="of all that is drawn (default: 0)")
 
 
 def _budget_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("budgets: the search ends at the first that is spent")
     group.add_argument(
-        "--gpu-budget", type=int, default=200, metavar="N", help="sources measured (default: 200)"
+        "--gpu-budget", type=COUNT, default=200, metavar="N", help="sources measured (default: 200)"
     )
-    group.add_argument("--gpu-seconds", type=float, metavar="S", help="of the device")
-    group.add_argument("--seconds", type=float, metavar="S", help="of work, also on the CPU")
-    group.add_argument("--tokens", type=int, metavar="N", help="of language models")
-    group.add_argument("--money", type=float, metavar="X", help="US dollars, for models with a price")
+    group.add_argument("--gpu-seconds", type=SECONDS, metavar="S", help="of the device")
+    group.add_argument("--seconds", type=SECONDS, metavar="S", help="of work, also on the CPU")
+    group.add_argument("--tokens", type=IntegerRange(1, 10**15), metavar="N", help="of language models")
+    group.add_argument(
+        "--money",
+        type=RealRange(0.0, 1e9, above=True),
+        metavar="X",
+        help="US dollars, for models with a price",
+    )
 
 
 def _output_options(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +95,10 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--resume", action="store_true", help="go on with the search in that folder")
     group.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, if there is one")
     group.add_argument(
-        "--lanes", type=int, metavar="N", help="sources measured at once (default: one per GPU; 1 on a CPU)"
+        "--lanes",
+        type=WORKERS,
+        metavar="N",
+        help="sources measured at once (default: one per GPU; 1 on a CPU)",
     )
     group.add_argument(
         "--ray",
@@ -96,7 +109,7 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
         "--serve",
         nargs="?",
         const=0,
-        type=int,
+        type=IntegerRange(0, 65535),
         metavar="PORT",
         help="show a live page at 127.0.0.1 (default: any free port)",
     )

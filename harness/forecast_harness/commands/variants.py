@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.output import CommandError, Output, UsageError, require_positive
+from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.table import read_tables
@@ -44,7 +44,6 @@ def variants(options: argparse.Namespace, output: Output) -> int:
 
 
 def _make(options: argparse.Namespace, output: Output) -> int:
-    require_positive(options, "n", "cases")
     if options.llm is not None:
         from forecast_autotune.llm.providers import provider
 

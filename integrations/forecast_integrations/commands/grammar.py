@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forecast_autotune.commands.option_types import IntegerRange, SettingText
 from forecast_autotune.commands.registry import Commands, store_option
 from forecast_autotune.settings import Mode
 
@@ -19,12 +20,21 @@ def run(commands: Commands) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python file, directory or zip file")
     what.add_argument("-m", dest="run_module", metavar="MODULE", help="a module, as in `python -m`")
-    parser.add_argument("--mode", help=" | ".join(Mode))
+    parser.add_argument("--mode", type=SettingText("mode"), metavar="MODE", help=" | ".join(Mode))
     store_option(parser)
     parser.add_argument("--summary", action="store_true", help="print one line per decision to stderr")
-    parser.add_argument("--tolerance", metavar="SHARE", help="accepted regret, 0.02 is 2 %%")
-    parser.add_argument("--risk", metavar="P", help="accepted probability of a larger regret")
-    parser.add_argument("--max-measurements", metavar="N", help="most candidates measured per decision")
+    parser.add_argument(
+        "--tolerance", type=SettingText("tolerance"), metavar="SHARE", help="accepted regret, 0.02 is 2 %%"
+    )
+    parser.add_argument(
+        "--risk", type=SettingText("risk"), metavar="P", help="accepted probability of a larger regret"
+    )
+    parser.add_argument(
+        "--max-measurements",
+        type=SettingText("max_measurements"),
+        metavar="N",
+        help="most candidates measured per decision",
+    )
 
 
 def llm(commands: Commands) -> None:
@@ -76,5 +86,9 @@ def demo(commands: Commands) -> None:
         "tune a matmul live, against triton.autotune (needs a GPU)",
     )
     parser.add_argument(
-        "--size", type=int, default=4096, metavar="N", help="rows and columns of the matrices"
+        "--size",
+        type=IntegerRange(16, 65536),
+        default=4096,
+        metavar="N",
+        help="rows and columns of the matrices",
     )

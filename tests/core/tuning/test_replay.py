@@ -247,9 +247,9 @@ def test_the_picture_is_written_next_to_the_report(
     [
         (["--plot", "r.gif"], "must end in .png"),
         (["--plot", "/nowhere/at/all/r.png"], "there is no directory"),
-        (["--max-measurements", "0"], "at least 1"),
-        (["--policy", "first", "--max-measurements", "-2"], "at least 1"),
-        (["--workers", "0"], "--workers must be at least 1"),
+        (["--max-measurements", "0"], "must be an integer from 1"),
+        (["--policy", "first", "--max-measurements", "-2"], "must be an integer from 1"),
+        (["--workers", "0"], "--workers: must be an integer from 1"),
         (["--tolerance", "-1"], "tolerance"),
         (["--risk", "2"], "risk"),
         (["--policy", "magic"], "invalid choice"),

@@ -48,12 +48,21 @@ def refused(capture: Capture, *arguments: str) -> str:
     [
         ((), "say what to search"),
         (("swiglu", "--show", "x"), "not both"),
-        (("swiglu", "--samples", "0"), "--samples must be at least 1, got 0"),
-        (("swiglu", "--gpu-budget", "0"), "--gpu-budget must be more than 0, got 0"),
-        (("swiglu", "--seconds", "-3"), "--seconds must be more than 0, got -3"),
-        (("swiglu", "--seconds", "nan"), "--seconds must be more than 0, got nan"),
+        (("swiglu", "--samples", "0"), "argument --samples: must be an integer from 1 to 10000, got '0'"),
+        (
+            ("swiglu", "--gpu-budget", "0"),
+            "argument --gpu-budget: must be an integer from 1 to 1000000, got '0'",
+        ),
+        (
+            ("swiglu", "--seconds", "-3"),
+            "argument --seconds: must be a number above 0 and at most 1e+08, got '-3'",
+        ),
+        (
+            ("swiglu", "--seconds", "nan"),
+            "argument --seconds: must be a number above 0 and at most 1e+08, got 'nan'",
+        ),
         (("swiglu", "--archive", "best"), "invalid choice: 'best'"),
-        (("swiglu", "--serve", "70000"), "a port from 0 to 65535"),
+        (("swiglu", "--serve", "70000"), "must be an integer from 0 to 65535"),
         (("swiglu", "--device", "cpu", "--proposer", "gpt"), "mechanical, recorded:PATH, llm:SPEC"),
         (("swiglu", "--device", "cpu", "--surrogate", "gpt"), "no forecaster is called 'gpt'"),
         (("swiglow", "--device", "cpu"), "nor a KernelBench file"),

@@ -45,7 +45,7 @@ def test_a_model_is_fitted_and_told_about(few: str, tmp_path: Path, capsys: Capt
     [
         (["--out", "model.txt"], "must end in .npz"),
         (["--out", "no/such/place/model.npz"], "in a directory that exists"),
-        (["--out", "model.npz", "--trees", "0"], "--trees must be at least 1"),
+        (["--out", "model.npz", "--trees", "0"], "--trees: must be an integer from 1"),
         ([], "--out"),
     ],
 )
@@ -78,7 +78,7 @@ def test_replay_with_a_family_left_out_has_replays_keys_and_the_scores(few: str,
     [
         (["--baselines", "random"], "--baselines belongs to --leave-out"),
         (["--leave-out", "family", "--baselines", "magic"], "--baselines magic: choose from random"),
-        (["--leave-out", "family", "--seeds", "0"], "--seeds must be at least 1"),
+        (["--leave-out", "family", "--seeds", "0"], "--seeds: must be an integer from 1"),
         (["--leave-out", "device"], "leaving out one device at a time needs two or more"),
         (["--leave-out", "family", "--prior", "tuned"], "leave out --prior"),
     ],

@@ -57,7 +57,7 @@ def test_data_takes_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         (["--by", "device"], "too few"),
         (["--hold-out", "nothing"], "no family is named nothing"),
-        (["--moments", "0"], "--moments must be at least 1"),
+        (["--moments", "0"], "--moments: must be an integer from 1"),
         (["--from-store"], "too few"),
     ],
 )

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.output import Output, UsageError, require_positive
+from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.settings import Settings
@@ -33,7 +33,6 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.llm.calibration.measured_evidence import measured_evidence
     from forecast_train.llm.calibration.saving_estimate import replay_pairs, with_saving
 
-    require_positive(options, "sample", "seeds")
     settings = Settings.from_environment()
     if options.noted:
         return _refit(options, settings, output)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.output import Output, UsageError, require_positive
+from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.settings import Settings
@@ -24,7 +24,6 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.evaluation.report import shown, write_report
     from forecast_train.evaluation.splits import SplitError, spread_over_kernels
 
-    require_positive(options, "seeds", "jobs", "limit")
     methods = _methods(options.methods)
     models = (LLM_ONLY, LEARNED_WITH_LLM) if options.llm is not None else ()
     if options.subject is not None and options.subject not in (*methods, *models):

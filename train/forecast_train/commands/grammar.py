@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from forecast_autotune.commands.option_types import (
+    COUNT,
+    MOST_COUNT,
+    MOST_SECONDS,
+    SEED,
+    WORKERS,
+    IntegerRange,
+    RealRange,
+)
 from forecast_autotune.commands.registry import Commands, store_option
 
 
@@ -15,9 +24,17 @@ def train(commands: Commands) -> None:
     )
     forest.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
     forest.add_argument("--out", required=True, metavar="FILE", help="the model, one .npz file")
-    forest.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the forests")
-    forest.add_argument("--trees", type=int, default=64, metavar="N", help="trees of a forest (default: 64)")
-    forest.add_argument("--leaf", type=int, default=8, metavar="N", help="fewest rows of a leaf (default: 8)")
+    forest.add_argument("--seed", type=SEED, default=0, metavar="N", help="seed of the forests")
+    forest.add_argument(
+        "--trees",
+        type=IntegerRange(1, 10_000),
+        default=64,
+        metavar="N",
+        help="trees of a forest (default: 64)",
+    )
+    forest.add_argument(
+        "--leaf", type=COUNT, default=8, metavar="N", help="fewest rows of a leaf (default: 8)"
+    )
     forest.add_argument(
         "--hyper", action="store_true", help="fit the Gaussian process's hyperparameters too (minutes)"
     )
@@ -32,12 +49,14 @@ def train(commands: Commands) -> None:
         "--out", metavar="FILE", help="default: beside the adapter, else in the cache directory"
     )
     honest.add_argument(
-        "--sample", type=int, metavar="N", help="ask about so many candidates of a problem (default: all)"
+        "--sample", type=COUNT, metavar="N", help="ask about so many candidates of a problem (default: all)"
     )
     honest.add_argument(
         "--answers", metavar="FILE", help="keep its answers in this .jsonl file; a second run takes them up"
     )
-    honest.add_argument("--seeds", type=int, default=2, metavar="N", help="replays (default: 2)")
+    honest.add_argument(
+        "--seeds", type=IntegerRange(1, 1000), default=2, metavar="N", help="replays (default: 2)"
+    )
     honest.add_argument(
         "--noted",
         action="store_true",
@@ -71,10 +90,12 @@ def evaluate(commands: Commands) -> None:
         metavar="SPEC",
         help="also a language model, alone and beside the learned surrogate; as in FORECAST_AUTOTUNE_LLM",
     )
-    evaluation.add_argument("--seeds", type=int, default=3, metavar="N", help="repetitions (default: 3)")
-    evaluation.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
     evaluation.add_argument(
-        "--limit", type=int, metavar="N", help="only so many problems, in turn from each kernel"
+        "--seeds", type=IntegerRange(1, 1000), default=3, metavar="N", help="repetitions (default: 3)"
+    )
+    evaluation.add_argument("--jobs", type=WORKERS, default=1, metavar="N", help="processes (default: 1)")
+    evaluation.add_argument(
+        "--limit", type=COUNT, metavar="N", help="only so many problems, in turn from each kernel"
     )
     evaluation.add_argument(
         "--out",
@@ -103,10 +124,26 @@ def _models(kinds: Commands) -> None:
         help="what training, validation and test must not share (default: family)",
     )
     data.add_argument("--hold-out", metavar="A,B", help="these families or devices are the test side")
-    data.add_argument("--moments", type=int, default=6, metavar="N", help="examples per problem (default: 6)")
-    data.add_argument("--most", type=int, default=64, metavar="N", help="candidates of one (default: 64)")
     data.add_argument(
-        "--per-bin", type=int, default=0, metavar="N", help="training rows per bin at the most (default: all)"
+        "--moments",
+        type=IntegerRange(1, 10_000),
+        default=6,
+        metavar="N",
+        help="examples per problem (default: 6)",
+    )
+    data.add_argument(
+        "--most",
+        type=IntegerRange(1, 100_000),
+        default=64,
+        metavar="N",
+        help="candidates of one (default: 64)",
+    )
+    data.add_argument(
+        "--per-bin",
+        type=IntegerRange(0, MOST_COUNT),
+        default=0,
+        metavar="N",
+        help="training rows per bin at the most (default: all)",
     )
     data.add_argument(
         "--guess",
@@ -115,7 +152,7 @@ def _models(kinds: Commands) -> None:
         help="whose guesses a model is shown: the learned surrogate's, fitted without the family asked about "
         "(some minutes), or the cost formula's",
     )
-    data.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the split and the examples")
+    data.add_argument("--seed", type=SEED, default=0, metavar="N", help="seed of the split and the examples")
     store_option(data)
 
     for name, said in (
@@ -126,7 +163,7 @@ def _models(kinds: Commands) -> None:
         run.add_argument("config", metavar="RUN.toml", help="what reproduces the run; see the README")
         for option, what in (("model", "to start from"), ("data", "of `train data`"), ("out", "of the run")):
             run.add_argument(f"--{option}", metavar="DIR", help=f"instead of the file's: folder {what}")
-        run.add_argument("--seed", type=int, metavar="N", help="instead of the file's")
+        run.add_argument("--seed", type=SEED, metavar="N", help="instead of the file's")
         run.add_argument(
             "--resume", action="store_true", help="take up the newest checkpoint, if there is one"
         )
@@ -146,10 +183,10 @@ def _models(kinds: Commands) -> None:
     )
     traces.add_argument("files", nargs="+", metavar="FILE", help="JSON Lines with traces")
     traces.add_argument("--out", required=True, metavar="FILE", help="dialogues as JSON Lines")
-    traces.add_argument("--keep", type=int, default=1, metavar="N", help="traces per problem (default: 1)")
+    traces.add_argument("--keep", type=COUNT, default=1, metavar="N", help="traces per problem (default: 1)")
     traces.add_argument(
         "--slack",
-        type=float,
+        type=RealRange(0.0, 1000.0),
         default=0.05,
         metavar="X",
         help="slower than the fastest by at most (default: 0.05)",
@@ -161,13 +198,21 @@ def _models(kinds: Commands) -> None:
         "refit the learned surrogate whenever the store has grown",
     )
     online.add_argument(
-        "--every", type=int, default=1000, metavar="N", help="after so many measurements (default: 1000)"
+        "--every",
+        type=IntegerRange(1, 10**9),
+        default=1000,
+        metavar="N",
+        help="after so many measurements (default: 1000)",
     )
     online.add_argument("--out", metavar="FILE", help="the model, one .npz (default: beside the store)")
     online.add_argument("--once", action="store_true", help="look once, and end")
     online.add_argument(
-        "--wait", type=float, default=60.0, metavar="S", help="seconds between looks (default: 60)"
+        "--wait",
+        type=RealRange(0.0, MOST_SECONDS),
+        default=60.0,
+        metavar="S",
+        help="seconds between looks (default: 60)",
     )
     online.add_argument("--roll-back", action="store_true", help="put the model before the last one back")
-    online.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the forests")
+    online.add_argument("--seed", type=SEED, default=0, metavar="N", help="seed of the forests")
     store_option(online)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.output import CommandError, Output, UsageError, require_positive
+from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ def data(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.llm.data.examples import write_examples
     from forecast_train.llm.data.split import split
 
-    require_positive(options, "moments", "most")
     out = Path(options.out)
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: that is a file; name a directory")
@@ -114,7 +113,6 @@ def traces(options: argparse.Namespace, output: Output) -> int:
 
     from forecast_train.llm.data.writer_traces import load_traces, shortest_correct, write_chats
 
-    require_positive(options, "keep")
     every = [trace for name in options.files for trace in load_traces(Path(name))]
     chosen = shortest_correct(every, slack=options.slack, keep=options.keep)
     if not chosen:
@@ -135,7 +133,6 @@ def online(options: argparse.Namespace, output: Output) -> int:
         roll_back,
     )
 
-    require_positive(options, "every")
     path = Path(options.out) if options.out else _model_path(options)
     path.parent.mkdir(parents=True, exist_ok=True)
     if options.roll_back:

@@ -1,0 +1,44 @@
+"""Text that others wrote, made fit for a terminal, a page or a picture: no control characters, of bounded length.
+
+Names of kernels, messages of compilers and reasons come out of files and processes. Raw, they could move the
+cursor, write to the clipboard, reverse the direction of reading or fill the screen. JSON needs none of this:
+`json.dumps` escapes what it writes.
+"""
+
+from __future__ import annotations
+
+LONGEST_TEXT = 2000
+"""Characters of a message or a reason that are shown; the rest is counted."""
+LONGEST_NAME = 160
+"""Characters of a name that are shown."""
+REPLACEMENT = "\ufffd"
+"""Stands for each character that is not shown."""
+
+
+def printable(text: object, limit: int = LONGEST_TEXT, *, lines: bool = False) -> str:
+    """The text of `str(text)` without anything that a terminal acts upon, at most `limit` characters of it.
+
+    Line breaks and tabs become spaces. Control characters (escape, C0, C1), directional and other format
+    characters, lone surrogates and what Unicode does not define become `REPLACEMENT`. What is cut off is
+    counted behind the text. With `lines`, the text keeps its lines, and `limit` holds for each of them.
+    """
+    whole = str(text)
+    if lines:
+        return "\n".join(printable(line, limit) for line in whole.splitlines())
+    kept = whole[:limit]
+    if not kept.isprintable():
+        kept = "".join(map(_shown_character, kept))
+    return kept if len(whole) <= limit else f"{kept}... ({len(whole):,} characters)"
+
+
+def without_controls(text: str) -> str:
+    """The same without control characters, and with its line breaks: as long as it was, character for character."""
+    if text.isprintable():
+        return text
+    return "".join(c if c == "\n" else _shown_character(c) for c in text)
+
+
+def _shown_character(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character in "\t\n\r\v\f\x85\u2028\u2029" or character.isspace() else REPLACEMENT

@@ -1,0 +1,210 @@
+"""Standard streams that are closed, full or nobody's: one line and a status, never a traceback."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.commands import grammar
+from forecast_autotune.commands.streams import StandardDescriptor
+from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.testing import example_table
+from tests.core.captured_output import command_options
+
+pytestmark = pytest.mark.usefixtures("root")
+
+HELP = sorted({(*words, "--help") for words, _ in command_options(grammar.build())})
+LOCAL = [
+    ("show",),
+    ("show", "--json"),
+    ("show", "--calibration"),
+    ("explain", "example"),
+    ("explain", "example", "--json"),
+    ("export",),
+    ("export", "-", "--kernel", "example"),
+    ("doctor",),
+    ("clear", "--kernel", "none-such", "--yes"),
+    ("clear", "--advice", "--yes", "--json"),
+    ("variants", "list"),
+    ("advise", "--list"),
+    ("advise", "--list", "--json"),
+    ("--version",),
+]
+"""Commands that print something without a device or a model."""
+
+
+def shell(redirected: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Our command line, called by a shell with redirections."""
+    words = [sys.executable, "-m", "forecast_autotune", *arguments]
+    return subprocess.run(
+        ["bash", "-c", f'"$@" {redirected}', "bash", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def assert_told(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("forecast-autotune: error: standard output: ")
+    assert done.stderr.count("forecast-autotune: error: ") == 1
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert "internal error" not in done.stderr
+
+
+@pytest.mark.parametrize("redirected", [">&-", ">/dev/full", ">&- <&-"])
+def test_help_that_cannot_be_written_is_an_error(redirected: str) -> None:
+    """All of them in one process each would take minutes: a sample here, every parser below."""
+    for arguments in (HELP[0], HELP[len(HELP) // 2], HELP[-1], ("search", "--help"), ("run", "--help")):
+        assert_told(shell(redirected, *arguments))
+
+
+def test_every_help_goes_through_the_stream_that_remembers(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from forecast_autotune.commands import main\n"
+        f"for words in {HELP!r}:\n"
+        "    status = main(list(words))\n"
+        "    assert status == 1, (words, status)\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", '"$@" >/dev/full', "bash", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("No space left on device") == len(HELP) > 25
+
+
+@pytest.mark.parametrize("arguments", LOCAL, ids=" ".join)
+@pytest.mark.parametrize("redirected", [">&-", ">/dev/full"])
+def test_output_that_is_lost_is_an_error(tuned: Table, redirected: str, arguments: tuple[str, ...]) -> None:
+    assert_told(shell(redirected, *arguments))
+
+
+@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&-", "2>&- <&-"])
+def test_without_stderr_or_stdin_the_result_is_there(tuned: Table, redirected: str) -> None:
+    whole = shell("", "export").stdout
+    assert whole.count("\n") > 5
+    done = shell(redirected, "export")
+    assert (done.returncode, done.stdout) == (0, whole)
+    assert not done.stderr or redirected == "<&-"
+
+
+@pytest.mark.parametrize("redirected", [">&- 2>&-", ">&- 2>&- <&-", ">/dev/full 2>/dev/full", "2>&-"])
+@pytest.mark.parametrize("arguments", [("explain", "none-such"), ("nonsense",), ("import", "/nowhere")])
+def test_the_status_tells_what_no_stream_can(redirected: str, arguments: tuple[str, ...]) -> None:
+    done = shell(redirected, *arguments)
+    assert done.returncode == (1 if arguments[0] == "explain" else 2)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_commands_own_error_comes_before_that_of_its_stream() -> None:
+    done = shell(">&-", "nonsense")
+    assert done.returncode == 2
+    assert "invalid choice" in done.stderr
+
+
+def test_closed_input_is_told(file: Path) -> None:
+    done = shell("<&-", "import", "-")
+    assert done.returncode == 2
+    assert "standard input is closed" in done.stderr
+    assert done.stderr.count("\n") == 1
+    done = shell("<&-", "import", str(file))
+    assert done.returncode == 0, done.stderr
+    done = shell("<&-", "clear")
+    assert done.returncode == 2
+    assert "pass --yes" in done.stderr
+
+
+def test_no_file_of_ours_becomes_standard_output(tmp_path: Path, file: Path) -> None:
+    """With descriptor 1 closed, the next file that is opened gets its number, and what is printed is in it."""
+    exported = tmp_path / "out.jsonl"
+    assert shell("", "import", str(file)).returncode == 0
+    assert shell("", "export", str(exported)).returncode == 0
+    whole = exported.read_bytes()
+    done = shell(">&- 2>&- <&-", "export", str(exported))
+    assert done.returncode == 1
+    assert exported.read_bytes() == whole
+    logs = [p for p in (tmp_path / "store").rglob("*") if p.is_file()]
+    assert logs
+    assert not any(b"forecast-autotune:" in p.read_bytes() for p in logs)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [("--help",), ("show",), ("doctor", "--json"), ("search", "--help")])
+def test_nobody_reads(arguments: tuple[str, ...], unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "forecast_autotune", *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_slow_pipe_that_never_waits_gets_all_of_it(tmp_path: Path, unbuffered: str) -> None:
+    """Whoever shares a pipe may have made it non-blocking; Python's own streams would lose what does not fit."""
+    path = tmp_path / "large.jsonl"
+    write_tables(path, [example_table(sizes=range(1, 200), warps=(1, 2, 4, 8))])
+    assert shell("", "import", str(path)).returncode == 0
+    whole = shell("", "export").stdout
+    assert len(whole) > 3 * 65536
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETFL, fcntl.fcntl(writer, fcntl.F_GETFL) | os.O_NONBLOCK)
+    with subprocess.Popen(
+        [sys.executable, "-m", "forecast_autotune", "export"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    ) as process:
+        os.close(writer)
+        parts = []
+        with os.fdopen(reader, "rb", buffering=0) as stream:
+            while part := stream.read(8192):
+                parts.append(part)
+                time.sleep(0.001)
+    assert process.returncode == 0
+    assert b"".join(parts).decode() == whole
+
+
+def test_a_descriptor_remembers_its_first_failure_and_drops_the_rest() -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        stream = StandardDescriptor(full.fileno(), raising=True)
+        with pytest.raises(OSError, match="No space left"):
+            stream.write(b"one")
+        assert stream.write(b"two") == 3
+        assert stream.error is not None
+        quiet = StandardDescriptor(full.fileno(), raising=False)
+        assert quiet.write(b"one") == 3
+        assert quiet.error is not None
+
+
+def test_a_program_that_is_run_keeps_pythons_own_streams(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)\n")
+    done = shell("", "run", str(script))
+    assert (done.returncode, done.stdout) == (0, "True True\n")
+    script.write_text("import sys\nsys.exit(0 if sys.stdout is None and sys.stderr is None else 3)\n")
+    assert shell(">&- 2>&-", "run", str(script)).returncode == 0
