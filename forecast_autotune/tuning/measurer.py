@@ -11,8 +11,10 @@ from forecast_autotune.records import Candidate, Measurement, MeasuringCost
 class Measurer(Protocol):
     """Compiles and times candidates of one problem. Knows no model and no store."""
 
-    workers: int
-    """How many candidates it can compile at once."""
+    @property
+    def workers(self) -> int:
+        """How many candidates it can compile at once."""
+        ...
 
     @property
     def quiet(self) -> bool:
