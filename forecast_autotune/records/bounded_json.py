@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -12,6 +13,8 @@ from forecast_autotune.records.json_fields import decode_json, parse_finite, ref
 
 MAX_DEPTH = 64
 """Lists and objects within each other. Records have eight levels; whatever walks them recurses once a level."""
+MAX_VALUES = 4_000_000
+"""Of a document: the largest caches of tuners have half of it; as values of Python they take half a gigabyte."""
 
 _LONG_NUMBER = re.compile(r"\d{38}")
 _HALF_OF_PAIR = re.compile("[\ud800-\udfff]")
@@ -54,13 +57,45 @@ def decode_bounded(text: str, *, repair: bool = False) -> Any:
     return data
 
 
+def decode_document(text: str) -> Any:
+    """One JSON value that holds many records: what is no finite number in it is NaN or infinity, for the
+    reader of each record to refuse, and half of a surrogate pair becomes U+FFFD.
+
+    Raises `ValueError` for what is no JSON, for more than `MAX_VALUES` values and for more than `MAX_DEPTH` levels.
+    """
+    if text.count(",") + text.count("[") + text.count("{") > MAX_VALUES:
+        raise RecordError(f"it has more than {MAX_VALUES} values: split it into files of fewer configs")
+    text = without_halves(text)
+    try:
+        data = _decode_leniently(text)
+    except RecursionError:
+        raise RecordError(_too_deep()) from None
+    _check_depth(data)
+    if _ESCAPED_HALF.search(text) and _HALF_OF_PAIR.search(whole := json.dumps(data, ensure_ascii=False)):
+        data = _decode_leniently(without_halves(whole))
+    return data
+
+
+def _parse_or_nan(digits: str) -> int | float:
+    value = int(digits) if len(digits) <= 40 else LARGEST_INTEGER + 1
+    return value if abs(value) <= LARGEST_INTEGER else math.nan
+
+
+def _finite_or_nan(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else math.nan
+
+
+_decode_leniently = json.JSONDecoder(parse_int=_parse_or_nan, parse_float=_finite_or_nan).decode
+
+
 def without_halves(text: str) -> str:
     """The text with U+FFFD for each half of a surrogate pair, which UTF-8 cannot hold."""
     return text if text.isascii() else _HALF_OF_PAIR.sub("\ufffd", text)
 
 
 def _check_depth(data: Any) -> None:
-    level = [data]
+    level = [data] if isinstance(data, list | dict) else []
     for _ in range(MAX_DEPTH):
         inner = (v for x in level for v in (x.values() if isinstance(x, dict) else x))
         level = [v for v in inner if isinstance(v, list | dict)]

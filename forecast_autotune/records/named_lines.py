@@ -17,6 +17,8 @@ MAX_BYTES = 512 * 1024 * 1024
 MAX_LINES = 500_000
 """Of a file. Eight times the most that the corpora have; as many of the shortest rows take half a gigabyte."""
 MAX_LINE_BYTES = MAX_RECORD_BYTES
+MAX_DOCUMENT_BYTES = 96 * 1024 * 1024
+"""Of a file that is one JSON value, unpacked: it is held as bytes, as text and as values at once."""
 MAX_RATIO = 200
 """Bytes per compressed byte. Tables have 10 to 20, a bomb has a thousand."""
 _JUDGED_BYTES = 64 * 1024 * 1024
@@ -110,6 +112,27 @@ def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
             return data
 
         yield read
+
+
+def read_document(path: Path, head: int | None = None) -> str:
+    """The whole text of a file, or what its first `head` bytes hold of one; unpacked, without a byte-order mark.
+
+    Raises `RecordError` for more than `MAX_DOCUMENT_BYTES`, for what is no UTF-8 (a head may be anything) and
+    as `unpacked` does, and `OSError` for what cannot be opened.
+    """
+    parts, total = [], 0
+    with unpacked(path) as read:
+        while (head is None or total < head) and (data := read(_CHUNK if head is None else head - total)):
+            parts.append(data)
+            total += len(data)
+            if total > MAX_DOCUMENT_BYTES:
+                raise RecordError(
+                    f"{path}: more than {MAX_DOCUMENT_BYTES} bytes: split it into files of fewer configs"
+                )
+    try:
+        return b"".join(parts).decode("utf-8-sig", "strict" if head is None else "replace")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path}: unreadable or cut off: {error}") from error
 
 
 def numbered_lines(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, bytes]]:

@@ -13,7 +13,7 @@ from forecast_autotune.records import SCHEMA, Measurement, Problem
 from forecast_autotune.records.json_fields import decode_json
 from forecast_autotune.store.files import StoreNotes, acquire_lock, release_lock
 
-MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """What reading a line of arbitrary bytes as a record can raise. `RecordError` is a ValueError."""
 
 _MAX_SHOWN_LINES = 3

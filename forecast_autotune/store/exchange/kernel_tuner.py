@@ -7,11 +7,9 @@ leaves the file without its closing braces; it is read up to its last whole conf
 
 from __future__ import annotations
 
-import gzip
-import json
+import math
 import re
 import statistics
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +26,9 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
-from forecast_autotune.records.json_fields import decode_json, read_number
+from forecast_autotune.records.bounded_json import decode_document
+from forecast_autotune.records.json_fields import read_number
+from forecast_autotune.records.named_lines import Refuse, read_document, refuse_row
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.log import MALFORMED
 
@@ -51,15 +51,18 @@ _T4 = re.compile(r'\A\s*\{\s*"(metadata|schema_version|results)"\s*:')
 
 def is_kernel_tuner_cache(path: Path) -> bool:
     """Whether a file, gzip-compressed or not, looks like Kernel Tuner's output; False if unreadable."""
+    if not path.is_file():
+        return False  # what is read from a pipe is gone for whoever reads it next
     try:
-        head = _unpacked(path, _HEAD)
-    except (OSError, EOFError, zlib.error):
+        text = read_document(path, _HEAD)
+    except (OSError, RecordError):
         return False
-    text = head.decode("utf-8", "replace")
     return bool(_CACHE.search(text) or _T4.match(text))
 
 
-def import_kernel_tuner(path: Path, device: Device | None = None, *, kernel: str = "") -> Table:
+def import_kernel_tuner(
+    path: Path, device: Device | None = None, *, kernel: str = "", refuse: Refuse | None = None
+) -> Table:
     """Read one cache file as the table of one problem: kernel, device, problem size and parameters.
 
     Tuned parameters become the config's meta-parameters (numbers and words, as they are); `time` in
@@ -68,12 +71,13 @@ def import_kernel_tuner(path: Path, device: Device | None = None, *, kernel: str
     files name none); `kernel` overrides its name. The file holds neither source nor toolchain: such a
     table is prior knowledge and never answers for a problem of its own.
 
-    Raises `RecordError`, naming file and config, for anything that is not such a cache.
+    Raises `RecordError`, naming the file, for anything that is not such a cache. A config that breaks a rule is
+    one as well: it is raised or, with `refuse`, handed to that, and the other configs count.
     """
     try:
-        text = _unpacked(path).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: unreadable or cut off: {error}") from error
+        text = read_document(path)
+    except OSError as error:
+        raise RecordError(f"{path}: unreadable: {error}") from error
     if _T4.match(text) and not _CACHE.search(text):
         raise RecordError(
             f"{path}: Kernel Tuner's T4 results name neither kernel nor device: import the cache file "
@@ -81,44 +85,40 @@ def import_kernel_tuner(path: Path, device: Device | None = None, *, kernel: str
         )
     data = _decoded(text, path)
     try:
-        return _table(data, device, kernel)
+        keys, rows = data.get("tune_params_keys"), data.get("cache")
+        if (
+            not isinstance(keys, list)
+            or not all(isinstance(k, str) for k in keys)
+            or not isinstance(rows, dict)
+        ):
+            raise RecordError("it needs tune_params_keys, a list of names, and cache, an object")
+        table = Table(_problem(data, device, kernel, keys))
     except MALFORMED as error:
         raise RecordError(f"{path}: no Kernel Tuner cache ({error})") from error
-
-
-def _unpacked(path: Path, limit: int = -1) -> bytes:
-    with path.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        if packed:
-            with gzip.GzipFile(fileobj=raw) as stream:
-                return stream.read(limit)
-        return raw.read(limit)
+    for name, row in rows.items():
+        try:
+            measurement = _measurement(table.problem.id, keys, name, row)
+        except RecordError as error:
+            refuse_row(RecordError(f"{path}: {error}"), refuse)
+        else:
+            table.measurements += [] if measurement is None else [measurement]
+    return table
 
 
 def _decoded(text: str, path: Path) -> Mapping[str, Any]:
     for form in (text, text.rstrip().rstrip(",") + "}}"):
         try:
-            data = decode_json(form.strip())
-        except (ValueError, RecursionError):
+            data = decode_document(form.strip())
+        except ValueError:
             continue
         if isinstance(data, dict):
             return data
     # A run killed in the middle of a line: drop what follows the last whole config.
     cut = text[: text.rfind("},\n") + 1]
     try:
-        return dict(json.loads(cut + "}}"))
-    except (ValueError, RecursionError, TypeError) as error:
+        return dict(decode_document(cut + "}}"))
+    except (ValueError, TypeError) as error:
         raise RecordError(f"{path}: not a JSON object, not even up to its last config ({error})") from error
-
-
-def _table(data: Mapping[str, Any], device: Device | None, kernel: str) -> Table:
-    keys, rows = data.get("tune_params_keys"), data.get("cache")
-    if not isinstance(keys, list) or not all(isinstance(k, str) for k in keys) or not isinstance(rows, dict):
-        raise RecordError("it needs tune_params_keys, a list of names, and cache, an object")
-    problem = _problem(data, device, kernel, keys)
-    found = (_measurement(problem.id, keys, name, row) for name, row in rows.items())
-    return Table(problem, [m for m in found if m is not None])
 
 
 def _problem(data: Mapping[str, Any], device: Device | None, kernel: str, keys: Sequence[str]) -> Problem:
@@ -190,4 +190,6 @@ def _measurement(problem: str, keys: Sequence[str], name: str, row: Mapping[str,
 def _value(key: str, value: object) -> int | float | str | bool:
     if not isinstance(value, int | float | str):
         raise RecordError(f"{key} must be a number or a word, not {value!r:.40}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecordError(f"{key} must be a finite number, and an integer of 128 bits at most")
     return value

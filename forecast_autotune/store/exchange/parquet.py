@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import StoreError
+from forecast_autotune.file_access import open_named_output
+from forecast_autotune.records.bounded_json import without_halves
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem
@@ -73,7 +77,7 @@ def measurement_rows(tables: Iterable[Table]) -> Iterator[dict[str, Any]]:
         shared = _problem_columns(table.problem)
         for m in table.measurements:
             config, grid = m.candidate.config, m.grid or table.problem.grid
-            yield {
+            row = {
                 **shared,
                 "variant": m.candidate.variant,
                 "config": _json(config.to_json()),
@@ -93,10 +97,11 @@ def measurement_rows(tables: Iterable[Table]) -> Iterator[dict[str, Any]]:
                 "at": m.at,
                 "extra": _json(dict(m.extra)),
             }
+            yield {k: without_halves(v) if isinstance(v, str) else v for k, v in row.items()}
 
 
 def write_parquet(path: Path, tables: Iterable[Table]) -> int:
-    """Write one row per measurement (`measurement_rows`), atomically; returns the number of rows.
+    """Write one row per measurement (`measurement_rows`), as `write_tables` does; returns the number of rows.
 
     Raises `StoreError` when pyarrow is not installed, and `OSError` when the file cannot be written.
     """
@@ -109,13 +114,13 @@ def write_parquet(path: Path, tables: Iterable[Table]) -> int:
             "or write .jsonl.gz instead"
         ) from error
     schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in _COLUMNS.items()])
-    part, count, flat = path.with_name(f".{path.name}.part"), 0, measurement_rows(tables)
-    try:
-        with pyarrow.parquet.ParquetWriter(part, schema) as writer:
+    count, flat = 0, measurement_rows(tables)
+    # A device or a pipe cannot be asked where it stands, as the format's writer does.
+    with open_named_output(path) as stream, tempfile.TemporaryFile() as whole:
+        with pyarrow.parquet.ParquetWriter(whole, schema) as writer:
             while batch := list(islice(flat, _ROWS_AT_ONCE)):
                 writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
                 count += len(batch)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        whole.seek(0)
+        shutil.copyfileobj(whole, stream)
     return count

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError, StoreError
+from forecast_autotune.file_access import read_regular
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.records.bounded_json import decode_document
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.files import StoreWarning
 from forecast_autotune.store.log import MALFORMED
@@ -30,7 +32,8 @@ def import_triton_cache(directory: Path, device: Device) -> list[Table]:
     own. The tuning key's values and dtypes become `Problem.key`. A time of infinity, which Triton
     writes only for configs that cannot be built or launched, becomes `out_of_resources`.
 
-    Malformed files are skipped with a `StoreWarning`. Raises `StoreError` if there is no such directory.
+    Malformed files, and configs in them, are skipped with a `StoreWarning`. Raises `StoreError` if there is no
+    such directory.
     """
     if not directory.is_dir():
         raise StoreError(
@@ -49,7 +52,7 @@ def import_triton_cache(directory: Path, device: Device) -> list[Table]:
 
 
 def _table(path: Path, device: Device) -> Table:
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = decode_document(read_regular(path).decode("utf-8"))
     key, timings = data["key"], data["configs_timings"]
     if not isinstance(key, list) or not isinstance(timings, list):
         raise RecordError("key and configs_timings must be lists")
@@ -63,8 +66,20 @@ def _table(path: Path, device: Device) -> Table:
         identity=[path.parent.name],
     )
     at = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    measurements = [_measurement(problem.id, config, times, at) for config, times in timings]
-    return Table(replace(problem, extra={"imported_from": PROTOCOL}), measurements)
+    table = Table(replace(problem, extra={"imported_from": PROTOCOL}))
+    bad: list[str] = []
+    for number, entry in enumerate(timings):
+        try:
+            config, times = entry
+            table.measurements.append(_measurement(problem.id, config, times, at))
+        except MALFORMED as error:
+            bad.append(f"the first, number {number}: {type(error).__name__}: {error}"[:200])
+    if bad and not table.measurements:
+        raise RecordError(f"none of its configs can be read ({bad[0]})")
+    if bad:
+        said = f"{path}: skipped {len(bad)} of {len(timings)} configs ({bad[0]})"
+        warnings.warn(said, StoreWarning, stacklevel=3)
+    return table
 
 
 def _measurement(problem_id: str, config: Mapping[str, Any], times: object, at: str) -> Measurement:
