@@ -8,20 +8,13 @@ its code loads. Candidates see one entry for every purpose: checks and timings a
 from __future__ import annotations
 
 import ctypes
-import gc
-import os
-import statistics
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from forecast_harness.sandbox.cell_process import load
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
@@ -31,6 +24,7 @@ from forecast_harness.verify.launches import tracing
 from forecast_harness.verify.launches.arena import Slot, output_spans
 from forecast_harness.verify.launches.block_store import BlockStore, address_range, bytes_at
 from forecast_harness.verify.launches.digest import BlockHasher, complement_spans, digest_values
+from forecast_harness.verify.launches.process_watch import process_report, remember_process
 from forecast_harness.verify.launches.replay_buffers import BlockReplayBuffers
 from forecast_harness.verify.problems.argument_codec import decode_arguments
 
@@ -39,80 +33,7 @@ _read = ctypes.string_at
 _pointer = torch.Tensor.data_ptr
 _size, _stride = torch.Tensor.size, torch.Tensor.stride
 _is_neg, _is_conj = torch.Tensor.is_neg, torch.Tensor.is_conj
-_threads = threading.enumerate
-_modes = torch.overrides._get_current_function_mode_stack
-_dispatch_modes = _get_current_dispatch_mode_stack
 _full, _narrow, _cpu = torch.full, torch.Tensor.narrow, torch.Tensor.cpu
-
-WATCHED: tuple[tuple[Any, str], ...] = (
-    (time, "perf_counter"),
-    (time, "perf_counter_ns"),
-    (time, "time"),
-    (time, "monotonic"),
-    (time, "sleep"),
-    (statistics, "median"),
-    (statistics, "mean"),
-    (ctypes, "string_at"),
-    (ctypes, "memmove"),
-    (gc, "collect"),
-    (os, "urandom"),
-    (sys, "settrace"),
-    (threading, "enumerate"),
-    (torch, "allclose"),
-    (torch, "equal"),
-    (torch, "isclose"),
-    (torch, "empty"),
-    (torch, "zeros"),
-    (torch, "as_strided"),
-    (torch.testing, "assert_close"),
-    (torch.cuda, "synchronize"),
-    (torch.cuda, "Event"),
-    (torch.cuda.Event, "elapsed_time"),
-    (torch.cuda.Event, "record"),
-    (torch.Tensor, "data_ptr"),
-    (torch.Tensor, "clone"),
-    (torch.Tensor, "copy_"),
-    (torch.Tensor, "allclose"),
-    (torch.Tensor, "equal"),
-    (torch.Tensor, "__eq__"),
-    (torch.Tensor, "cpu"),
-    (torch.Tensor, "to"),
-)
-"""Functions a harness rests on; a candidate has no reason to replace any of them."""
-
-
-def _identities() -> list[int]:
-    return [id(getattr(place, name, None)) for place, name in WATCHED]
-
-
-def _flags() -> dict[str, str]:
-    """Settings that change what other code computes."""
-    return {name: _setting(read) for name, read in _SETTINGS.items()}
-
-
-_SETTINGS: dict[str, Callable[[], Any]] = {
-    "default dtype": torch.get_default_dtype,
-    "float32 matmul precision": torch.get_float32_matmul_precision,
-    "cuda tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
-    "cudnn tf32": lambda: torch.backends.cudnn.allow_tf32,
-    "cudnn benchmark": lambda: torch.backends.cudnn.benchmark,
-    "fp16 reduced reduction": lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-    "deterministic": torch.are_deterministic_algorithms_enabled,
-    "grad mode": torch.is_grad_enabled,
-    "denormals": lambda: bool((torch.tensor([1e-40]) * 1.0 != 0).item()),
-    "threads": torch.get_num_threads,
-    # They see every operation of this process, those of the harness included.
-    "modes": lambda: [
-        type(m).__name__ for m in (*_modes(), *_dispatch_modes()) if not isinstance(m, DeviceContext)
-    ],
-}
-
-
-def _setting(read: Callable[[], Any]) -> str:
-    try:
-        return str(read())
-    except RuntimeError:  # torch refuses to tell when old and new ways of setting it were mixed
-        return "inconsistent"
 
 
 def prepare(
@@ -123,8 +44,7 @@ def prepare(
     torch.set_num_threads(max(1, int(payload.get("threads", 1))))
     state["device"] = payload.get("device", "cpu")
     state["format"] = payload["format"]
-    state["identities"], state["flags"] = _identities(), _flags()
-    state["before"] = set(_threads())
+    remember_process(state)
     if state["device"] != "cpu":
         state["timer"] = DeviceTimer(torch)
     state["held"] = BlockStore(state["device"])
@@ -133,7 +53,7 @@ def prepare(
     state["kernels"] = tracing.KernelCounter() if payload["language"] == "triton" else None
     module = load(payload["file"])
     state["entry"] = getattr(module, payload["entry"])
-    return CellAnswer({"harness": _report(state)})
+    return CellAnswer({"harness": process_report(state)})
 
 
 def place(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
@@ -146,7 +66,7 @@ def place(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
         held.put(payload["name"], arrays["block"])
     for n, slot in enumerate(payload["patches"]):
         held.patch(payload["name"], Slot.from_json(slot), arrays[f"at{n}"], arrays[f"to{n}"])
-    return CellAnswer({"harness": _report(state)})
+    return CellAnswer({"harness": process_report(state)})
 
 
 def launch(
@@ -178,7 +98,7 @@ def launch(
         "operations": seen,
         "kernels": after[0] - before[0],
         "compiled": after[1] - before[1],
-        "harness": _report(state),
+        "harness": process_report(state),
     }
     return CellAnswer({**answer.value, **said}, answer.arrays)
 
@@ -186,7 +106,7 @@ def launch(
 def again(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """Read the last outputs once more, and the `block` if that is asked for: nothing may have changed."""
     answer = _answered(payload, [], state)
-    return CellAnswer({**answer.value, "harness": _report(state)}, answer.arrays)
+    return CellAnswer({**answer.value, "harness": process_report(state)}, answer.arrays)
 
 
 def idle(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
@@ -199,7 +119,7 @@ def idle(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: d
         call = _bound(payload, arrays, state, slots) if "last" in state else None
         timer.idle(inputs, payload["output_bytes"], payload["protocol"], call)
     answer = _answered(payload, slots, state) if "last" in state else CellAnswer({})
-    return CellAnswer({**answer.value, "harness": _report(state)}, answer.arrays)
+    return CellAnswer({**answer.value, "harness": process_report(state)}, answer.arrays)
 
 
 def _restored(
@@ -354,20 +274,3 @@ def _bytes_at(address: int, size: int, owner: torch.Tensor) -> TensorBytes:
         return TensorBytes("uint8", (size,), _read(address, size))
     found = _cpu(bytes_at(owner, address, size))
     return TensorBytes("uint8", (size,), memoryview(found.numpy()))
-
-
-def _report(state: dict[str, Any]) -> dict[str, Any]:
-    now, flags = _identities(), _flags()
-    patched = [
-        f"{place.__name__}.{name}"
-        for (place, name), was, found in zip(WATCHED, state["identities"], now, strict=True)
-        if was != found
-    ]
-    alive = [
-        t.name for t in _threads() if t not in state["before"] and not isinstance(t, threading._DummyThread)
-    ]
-    return {
-        "patched": patched,
-        "flags": {n: v for n, v in flags.items() if v != state["flags"][n]},
-        "threads": alive,
-    }
