@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune import frameworks, plugins
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import printable
 from forecast_autotune.records import Device
+from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.exchange.helion import import_helion, is_helion_log
@@ -24,6 +26,7 @@ from forecast_autotune.store.exchange.kernel_tuner import (
     import_kernel_tuner,
     is_kernel_tuner_cache,
 )
+from forecast_autotune.store.exchange.refusals import Refusals
 from forecast_autotune.store.exchange.triton_cache import import_triton_cache
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Variant
@@ -90,9 +93,18 @@ def import_(options: argparse.Namespace, output: Output) -> int:
         if data.get("type") == "variant":
             variants.append(Variant.from_json(data))
 
-    tables = [
-        t for path in files if not path.is_dir() for t in read_any_table(path, options.device_name, other)
-    ]
+    refused = Refusals()
+    tables: list[Table] = []
+    for path in files:
+        if path.is_dir():
+            continue
+        refused.begin_file()
+        try:
+            tables += read_any_table(path, options.device_name, other, refused.refuse_row)
+        except RecordError as error:
+            if len(files) == 1 and not caches:
+                raise
+            refused.refuse_file(error)
     if caches:
         device = _device(options.device_name)
         tables += [table for cache in caches for table in import_triton_cache(cache, device)]
@@ -109,27 +121,33 @@ def import_(options: argparse.Namespace, output: Output) -> int:
     new = f"added {_count_text(added, 'measurement')} of {of}"
     known = "" if found == added else f"; {found - added} known already"
     output.emit(data, new + known, _dim_text(str(store.root)))
+    if told := refused.summary():
+        raise UsageError(f"{told} refused, as the warnings say; everything else was taken")
     return 0
 
 
 def read_any_table(
-    path: Path, device: str | None, other: Callable[[dict[str, Any]], None] | None = None
+    path: Path,
+    device: str | None,
+    other: Callable[[dict[str, Any]], None] | None = None,
+    refuse: Refuse | None = None,
 ) -> list[Table]:
     """The tables of one file: ours, Kernel Tuner's, Helion's or Inductor's; standard input is always ours.
 
-    `device` says where another tool measured; `other` gets the lines of our files that are of other types.
+    `device` says where another tool measured; `other` gets the lines of our files that are of other types, and
+    `refuse` rows that break a rule, which are raised without it.
     """
     if str(path) == "-":
-        return read_tables(path, other)
+        return read_tables(path, other, refuse)
     if is_helion_log(path):
-        return import_helion(path, device_from_name(device) if device else None)
+        return import_helion(path, device_from_name(device) if device else None, refuse=refuse)
     if is_kernel_tuner_cache(path):
-        return [import_kernel_tuner(path, device_from_name(device) if device else None)]
+        return [import_kernel_tuner(path, device_from_name(device) if device else None, refuse=refuse)]
     for name in plugins.names(IMPORTERS):
         found: list[Table] | None = plugins.load(IMPORTERS, name)(path, device)
         if found is not None:
             return found
-    return read_tables(path, other)
+    return read_tables(path, other, refuse)
 
 
 def clear(options: argparse.Namespace, output: Output) -> int:
