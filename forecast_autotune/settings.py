@@ -114,6 +114,15 @@ def parse_user_directory(text: str | Path) -> Path:
         raise SettingsError(f"{text}: nobody's home directory is known here, spell it out") from error
 
 
+def cache_directory(chosen: Path | None) -> Path:
+    """`chosen`, else the user's cache directory for `forecast-autotune`."""
+    if chosen is not None:
+        return chosen
+    import platformdirs
+
+    return platformdirs.user_cache_path("forecast-autotune", appauthor=False)
+
+
 def _variable(name: str, parse: Callable[[str], Any], default: Any, doc: str) -> Any:
     return field(
         default=default, metadata={"variable": f"FORECAST_AUTOTUNE{name}", "parse": parse, "doc": doc}

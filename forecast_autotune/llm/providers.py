@@ -12,7 +12,7 @@ from typing import Protocol
 from forecast_autotune import plugins
 from forecast_autotune.llm.backend import Backend
 from forecast_autotune.llm.writers import TextGenerator, UsageCallback, ignore_usage
-from forecast_autotune.settings import Settings
+from forecast_autotune.settings import Settings, cache_directory
 
 GROUP = "forecast_autotune.models"
 GENERATION_TIMEOUT_S = 300.0
@@ -57,9 +57,4 @@ def provider() -> Provider:
 
 def answers_directory(settings: Settings) -> Path:
     """Where answers of models are kept: `llm` below the cache directory."""
-    root = settings.cache_dir
-    if root is None:
-        import platformdirs
-
-        root = platformdirs.user_cache_path("forecast-autotune", appauthor=False)
-    return root / "llm"
+    return cache_directory(settings.cache_dir) / "llm"

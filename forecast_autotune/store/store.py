@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.problem import FACTS
-from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.settings import cache_directory, parse_user_directory
 from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
 from forecast_autotune.store.files import ADVICE, StoreNotes, device_directory, kernel_directory
@@ -63,12 +63,8 @@ class Store:
         directory for `forecast-autotune`.
         """
         if root is None:
-            if chosen := os.environ.get("FORECAST_AUTOTUNE_CACHE_DIR"):
-                root = parse_user_directory(chosen)
-            else:
-                import platformdirs
-
-                root = platformdirs.user_cache_path("forecast-autotune", appauthor=False)
+            chosen = os.environ.get("FORECAST_AUTOTUNE_CACHE_DIR")
+            root = cache_directory(parse_user_directory(chosen) if chosen else None)
         root = root.absolute()
         with _DEFAULTS_MUTEX:
             if root not in _DEFAULTS:

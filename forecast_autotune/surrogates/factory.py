@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.settings import Settings
+from forecast_autotune.settings import Settings, cache_directory
 from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
@@ -130,14 +130,5 @@ def calibration_paths(spec: str, name: str, cache: Path | None) -> list[Path]:
     folders = [Path(folder) for folder in (known.options.get("adapter"), known.location) if folder]
     return [
         *(folder / FILE for folder in folders if folder.is_dir()),
-        calibration_path(name, cache_root(cache)),
+        calibration_path(name, cache_directory(cache)),
     ]
-
-
-def cache_root(cache: Path | None) -> Path:
-    """The directory given, else the user's cache directory."""
-    if cache is not None:
-        return cache
-    import platformdirs
-
-    return platformdirs.user_cache_path("forecast-autotune", appauthor=False)
