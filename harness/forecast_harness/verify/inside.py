@@ -8,6 +8,7 @@ its code loads. Candidates see one entry for every purpose: checks and timings a
 from __future__ import annotations
 
 import ctypes
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -16,12 +17,13 @@ from typing import Any
 
 import torch
 
-from forecast_harness.sandbox.cell_process import load
+from forecast_harness.sandbox.cell_process import load, receive_descriptor
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
+from forecast_harness.sandbox.shared_memory import map_shared
 from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes
 from forecast_harness.timing.device import DeviceTimer, LaunchTiming
 from forecast_harness.verify.launches import tracing
-from forecast_harness.verify.launches.arena import Slot, output_spans
+from forecast_harness.verify.launches.arena import Slot, aligned_size, output_spans
 from forecast_harness.verify.launches.block_store import BlockStore, address_range, bytes_at
 from forecast_harness.verify.launches.digest import BlockHasher, complement_spans, digest_values
 from forecast_harness.verify.launches.process_watch import process_report, remember_process
@@ -29,7 +31,8 @@ from forecast_harness.verify.launches.replay_buffers import BlockReplayBuffers
 from forecast_harness.verify.problems.argument_codec import decode_arguments
 
 _clock = time.perf_counter_ns
-_read = ctypes.string_at
+_read, _move = ctypes.string_at, ctypes.memmove
+_frombuffer, _uint8 = torch.frombuffer, torch.uint8
 _pointer = torch.Tensor.data_ptr
 _size, _stride = torch.Tensor.size, torch.Tensor.stride
 _is_neg, _is_conj = torch.Tensor.is_neg, torch.Tensor.is_conj
@@ -39,7 +42,7 @@ _full, _narrow, _cpu = torch.full, torch.Tensor.narrow, torch.Tensor.cpu
 def prepare(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """Import the candidate. Raises whatever its code raises."""
+    """Import the candidate, unless `file` is empty. Raises whatever its code raises."""
     tempfile.tempdir = None  # the server's folder, remembered by the fork, is not ours
     torch.set_num_threads(max(1, int(payload.get("threads", 1))))
     state["device"] = payload.get("device", "cpu")
@@ -51,8 +54,9 @@ def prepare(
     state["pages"] = int(payload.get("pages", 0))
     state["digest"] = BlockHasher(state["pages"], state["device"])
     state["kernels"] = tracing.KernelCounter() if payload["language"] == "triton" else None
-    module = load(payload["file"])
-    state["entry"] = getattr(module, payload["entry"])
+    if payload["file"]:
+        module = load(payload["file"])
+        state["entry"] = getattr(module, payload["entry"])
     return CellAnswer({"harness": process_report(state)})
 
 
@@ -101,6 +105,68 @@ def launch(
         "harness": process_report(state),
     }
     return CellAnswer({**answer.value, **said}, answer.arrays)
+
+
+def share(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
+    """Map the memory in which all blocks of later windows lie: so many `bytes`, whose descriptor follows."""
+    fd = receive_descriptor(state)
+    state["shared"] = _frombuffer(map_shared(fd, int(payload["bytes"])), dtype=_uint8)
+    os.close(fd)
+    return CellAnswer({})
+
+
+def build(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
+    """Build the module, and give it the parameters that are sent: `launch` without a launch."""
+    _callable(payload, arrays, state)
+    return CellAnswer({})
+
+
+def window(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """All that happens between a question and its answer where the judge's clock decides.
+
+    The block lies in the shared memory already. The value is that of `launch`; the bytes of all outputs that
+    were returned are copied to `area` in the shared memory, each at the next multiple of 64, `room` bytes at
+    most. `act` says what to do: `launch`; `again`: copy the last launch's outputs once more; `nothing`;
+    or `null`: return tensors like those listed in `null`, as a launch that costs nothing does.
+    """
+    held: BlockStore = state["held"]
+    held.adopt(state["shared"], int(payload["size"]))
+    slots = [Slot.from_json(s) for s in payload["slots"]]
+    state["most"] = 4 * int(payload["output_bytes"]) + 4096
+    kernels, act = state["kernels"], payload["act"]
+    before = (0, 0) if kernels is None else (kernels.launches, kernels.compilations)
+    said: dict[str, Any] = {"seconds": 0.0, "whole": 0.0, "protocol": "host", "operations": {}}
+    if act in ("launch", "null"):
+        if payload["poison"]:
+            _poison(int(payload["output_bytes"]), state)
+        call = _bound(payload, arrays, state, slots) if act == "launch" else partial(_nothing, payload, state)
+        with tracing.watch_launch(payload["watch"], kernels) as seen:
+            taken = _timed(call, payload, slots, state)
+        state["last"] = taken.result
+        said |= {"seconds": taken.seconds, "whole": taken.total_seconds, "operations": seen}
+    found, spans = _described(state.get("last") if act != "nothing" else None, state)
+    at, end = int(payload["area"]), int(payload["area"]) + int(payload["room"])
+    base = _pointer(state["shared"])
+    for n, (address, size, _) in spans.items():
+        if at + size > end:
+            found[n] = {"problem": f"output {n} spans {size} bytes, far more than asked for"}
+            continue
+        _move(base + at, address, size)
+        at += aligned_size(size)
+    after = before if kernels is None else (kernels.launches, kernels.compilations)
+    said |= {"kernels": after[0] - before[0], "compiled": after[1] - before[1]}
+    return CellAnswer({**said, "outputs": found, "harness": process_report(state)})
+
+
+def _nothing(payload: Mapping[str, Any], state: dict[str, Any]) -> list[torch.Tensor]:
+    """Tensors of these forms, the same ones every time."""
+    made: dict[str, list[torch.Tensor]] = state.setdefault("null", {})
+    key = repr(payload["null"])
+    if key not in made:
+        made[key] = [torch.zeros(one["shape"], dtype=getattr(torch, one["dtype"])) for one in payload["null"]]
+    return made[key]
 
 
 def again(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:

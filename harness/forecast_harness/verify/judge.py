@@ -20,11 +20,11 @@ from forecast_harness.timing.plausibility import clocks_disagree, impossible_tim
 from forecast_harness.verify.cost_control import PhaseTimer, SamplingBudget
 from forecast_harness.verify.launches.launcher import (
     CellClient,
-    Launcher,
     LaunchResult,
     LaunchTimes,
     is_large,
 )
+from forecast_harness.verify.launches.windowed_launcher import open_launcher
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.compute_device import ComputeDevice
 from forecast_harness.verify.problems.operations import is_computation
@@ -69,7 +69,7 @@ class SolutionJudge:
         self._history: list[LaunchTimes] = []
         self._language = Language.TORCH
         self._compute_device, self._phase_timer = ComputeDevice(plan.device), PhaseTimer()
-        self._launcher = Launcher(cell, pack.definition.format, self.rng, plan.device, self._phase_timer)
+        self._launcher = open_launcher(cell, pack.definition.format, self.rng, plan.device, self._phase_timer)
         self._checking_budget, self._drawing_budget = (
             SamplingBudget(_CHECKING_BUDGET_S),
             SamplingBudget(_DRAWING_BUDGET_S),
@@ -117,8 +117,13 @@ class SolutionJudge:
         return self.rng.random() < self._checking_budget.launch_share(work.name, usual)
 
     def should_redraw(self, work: Workload, usual: float) -> bool:
-        """A coin: whether to draw this workload's arguments anew, instead of changing some values."""
-        return self.rng.random() < self._drawing_budget.launch_share(work.name, usual)
+        """A coin: whether to draw this workload's arguments anew, instead of changing some values.
+
+        Always where windows are timed: what remembers its last arguments and results must gain nothing.
+        """
+        return self._launcher.windowed or self.rng.random() < self._drawing_budget.launch_share(
+            work.name, usual
+        )
 
     def new_case(
         self, axes: Mapping[str, Any] | None, regime: str = "normal", layout: str = "contiguous"
@@ -135,7 +140,7 @@ class SolutionJudge:
         self._compute_device.wait_until_open()
         with self._drawing_budget.measure_cost(work.name):
             case = self.new_case(work.axes)
-            if is_large(case):
+            if is_large(case) and not self._launcher.windowed:
                 case = case.with_mutator()
                 self._launcher.place(case)
             return case

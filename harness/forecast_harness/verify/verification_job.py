@@ -73,6 +73,7 @@ _CODE_BY_FAULT: dict[Fault, ReasonCode] = {
     Fault.FORBIDDEN_CALL: ReasonCode.ESCAPE,
     Fault.FORGED: ReasonCode.ESCAPE,
     Fault.KILLED: ReasonCode.ESCAPE,
+    Fault.RAN_WHILE_STOPPED: ReasonCode.ESCAPE,
 }
 
 

@@ -171,7 +171,7 @@ def test_a_verdict_says_where_the_time_went(judging: SandboxLane) -> None:
     )
     assert verdict.accepted, verdict.reasons
     seconds = verdict.facts["seconds"]
-    parts = {"draw", "build", "check", "inside", "prepare", "place", "launch", "idle", "again"}
+    parts = {"draw", "build", "check", "inside", "prepare", "launch", "idle", "again"}
     assert set(seconds) == parts
     assert all(s >= 0 for s in seconds.values())
     assert seconds["inside"] <= seconds["launch"]

@@ -64,6 +64,11 @@ class Slot(Record):
         return flat.as_strided(self.shape, self.stride)
 
 
+def aligned_size(size: int) -> int:
+    """So many bytes, rounded up to where the next tensor may begin."""
+    return -(-size // _ALIGN) * _ALIGN
+
+
 def output_spans(slots: Iterable[Slot]) -> list[tuple[int, int]]:
     """First byte of every output and the one behind its last, in order."""
     return sorted((s.offset, s.offset + s.bytes) for s in slots if s.output)
@@ -118,12 +123,12 @@ def build_arena(
     for name, value in (*tensors.items(), *outputs.items()):
         layout = layouts.get(name, "contiguous")
         size = value.element_size()
-        offset = -(-position // _ALIGN) * _ALIGN + (size if layout == "offset" else 0)
+        offset = aligned_size(position) + (size if layout == "offset" else 0)
         kind = str(value.dtype).removeprefix("torch.")
         slot = Slot(name, kind, tuple(value.shape), strides_of(value.shape, layout), offset, name in outputs)
         slots.append(slot)
         position = offset + slot.span * size + GUARD_BYTES
-    size = -(-(position + behind) // _ALIGN) * _ALIGN
+    size = aligned_size(position + behind)
     scattered = rng.random() < 0.5 if noise is None else noise
     drawn = rng.randbytes(min(size, _CANARY_PERIOD)) if scattered else b"\xff" * min(size, _CANARY_PERIOD)
     page = np.frombuffer(drawn, dtype=np.uint8)

@@ -94,6 +94,13 @@ class BlockStore:
         else:
             _copy(_narrow(storage_bytes(self.block), 0, 0, size), kept)
 
+    def adopt(self, memory: torch.Tensor, size: int) -> None:
+        """Use the first `size` bytes of memory that somebody else fills."""
+        if self.block is not memory:
+            self._views.clear()
+            self.block = memory
+        self.size = size
+
     def bytes(self) -> torch.Tensor:
         """The block's bytes in use, now."""
         return _narrow(storage_bytes(self.block), 0, 0, self.size)

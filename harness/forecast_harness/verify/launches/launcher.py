@@ -130,6 +130,9 @@ class Launcher:
         self._pages = rng.getrandbits(_SEED_BITS)
         self.trials = 0
 
+    windowed = False
+    """Whether launches see their inputs within the window alone that the judge's clock counts."""
+
     def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
         """Have the candidate imported; reasons to go no further."""
         self._language = language
@@ -142,7 +145,7 @@ class Launcher:
             "pages": self._pages,
         }
         answer, _ = self._ask("prepare", payload, {})
-        with _malformed_answers_as_forgery():
+        with malformed_answers_as_forgery():
             return process_findings(answer.value, "import")
 
     def launch(
@@ -155,9 +158,9 @@ class Launcher:
         """
         self._must_fit(case)
         arena = self._build(case, shift)
-        payload = {**_launch_payload(case, arena, protocol), "watch": watch}
+        payload = {**launch_payload(case, arena, protocol), "watch": watch}
         reply, answer = self._asked(case, payload, {"block": byte_array(arena.data())})
-        with _malformed_answers_as_forgery():
+        with malformed_answers_as_forgery():
             self._take(reply, answer, arena, stray=not watch)
         return reply
 
@@ -167,10 +170,10 @@ class Launcher:
             return self.launch(case, protocol=protocol)
         resident = self._resident(case)
         seed = self._rng.getrandbits(_SEED_BITS)
-        about = {**_launch_payload(case, resident.arena, protocol), "watch": ""}
+        about = {**launch_payload(case, resident.arena, protocol), "watch": ""}
         payload = {**about, "held": resident.name, "seed": seed}
         reply, answer = self._asked(case, payload, {})
-        with _malformed_answers_as_forgery():
+        with malformed_answers_as_forgery():
             reply.described, reply.seed = answer.value["outputs"], seed
             reply.digests = [int(n) for n in answer.value["digests"]]
             untouched = reply.digests[0] == resident.digest
@@ -196,7 +199,7 @@ class Launcher:
         odd = bool(reply.case.outputs) or reply.digests[0] != resident.digest
         block = odd or self._rng.random() < _BLOCK_CHECK_SHARE
         answer, _ = self._ask("again", {"block": block}, {})
-        with _malformed_answers_as_forgery():
+        with malformed_answers_as_forgery():
             self._take(reply, answer, resident.arena, stray=block)
             same = reply.described == answer.value["outputs"]
             if not same or reply.digests[1:] != resident.digests(answer.arrays, reply.seed):
@@ -222,11 +225,11 @@ class Launcher:
         if is_large(case):
             resident = self._resident(case)
             seed = self._rng.getrandbits(_SEED_BITS)
-            payload = {**_launch_payload(case, resident.arena, protocol), "held": resident.name, "seed": seed}
+            payload = {**launch_payload(case, resident.arena, protocol), "held": resident.name, "seed": seed}
             arrays: dict[str, TensorBytes] = {}
         else:
             arena = self._build(case)
-            payload, arrays = _launch_payload(case, arena, protocol), {"block": byte_array(arena.data())}
+            payload, arrays = launch_payload(case, arena, protocol), {"block": byte_array(arena.data())}
         return self._ask("idle", payload, arrays)[1]
 
     def _ask(
@@ -252,15 +255,27 @@ class Launcher:
         self, case: LaunchCase, payload: dict[str, Any], arrays: dict[str, TensorBytes]
     ) -> tuple[LaunchResult, CellAnswer]:
         """Ask for a launch; the reply without its outputs."""
-        if self._format is PackFormat.KERNELBENCH and self._state is not case.state:
-            if not self._built:
-                payload["init"] = case.call["init"]
-                self._built = True
-            arrays |= {f"state.{n}": tensor_to_bytes(t) for n, t in case.state.items()}
-            self._state = case.state
+        self._add_parameters(case, payload, arrays)
         answer, outside = self._ask("launch", payload, arrays)
+        return self._reply(case, answer, outside), answer
+
+    def _add_parameters(
+        self, case: LaunchCase, payload: dict[str, Any], arrays: dict[str, TensorBytes]
+    ) -> bool:
+        """Add what a module is built from, and its parameters; whether there is anything to add."""
+        if self._format is not PackFormat.KERNELBENCH or self._state is case.state:
+            return False
+        if not self._built:
+            payload["init"] = case.call["init"]
+            self._built = True
+        arrays |= {f"state.{n}": tensor_to_bytes(t) for n, t in case.state.items()}
+        self._state = case.state
+        return True
+
+    def _reply(self, case: LaunchCase, answer: CellAnswer, outside: float) -> LaunchResult:
+        """What an answer about one more launch says, but for its outputs."""
         self.trials += 1
-        with _malformed_answers_as_forgery():
+        with malformed_answers_as_forgery():
             value = answer.value
             reply = LaunchResult(
                 case,
@@ -284,7 +299,7 @@ class Launcher:
                 reply.reasons.append(
                     Reason(ReasonCode.NO_KERNEL, "it launches no Triton kernel", reply.trial)
                 )
-        return reply, answer
+        return reply
 
     def _take(self, reply: LaunchResult, answer: CellAnswer, arena: Arena, *, stray: bool) -> None:
         """Fill in outputs, and what is wrong with them and with the block."""
@@ -318,13 +333,14 @@ def is_large(case: LaunchCase) -> bool:
     return gapless and case.input_bytes + case.output_bytes > MAX_INLINE_BYTES
 
 
-def _launch_payload(case: LaunchCase, arena: Arena, protocol: str) -> dict[str, Any]:
+def launch_payload(case: LaunchCase, arena: Arena, protocol: str) -> dict[str, Any]:
+    """What every question about a launch says: the slots, the call, how it is timed."""
     slots = [s.to_json() for s in arena.slots]
     return {"slots": slots, "output_bytes": case.output_bytes, "protocol": protocol, "call": case.call}
 
 
 @contextmanager
-def _malformed_answers_as_forgery() -> Iterator[None]:
+def malformed_answers_as_forgery() -> Iterator[None]:
     """Read an answer. The cell's own code never gives one that breaks the form: the candidate did."""
     try:
         yield
