@@ -8,14 +8,18 @@ from collections.abc import Mapping, Sequence
 from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store import Store
+from forecast_autotune.store.record_files import check_folders
 
 _NORMAL_QUANTILE_95 = 1.6448536269514722
 """Half the width of a normal's central 90 %, in standard deviations."""
 
 
 def open_store(options: argparse.Namespace) -> Store:
-    """The store of `--store`, else the environment's."""
-    return Store.default(None if options.store is None else parse_user_directory(options.store))
+    """The store of `--store`, else the environment's. Raises `StoreError` where a file is in a folder's place."""
+    store = Store.default(None if options.store is None else parse_user_directory(options.store))
+    if store.root is not None:
+        check_folders(store.root)
+    return store
 
 
 def first_forecasts(rows: Sequence[Measurement]) -> dict[Candidate, dict[str, float]]:

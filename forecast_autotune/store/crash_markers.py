@@ -8,25 +8,29 @@ tunes the problem turns it into a failed measurement and does not try that candi
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from forecast_autotune.file_access import open_regular
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
-from forecast_autotune.store.files import host_name, problem_file
+from forecast_autotune.store.files import StoreNotes, host_name, problem_file, write_all
+from forecast_autotune.store.log import encode
+from forecast_autotune.store.record_files import read_record
 
 
 @contextlib.contextmanager
 def launch_marker(directory: Path | None, problem: Problem, candidate: Candidate) -> Iterator[None]:
     """Leave a note while the block runs. Any ordinary way out, an exception too, removes it."""
     path = None if directory is None else directory / _marker_name(problem, os.getpid())
-    text = json.dumps(candidate.to_json())
+    text = encode(candidate.to_json())
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            with open_regular(path, "wb") as stream:
+                write_all(stream, text)
         except OSError:
             path = None  # a read-only store cannot watch; the launch goes on
     try:
@@ -37,8 +41,8 @@ def launch_marker(directory: Path | None, problem: Problem, candidate: Candidate
                 path.unlink()
 
 
-def recover_crashes(directory: Path | None, problem: Problem) -> list[Measurement]:
-    """What dead processes of this host left behind, as failed measurements; removes the notes."""
+def recover_crashes(directory: Path | None, problem: Problem, notes: StoreNotes) -> list[Measurement]:
+    """What dead processes of this host left behind, as failed measurements; removes what they left."""
     found: list[Measurement] = []
     if directory is None or not directory.is_dir():
         return found
@@ -47,12 +51,12 @@ def recover_crashes(directory: Path | None, problem: Problem) -> list[Measuremen
         # A note with our own number is from before a restart: we are not launching anything now.
         if not pid.isdigit() or (int(pid) != os.getpid() and _is_alive(int(pid))):
             continue
-        with contextlib.suppress(OSError, ValueError):
-            data = json.loads(path.read_text(encoding="utf-8"))
+        candidate = read_record(path, _sound_candidate, "no candidate", notes)
+        if candidate is not None:
             found.append(
                 Measurement(
                     problem.id,
-                    Candidate.from_json(data),
+                    candidate,
                     Outcome.RUNTIME_ERROR,
                     protocol="watch",
                     at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -62,6 +66,12 @@ def recover_crashes(directory: Path | None, problem: Problem) -> list[Measuremen
         with contextlib.suppress(OSError):
             path.unlink()
     return found
+
+
+def _sound_candidate(data: Any) -> Candidate:
+    candidate = Candidate.from_json(data)
+    hash(candidate)
+    return candidate
 
 
 def forget(directory: Path) -> None:

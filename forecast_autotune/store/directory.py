@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.errors import StoreError
+from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import Decision, Measurement, RiskVerdict
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.crash_markers import forget
@@ -17,18 +17,19 @@ from forecast_autotune.store.files import (
     StoreNotes,
     acquire_lock,
     append,
+    device_directory,
     flush_to_disk,
     host_name,
+    kernel_directory,
     problem_file,
     release_lock,
     write_atomically,
 )
-from forecast_autotune.store.log import MALFORMED, LogFile, decode, encode
+from forecast_autotune.store.log import LogFile, encode
+from forecast_autotune.store.record_files import list_files, read_record
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem
-
-FileRecord = TypeVar("FileRecord")
 
 _LOCK_TIMEOUT_S = 10.0
 """Longest wait for another process's write, which takes well under a millisecond."""
@@ -84,7 +85,8 @@ class KernelDirectory:
         except (FileNotFoundError, NotADirectoryError):
             names = set()
         except OSError as error:
-            self._notes.add(f"{self.path}: cannot be listed, going on with what is known: {error}")
+            said = f"{self.path}: cannot be listed, going on with what is known: {error}"
+            self._notes.add(said, topic=str(self.path))
             return
         self._logs = {name: log for name, log in self._logs.items() if name in names}
         for name in sorted(names):
@@ -93,8 +95,13 @@ class KernelDirectory:
     def _log(self, name: str) -> LogFile:
         if name not in self._logs:
             assert self.path is not None
-            self._logs[name] = LogFile(self.path / name, self._notes)
+            self._logs[name] = LogFile(self.path / name, self._notes, self._files)
         return self._logs[name]
+
+    def _files(self, problem: Problem) -> bool:
+        """Whether a problem's records belong here. One that was damaged, or copied, would hide another's."""
+        own = device_directory(problem.device.slug), kernel_directory(problem.kernel.name)
+        return self.path is None or own == (self.path.parent.name, self.path.name)
 
     def measurements(self, problem_id: str) -> list[Measurement]:
         """What is known of one problem after the last refresh, oldest first.
@@ -124,20 +131,6 @@ class KernelDirectory:
         for problem in self.problems().values():
             if measurements := self.measurements(problem.id):
                 yield Table(problem, measurements)
-
-    def _read(
-        self, path: Path, record: Callable[[dict[str, Any]], FileRecord], otherwise: str
-    ) -> FileRecord | None:
-        """What a JSON file holds; None where there is no file, and, with a note, where it is damaged."""
-        try:
-            return record(decode(path.read_bytes()))
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as error:
-            self._notes.add(f"{path}: cannot be read: {error}")
-        except MALFORMED as error:
-            self._notes.add(f"{path}: ignored, {otherwise} ({type(error).__name__}: {error})"[:300])
-        return None
 
     # --- writing ---
 
@@ -230,15 +223,26 @@ class KernelDirectory:
             return self._decisions.get(problem_id)
         return self._read_decision(self.path / "decisions" / f"{problem_file(problem_id)}.json", problem_id)
 
-    def _read_decision(self, path: Path, problem_id: str | None = None) -> Decision | None:
+    def _read_decision(
+        self, path: Path, problem_id: str | None = None, *, holding: bytes = b""
+    ) -> Decision | None:
         def sound(data: dict[str, Any]) -> Decision:
             decision = Decision.from_json(data)
             hash(decision.chosen)
-            if problem_id not in (None, decision.problem):
-                raise ValueError(f"it is about problem {decision.problem!r}, not {problem_id!r}")
+            if problem_id not in (None, decision.problem) or path.stem != problem_file(decision.problem):
+                raise ValueError(f"it is about problem {decision.problem!r}, not {problem_id or path.stem!r}")
             return decision
 
-        return self._read(path, sound, "not a decision")
+        return read_record(path, sound, "not a decision", self._notes, holding=holding)
+
+    def _read_decisions(self, *, holding: bytes = b"") -> dict[str, Decision]:
+        """The decisions that could not be filed, and those on file that hold these bytes, by problem."""
+        found = dict(self._decisions)
+        if self.path is not None:
+            for path in list_files(self.path / "decisions", "[!.]*.json", self._notes):
+                if (decision := self._read_decision(path, holding=holding)) is not None:
+                    found.setdefault(decision.problem, decision)
+        return found
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
         """File a decision, and its problem with it, so that it can be shown later."""
@@ -258,13 +262,8 @@ class KernelDirectory:
 
     def decisions(self) -> Iterator[tuple[Problem, Decision]]:
         """Every decision with its problem, after the last refresh."""
-        found = dict(self._decisions)
-        if self.path is not None:
-            for path in sorted((self.path / "decisions").glob("[!.]*.json")):
-                if (decision := self._read_decision(path)) is not None:
-                    found.setdefault(decision.problem, decision)
         problems = self.problems()
-        for name, decision in sorted(found.items()):
+        for name, decision in sorted(self._read_decisions().items()):
             if name in problems:
                 yield problems[name], decision
             else:
@@ -277,7 +276,7 @@ class KernelDirectory:
         if problem_id in self._facts or self.path is None:
             return self._facts.get(problem_id)
         path = self.path / "facts" / f"{problem_file(problem_id)}.json"
-        return self._read(path, lambda data: data, "no facts")
+        return read_record(path, _sound_facts, "no facts", self._notes)
 
     def put_facts(self, problem_id: str, facts: Mapping[str, Any]) -> None:
         """Replace the facts kept of a problem. Raises `RecordError` for values that JSON cannot hold."""
@@ -293,14 +292,7 @@ class KernelDirectory:
 
     def verdicts(self) -> list[RiskVerdict]:
         """All verdicts of the decisions on file; decisions without any are not even parsed."""
-        found = dict(self._decisions)
-        if self.path is not None:
-            for path in sorted((self.path / "decisions").glob("[!.]*.json")):
-                with contextlib.suppress(OSError):
-                    if b'"share":' not in path.read_bytes():
-                        continue
-                if (decision := self._read_decision(path)) is not None:
-                    found.setdefault(decision.problem, decision)
+        found = self._read_decisions(holding=b'"share":')
         return [v for _, decision in sorted(found.items()) for v in decision.verdicts]
 
     # --- locks, removal ---
@@ -347,8 +339,9 @@ class KernelDirectory:
                     log.clear()
                 finally:
                     release_lock(lock)
-            for path in [*_subdirectories(self.path / "decisions"), *_subdirectories(self.path / "facts")]:
-                path.unlink(missing_ok=True)
+            for folder in (self.path / "decisions", self.path / "facts"):
+                for path in list_files(folder, "*", self._notes):
+                    path.unlink(missing_ok=True)
             forget(self.path)
         except OSError as error:
             raise StoreError(
@@ -362,8 +355,11 @@ class KernelDirectory:
         return logged | {entry.problem.id for entry in self._unwritten}
 
 
-def _subdirectories(path: Path) -> list[Path]:
-    try:
-        return sorted(path.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def _sound_facts(data: dict[str, Any]) -> dict[str, Any]:
+    """Facts as `features.stored_facts` writes them; what a unit holds is checked where it is read."""
+    units = data.get("units")
+    if not isinstance(data.get("version"), str) or not isinstance(units, list):
+        raise RecordError("facts have a version, a text, and units, a list")
+    if not all(isinstance(unit, list) and len(unit) == 3 for unit in units):
+        raise RecordError("each unit of facts is a list of an assignment, a grid and its facts")
+    return data

@@ -9,11 +9,19 @@ import re
 import threading
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
+
+from forecast_autotune.file_access import open_regular
+from forecast_autotune.printable import printable
+from forecast_autotune.records.bounded_json import without_halves
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+VERSION = "v1"
+"""Folder of measurements and decisions below a store's root; another layout gets another name."""
+VARIANTS = "variants"
+"""Folder of other sources of kernels."""
 ADVICE = "advice"
 """Folder of advice below a store's root, and its name in the record of a problem that is exported."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -36,6 +44,7 @@ class StoreNotes:
         if (topic or text) in self._seen:
             return
         self._seen.add(topic or text)
+        text = printable(text)
         self.texts.append(text)
         warnings.warn(text, StoreWarning, stacklevel=4)
 
@@ -46,11 +55,13 @@ def _hashed(text: str) -> str:
 
 def kernel_directory(name: str) -> str:
     """A readable directory name that differs for different kernel names: at most 93 characters."""
+    name = without_halves(name)  # as its records will be read again
     return f"{_UNSAFE.sub('-', name).strip('-.')[:80] or 'kernel'}-{_hashed(name)}"
 
 
 def device_directory(slug: str) -> str:
     """The device slug itself, or a shortened and hashed one where a file system would refuse it."""
+    slug = without_halves(slug)
     return slug if len(slug.encode()) <= 120 else f"{_UNSAFE.sub('-', slug)[:80]}-{_hashed(slug)}"
 
 
@@ -101,7 +112,7 @@ def append(path: Path, payload: bytes, *, exclusive: bool) -> None:
     `exclusive` (the caller holds the log's lock), a write that fails half-way is undone. Raises
     `OSError` when the bytes could not be written.
     """
-    with path.open("ab+", buffering=0) as stream:
+    with open_regular(path, "ab+") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size:
             stream.seek(size - 1)
@@ -109,13 +120,18 @@ def append(path: Path, payload: bytes, *, exclusive: bool) -> None:
                 # A kill tore the last line: end it, or its text would swallow ours.
                 payload = b"\n" + payload
         try:
-            done = stream.write(payload)
-            while done < len(payload):  # only a full disk or a quota cuts a write: asking again says which
-                done += stream.write(payload[done:])
+            write_all(stream, payload)
         except OSError:
             if exclusive:
                 stream.truncate(size)
             raise
+
+
+def write_all(stream: BinaryIO, payload: bytes) -> None:
+    """Write to an unbuffered stream, however often it takes. Raises `OSError` where not all can be written."""
+    done = stream.write(payload)
+    while done < len(payload):  # only a full disk or a quota cuts a write: asking again says which
+        done += stream.write(payload[done:])
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
@@ -126,7 +142,8 @@ def write_atomically(path: Path, payload: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{host_name()}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        part.write_bytes(payload)
+        with open_regular(part, "wb") as stream:
+            write_all(stream, payload)
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)
@@ -135,7 +152,7 @@ def write_atomically(path: Path, payload: bytes) -> None:
 
 def flush_to_disk(path: Path) -> None:
     """Make a file's bytes, and its name in the directory, survive a power cut. Raises `OSError`."""
-    with path.open("rb+") as stream:
+    with open_regular(path, "rb+") as stream:
         os.fsync(stream.fileno())
     if os.name == "posix":  # elsewhere a directory cannot be opened
         directory = os.open(path.parent, os.O_RDONLY)

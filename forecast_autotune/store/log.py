@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.file_access import MAX_RECORD_BYTES, open_regular
 from forecast_autotune.records import SCHEMA, Measurement, Problem
-from forecast_autotune.records.json_fields import decode_json
-from forecast_autotune.store.files import StoreNotes, acquire_lock, release_lock
+from forecast_autotune.records.bounded_json import decode_bounded
+from forecast_autotune.store.files import StoreNotes, acquire_lock, release_lock, write_all
 
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """What reading a line of arbitrary bytes as a record can raise. `RecordError` is a ValueError."""
 
+MAX_LOG_BYTES = 256 * 1024 * 1024
+"""Of a log that is read: half a million rows of one kernel on one host; as records they take a gigabyte."""
+_CHUNK = 4 * 1024 * 1024
 _MAX_SHOWN_LINES = 3
-"""Bad lines named one by one per read; the rest are counted, so garbage cannot flood a terminal."""
+"""Bad lines of a log whose reasons are told; the rest are counted, so garbage cannot flood a terminal."""
 
 _HEAD = 64
 """Bytes at the start of a log that tell it from the one before `clear`, whose inode it may have."""
@@ -40,8 +44,8 @@ def encode(data: Mapping[str, Any]) -> bytes:
 
 
 def decode(raw: bytes) -> dict[str, Any]:
-    """Read one JSON object. Raises one of `MALFORMED` for anything else; runs nothing."""
-    data = decode_json(raw.decode("utf-8"))
+    """Read one JSON object within the bounds of `decode_bounded`. Raises one of `MALFORMED`; runs nothing."""
+    data = decode_bounded(raw.decode("utf-8"), repair=True)
     if not isinstance(data, dict):
         raise RecordError(f"expected an object, got {data!r:.60}")
     return data
@@ -50,10 +54,12 @@ def decode(raw: bytes) -> dict[str, Any]:
 class LogFile:
     """What one log file holds, kept current by reading only what was appended since the last time."""
 
-    def __init__(self, path: Path, notes: StoreNotes) -> None:
+    def __init__(self, path: Path, notes: StoreNotes, files: Callable[[Problem], bool]) -> None:
         self.path = path
         self.lock_path = path.with_name(path.name + ".lock")
         self._notes = notes
+        self._files = files
+        """Whether a problem is filed in this log's directory; records of others have come here by mistake."""
         self._reset()
 
     def _reset(self) -> None:
@@ -66,12 +72,14 @@ class LogFile:
         self._lines = 0
         self._torn = 0
         """Number of the unfinished last line that was already reported; 0: none."""
+        self._unread_size = -1
+        """Size of the file when it was found to end in what is never read; -1: all was read."""
 
     def clear(self) -> None:
         """Empty the file for all readers; the caller holds its lock. Raises `OSError`."""
-        with self.path.open("rb+", buffering=0) as stream:
+        with open_regular(self.path, "rb+") as stream:
             stream.truncate(0)
-            stream.write(encode({"type": "cleared", "schema": SCHEMA, "id": os.urandom(8).hex()}))
+            write_all(stream, encode({"type": "cleared", "schema": SCHEMA, "id": os.urandom(8).hex()}))
 
     def refresh(self, *, locked: bool = False) -> None:
         """Read what was appended since the last call, by any process.
@@ -86,7 +94,8 @@ class LogFile:
         except FileNotFoundError:
             self._reset()
         except OSError as error:
-            self._notes.add(f"{self.path}: cannot be read, its measurements are unknown here: {error}")
+            said = f"{self.path}: cannot be read, its measurements are unknown here: {error}"
+            self._notes.add(said, topic=str(self.path))
 
     def _resolve_tail(self, rest: bytes, locked: bool) -> None:
         """Judge text after the last newline: a write still under way, or torn by a kill?"""
@@ -98,14 +107,13 @@ class LogFile:
                 rest = self._read_appended()
             if not rest:
                 return
-            error = self._index_line(rest, self._lines + 1)
+            error = self._index_line(rest)
             if error is None:  # torn exactly before its newline, and no proper prefix of an object is one
-                self._advance(rest)
+                self._advance(len(rest), rest[-1:])
             else:
                 self._torn = self._lines + 1
-                self._notes.add(
-                    f"{self.path}:{self._torn}: skipped a torn last line of {len(rest)} bytes ({error})"
-                )
+                said = f"{self.path}:{self._torn}: skipped a torn last line of {len(rest)} bytes ({error})"
+                self._notes.add(said, topic=str(self.path))
         except TimeoutError:
             return  # somebody is writing right now; the next read will see the whole line
         finally:
@@ -113,42 +121,55 @@ class LogFile:
 
     def _read_appended(self) -> bytes:
         """Take in all complete lines behind our position; returns the text after the last newline."""
-        with self.path.open("rb", buffering=0) as stream:
+        with open_regular(self.path, "rb") as stream:
             stat = os.fstat(stream.fileno())
             head = stream.read(_HEAD)
             if self._identity != (stat.st_dev, stat.st_ino) or not head.startswith(self._head):
                 self._reset()  # removed or cleared, and started anew
             self._identity, self._head = (stat.st_dev, stat.st_ino), head
-            if stat.st_size == self._offset:
+            if stat.st_size in (self._offset, self._unread_size):
                 return b""
             stream.seek(self._offset - len(self._last))
-            data = stream.readall()
-        if data[: len(self._last)] != self._last:
-            # Shorter than before, or cut and grown again: a failed write that we had read was undone.
-            self._reset()
-            return self._read_appended()
-        *lines, rest = data[len(self._last) :].split(b"\n")
-        bad: list[str] = []
-        for number, raw in enumerate(lines, self._lines + 1):
-            if raw.strip() and (error := self._index_line(raw, number)) is not None and number != self._torn:
-                bad.append(f"{self.path}:{number}: skipped a line that is no record ({error})")
-        if lines:
-            self._advance(data[len(self._last) : len(data) - len(rest)])
-            self._lines += len(lines)
-            self._torn = 0
-        for text in bad[:_MAX_SHOWN_LINES]:
-            self._notes.add(text)
-        if len(bad) > _MAX_SHOWN_LINES:
-            self._notes.add(
-                f"{self.path}: skipped {len(bad) - _MAX_SHOWN_LINES} more lines that are no records"
+            if stream.read(len(self._last)) == self._last:
+                return self._read_lines(stream, stat.st_size)
+        # Shorter than before, or cut and grown again: a failed write that we had read was undone.
+        self._reset()
+        return self._read_appended()
+
+    def _read_lines(self, stream: BinaryIO, size: int) -> bytes:
+        """Index every whole line from the stream's position, chunk by chunk; returns what follows the last."""
+        rest, skipping, bad = b"", False, _BadLines()
+        while self._offset + len(rest) < MAX_LOG_BYTES and (chunk := stream.read(_CHUNK)):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for number, raw in enumerate(lines, self._lines + 1):
+                if skipping:
+                    bad.add(number, f"more than {MAX_RECORD_BYTES} bytes")
+                    skipping = False
+                elif raw and (error := self._index_line(raw)) is not None and number != self._torn:
+                    bad.add(number, error)
+            if lines:
+                self._advance(sum(map(len, lines)) + len(lines), b"\n")
+                self._lines += len(lines)
+                self._torn = 0
+            if len(rest) > MAX_RECORD_BYTES:
+                self._advance(len(rest), rest[-1:])
+                rest, skipping = b"", True
+        if skipping or self._offset + len(rest) >= MAX_LOG_BYTES:
+            self._unread_size = size
+            bad.add(
+                self._lines + 1,
+                f"longer than is read: {MAX_RECORD_BYTES} bytes a line, {MAX_LOG_BYTES} a log",
             )
+            rest = b""
+        if bad.count:
+            self._notes.add(f"{self.path}{bad}", topic=str(self.path))
         return rest
 
-    def _advance(self, read: bytes) -> None:
-        self._offset += len(read)
-        self._last = read[-1:]
+    def _advance(self, count: int, last: bytes) -> None:
+        self._offset += count
+        self._last = last
 
-    def _index_line(self, raw: bytes, number: int) -> str | None:
+    def _index_line(self, raw: bytes) -> str | None:
         """Index one line; returns what is wrong with it, or None."""
         try:
             data = decode(raw)
@@ -159,7 +180,30 @@ class LogFile:
                 self.measurements.setdefault(measurement.problem, []).append(measurement)
             elif kind == "problem":
                 problem = Problem.from_json(data)
+                if not self._files(problem):
+                    raise RecordError(
+                        f"a problem of {problem.kernel.name} on {problem.device.name} is filed elsewhere"
+                    )
                 self.problems.setdefault(problem.id, problem)
         except MALFORMED as error:
-            return f"{type(error).__name__}: {error}"[:200]
+            return f"{type(error).__name__}: {error}"[:200] if raw.strip() else None
         return None
+
+
+class _BadLines:
+    """Lines that were skipped in one reading, as words behind the log's name."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._told: list[tuple[int, str]] = []
+
+    def add(self, number: int, error: str) -> None:
+        self.count += 1
+        if len(self._told) < _MAX_SHOWN_LINES:
+            self._told.append((number, error))
+
+    def __str__(self) -> str:
+        if self.count == 1:
+            return ":{}: skipped a line that is no record ({})".format(*self._told[0])
+        listed = "; ".join(f"line {number}: {error}" for number, error in self._told)
+        return f": skipped {self.count} lines that are no records ({listed}{'; ...' * (self.count > len(self._told))})"

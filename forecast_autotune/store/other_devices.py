@@ -30,11 +30,16 @@ def affordable_directories(root: Path, kernel: str, own: str) -> list[Path]:
     for path in sorted(root.glob(f"*/{kernel}")):
         if path.parent.name == own or len(found) == DEVICES:
             continue
-        size = sum(log.stat().st_size for log in path.glob("log-*.jsonl"))
+        size = sum(map(_size, path.glob("log-*.jsonl")))
         if 0 < size <= left:
             found.append(path)
             left -= size
     return found
+
+
+def _size(log: Path) -> int:
+    # What is no regular file is not read.
+    return log.stat().st_size if log.is_file() else 0
 
 
 def nearest_relatives(problem: Problem, directories: Iterable[KernelDirectory]) -> list[Relative]:

@@ -7,33 +7,59 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forecast_autotune.errors import StoreError
-from forecast_autotune.store.files import StoreNotes
+from forecast_autotune.file_access import misplaced_file, read_regular
+from forecast_autotune.store.files import ADVICE, VARIANTS, VERSION, StoreNotes
 from forecast_autotune.store.log import MALFORMED, decode
 
 FileRecord = TypeVar("FileRecord")
 
 
+def check_folders(root: Path) -> None:
+    """Raise `StoreError` where a store's folder, or one of those in it, is something else."""
+    for folder in (root, root / VERSION, root / VARIANTS, root / ADVICE):
+        if said := misplaced_file(folder):
+            raise StoreError(
+                f"{folder} is {said} where a folder of the store belongs: move it away, or name another"
+            )
+
+
 def list_files(folder: Path, pattern: str, notes: StoreNotes) -> list[Path]:
-    """The files below a folder, in order; none, with a note, where it cannot be listed."""
+    """The files below a folder, in order; none, with a note, where it cannot be listed or is no folder."""
+    if said := misplaced_file(folder):
+        notes.add(f"{folder}: ignored, it is {said} where a folder belongs: move it away", topic=str(folder))
+        return []
     try:
         return sorted(folder.glob(pattern))
     except OSError as error:
-        notes.add(f"{folder}: cannot be listed: {error}")
+        notes.add(f"{folder}: cannot be listed: {error}", topic=str(folder))
         return []
 
 
+def list_folders(folder: Path, notes: StoreNotes) -> list[Path]:
+    """The folders in a folder, in order; a note on what else is there, names with a leading dot left out."""
+    found = list_files(folder, "[!.]*", notes)
+    for path in found:
+        if said := misplaced_file(path):
+            notes.add(f"{path}: ignored, it is {said} where a folder belongs: move it away", topic=str(path))
+    return [path for path in found if path.is_dir()]
+
+
 def read_record(
-    path: Path, read: Callable[[Any], FileRecord], what: str, notes: StoreNotes
+    path: Path, read: Callable[[Any], FileRecord], what: str, notes: StoreNotes, *, holding: bytes = b""
 ) -> FileRecord | None:
-    """The record in a file; None where there is no file, or, with a note, no `what` in it."""
+    """The record in a file; None where there is no file, or, with one note for each file, no sound `what` in it.
+
+    A file without the bytes `holding` is not even parsed.
+    """
     try:
-        return read(decode(path.read_bytes()))
-    except FileNotFoundError:
-        return None
+        raw = read_regular(path)
+        return read(decode(raw)) if holding in raw else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # where a file takes a folder's place, listing and writing tell of it
     except OSError as error:
-        notes.add(f"{path}: cannot be read: {error}")
+        notes.add(f"{path}: cannot be read: {error}", topic=str(path))
     except MALFORMED as error:
-        notes.add(f"{path}: ignored, {what} ({type(error).__name__}: {error})"[:300])
+        notes.add(f"{path}: ignored, {what} ({type(error).__name__}: {error})"[:300], topic=str(path))
     return None
 
 

@@ -16,8 +16,9 @@ from forecast_autotune.records.problem import FACTS
 from forecast_autotune.settings import cache_directory, parse_user_directory
 from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
-from forecast_autotune.store.files import ADVICE, StoreNotes, device_directory, kernel_directory
+from forecast_autotune.store.files import ADVICE, VERSION, StoreNotes, device_directory, kernel_directory
 from forecast_autotune.store.other_devices import DEVICES, affordable_directories, nearest_relatives
+from forecast_autotune.store.record_files import list_folders
 from forecast_autotune.store.similarity import nearness_key
 from forecast_autotune.store.variants import VariantFiles, with_checks
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from forecast_autotune.store.advice import AdviceFiles
     from forecast_autotune.surrogates.protocol import Relative
     from forecast_autotune.variants.records import Check, Variant
-
-_VERSION = "v1"
-"""Directory below the root; a layout that older releases cannot read gets another one."""
 
 
 class Store:
@@ -183,7 +181,7 @@ class Store:
 
     def recover(self, problem: Problem) -> list[Measurement]:
         """Record and return the candidates whose launch took a process of this host down."""
-        found = recover_crashes(self._directory(problem).path, problem)
+        found = recover_crashes(self._directory(problem).path, problem, self._notes)
         for measurement in found:
             self.add(problem, measurement)
         return found
@@ -322,7 +320,7 @@ class Store:
     def _directory_at(self, device: str, kernel: str) -> KernelDirectory:
         name = (device, kernel)
         if name not in self._directories:
-            path = None if self.root is None else self.root / _VERSION / device / kernel
+            path = None if self.root is None else self.root / VERSION / device / kernel
             self._directories[name] = KernelDirectory(path, self._notes)
         return self._directories[name]
 
@@ -331,9 +329,9 @@ class Store:
         own, kernel = device_directory(problem.device.slug), kernel_directory(problem.kernel.name)
         if self.root is not None:
             try:
-                paths = affordable_directories(self.root / _VERSION, kernel, own)
+                paths = affordable_directories(self.root / VERSION, kernel, own)
             except OSError as error:
-                self._notes.add(f"{self.root}: cannot be listed: {error}")
+                self._notes.add(f"{self.root}: cannot be listed: {error}", topic=str(self.root))
                 return []
             found = [self._directory_at(path.parent.name, path.name) for path in paths]
         else:
@@ -363,14 +361,13 @@ class Store:
                     found.append(directory)
             return found
 
-    def _on_disk(self, device: str = "*") -> list[Path]:
+    def _on_disk(self, device: str | None = None) -> list[Path]:
+        """The kernels' folders on disk, of one device's folder or of all."""
         if self.root is None:
             return []
-        try:
-            return sorted(path for path in (self.root / _VERSION).glob(f"{device}/*") if path.is_dir())
-        except OSError as error:
-            self._notes.add(f"{self.root}: cannot be listed: {error}")
-            return []
+        root = self.root / VERSION
+        devices = list_folders(root, self._notes) if device is None else [root / device]
+        return [path for folder in devices for path in list_folders(folder, self._notes)]
 
     def _after_fork(self) -> None:
         # Another thread may have held the mutex, or been half-way through a file, when we were forked.

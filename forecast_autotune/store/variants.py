@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forecast_autotune.store.files import (
+    VARIANTS,
     StoreNotes,
     acquire_lock,
     problem_file,
@@ -21,10 +22,9 @@ from forecast_autotune.store.files import (
     write_atomically,
 )
 from forecast_autotune.store.log import encode
-from forecast_autotune.store.record_files import list_files, read_record, remove_file
+from forecast_autotune.store.record_files import list_files, list_folders, read_record, remove_file
 from forecast_autotune.variants.records import Check, Variant
 
-FOLDER = "variants"
 _LOCK_TIMEOUT_S = 10.0
 _DIGEST = "source_sha256"
 """In a file: sha256 of the source that the checks were made of."""
@@ -34,7 +34,7 @@ class VariantFiles:
     """The variants of a store. `root` None: memory only."""
 
     def __init__(self, root: Path | None, notes: StoreNotes) -> None:
-        self._path = None if root is None else root / FOLDER
+        self._path = None if root is None else root / VARIANTS
         self._notes = notes
         self._kept: dict[tuple[str, str], Variant] = {}
         """What is not on disk, by base hash and name."""
@@ -68,7 +68,7 @@ class VariantFiles:
                 self._notes.add(
                     f"{path.parent}: locked for {_LOCK_TIMEOUT_S:.0f} s by another process, ignored"
                 )
-            held = self._read_file(path) if path.exists() else None
+            held = self._read_file(path)
             for known in (held, self._kept.get(key)):
                 payload = _encoded(variant := _merge_checks(known, variant))
             write_atomically(path, payload)
@@ -101,8 +101,11 @@ class VariantFiles:
     def _read(self, base_sha256: str | None) -> Iterator[Variant]:
         if self._path is None:
             return
-        folder = "*" if base_sha256 is None else problem_file(base_sha256)
-        for path in list_files(self._path, f"{folder}/[!.]*.json", self._notes):
+        if base_sha256 is None:
+            folders = list_folders(self._path, self._notes)
+        else:
+            folders = [self._path / problem_file(base_sha256)]
+        for path in (p for folder in folders for p in list_files(folder, "[!.]*.json", self._notes)):
             variant = self._read_file(path)
             if variant is None:
                 continue

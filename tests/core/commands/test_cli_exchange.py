@@ -92,7 +92,7 @@ def test_import_into_a_place_that_cannot_be_written_fails(
 ) -> None:
     (tmp_path / "plain").write_text("", encoding="utf-8")
     assert main(["import", str(file), "--store", str(tmp_path / "plain")]) == 1
-    assert "cannot write" in capsys.readouterr().err.splitlines()[-1]
+    assert "a file where a folder of the store belongs" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_clear_wants_a_yes_and_tells_the_number(tuned: Table, root: Path, capsys: Capture) -> None:

@@ -11,7 +11,7 @@ from typing import TypeAlias, cast
 from forecast_autotune.errors import SettingsError, VariantError
 from forecast_autotune.records import HOOK_VARIANT_PREFIX, Kernel, Problem
 from forecast_autotune.store import Store
-from forecast_autotune.store.variants import FOLDER
+from forecast_autotune.store.files import VARIANTS
 from forecast_autotune.variants import Variant, admission
 from forecast_autotune.variants.signature import written
 from forecast_integrations.triton.protocols import KernelFunction, NamedArguments, Tuner
@@ -33,7 +33,7 @@ VariantsArgument: TypeAlias = (
 """Kernels by name, kernels and records, one of them, a store or where it lies, or what makes records for a
 problem."""
 
-MODULES = f"{FOLDER}/modules"
+MODULES = f"{VARIANTS}/modules"
 """Where sources are written, below a store's root."""
 
 
