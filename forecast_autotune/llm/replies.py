@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -52,7 +53,7 @@ def extract_json(text: str) -> Any:
             return json.loads(part)
         except ValueError:
             continue
-    try:
+    with contextlib.suppress(ValueError):
         return json.JSONDecoder().raw_decode(text, first)[0]
-    except ValueError:
-        raise InvalidResponse("an answer that is not JSON, or was cut off") from None
+    # Out here it has no context: a decoding error holds the whole text.
+    raise InvalidResponse("an answer that is not JSON, or was cut off")

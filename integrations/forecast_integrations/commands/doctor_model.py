@@ -119,10 +119,9 @@ def _server(what: str, place: str, model: str, network: bool) -> DoctorCheck:
         return DoctorCheck(MODEL_ROW, "warn", f"{what}: HTTP {reply.status}", remedy)
     listed = _model_names(reply.body) if reply.status == 200 else []
     if listed and model not in listed:
-        there = ", ".join(listed[:5])
-        return DoctorCheck(
-            MODEL_ROW, "warn", f"{what}: it answers, but serves {there}", "correct ?model=NAME"
-        )
+        # Its names are its words, and a server may repeat the key.
+        said = f"{what}: it answers, but this is none of the {len(listed)} models that it lists"
+        return DoctorCheck(MODEL_ROW, "warn", said, f"correct ?model=NAME: {place}/models lists the names")
     how = "it serves this model" if listed else f"it answers (HTTP {reply.status}), and lists no models"
     return DoctorCheck(MODEL_ROW, "ok", f"{what}: {how}")
 

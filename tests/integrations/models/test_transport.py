@@ -40,7 +40,9 @@ def test_passing_trouble_is_retried(status: int) -> None:
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 418, 422, 501])
 def test_a_refusal_is_not_retried(status: int) -> None:
     with FaultyServer(script(saying({"error": "because"}, status))) as server:
-        with pytest.raises(RequestRejected, match=f"HTTP {status}.*because") as caught:
+        with pytest.raises(
+            RequestRejected, match=f"HTTP {status} with 20 bytes of application/json"
+        ) as caught:
             ask(transport_to(server))
         assert caught.value.status == status
         assert len(server.requests) == 1
@@ -193,7 +195,7 @@ def test_the_key_is_in_the_header_and_nowhere_else(monkeypatch: pytest.MonkeyPat
         repr(it),
         str(vars(it)),
         repr(caught.value),
-        caught.value.server_message,
+        str(vars(caught.value)),
     ):
         assert KEY[:12] not in text
 

@@ -134,7 +134,7 @@ class ChatBackend(HTTPBackend):
                 url = f"{self.transport.base}/chat/completions"
                 return asking.post(url, body, read, prompt=size, output=max_tokens)
             except RequestRejected as error:
-                if error.status not in (400, 422) or not self._without(error.server_message, body):
+                if error.status not in (400, 422) or not self._without(error.fields, body):
                     raise
         raise LLMError(f"{self.transport.base} takes none of the ways to ask {self.model} for an answer")
 
@@ -148,19 +148,19 @@ class ChatBackend(HTTPBackend):
                 body[instead] = value
         return body
 
-    def _without(self, said: str, body: Mapping[str, object]) -> bool:
+    def _without(self, named: frozenset[str], body: Mapping[str, object]) -> bool:
         """Remember a field that the server complains of; whether there is anything new to try."""
         asked = body.get("response_format")
         form = asked.get("type") if isinstance(asked, dict) else None
         with self._mutex:
-            if form and ("response_format" in said or "json_schema" in said or "schema" in said):
+            if form and named & {"response_format", "json_schema", "schema"}:
                 self._refused["response_format"] = "json_object" if form == "json_schema" else None
                 return True
-            if "max_tokens" in body and "max_completion_tokens" in said:
+            if "max_tokens" in body and "max_completion_tokens" in named:
                 self._refused["max_tokens"] = "max_completion_tokens"
                 return True
             for name in ("temperature", "reasoning_effort"):
-                if name in body and name in said:
+                if name in body and name in named:
                     self._refused[name] = None
                     return True
         return False

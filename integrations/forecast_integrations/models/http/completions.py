@@ -152,7 +152,7 @@ class CompletionsBackend(HTTPBackend):
                 return asking.post(url, body | {"logprobs": asked}, read, prompt=size, output=len(suffixes))
             except RequestRejected as error:
                 fewer = [top for top in TOP_LOGPROBS if top < asked]
-                if "logprobs" not in error.server_message or not fewer:
+                if "logprobs" not in error.fields or not fewer:
                     raise
                 self._top = fewer[0]
 

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 LARGEST = 16 * 2**20
 """Most bytes of a reply that are read."""
 _CHUNK_BYTES = 2**16
-_MAX_TROUBLE_CHARS = 300
-"""Of an error that may repeat what a server sent."""
+_USED_HEADERS = ("content-type", "location", "retry-after")
+_PROXY_STATUS = re.compile(r"[1-5][0-9]{2}(?= )")
+_SSL_REASON = re.compile(r"[A-Z0-9_]{1,64}")
 _THREAD_NAME = "forecast-autotune-llm"
 _LOGGERS = ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy")
 _KEY_PATTERN = re.compile(r"[\x21-\x7e]+")
@@ -57,9 +58,9 @@ class HTTPResponse:
     """What a server answered."""
 
     status: int
-    headers: Mapping[str, str]
-    """Names in lower case."""
-    body: bytes
+    headers: Mapping[str, str] = field(repr=False)
+    """Those that are used, with names in lower case."""
+    body: bytes = field(repr=False)
 
 
 def send_request(
@@ -164,7 +165,7 @@ class _PendingRequest:
                 extensions={"trace": self._trace},
             ) as response,
         ):
-            return HTTPResponse(response.status_code, dict(response.headers), _read_body(response))
+            return HTTPResponse(response.status_code, _used_headers(response), _read_body(response))
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         """Told by httpx of every step of the request."""
@@ -178,7 +179,7 @@ class _PendingRequest:
             self.sent = self.sent or info["request"].method != b"CONNECT"
 
     def _describe(self, error: Exception) -> str:
-        """What went wrong, on one line and without the key, which a server may have repeated."""
+        """What went wrong, on one line and without a word of the server's, which may have repeated the key."""
         import httpx
 
         if isinstance(error, _InvalidReply):
@@ -191,10 +192,8 @@ class _PendingRequest:
         if not isinstance(error, httpx.HTTPError | httpx.InvalidURL | OSError):
             # A server may send what httpx did not expect; the text of that is not worth trusting.
             return f"the reply is not HTTP ({type(error).__name__})"
-        text = " ".join(str(error).split())
-        if key := self.headers.get("Authorization", "").removeprefix("Bearer "):
-            text = text.replace(key, "***")
-        return f"{type(error).__name__}: {text[:_MAX_TROUBLE_CHARS]}" if text else type(error).__name__
+        reason = next(filter(None, map(_system_reason, _causes(error))), "")
+        return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -204,16 +203,32 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
+def _system_reason(error: BaseException) -> str:
+    """What the operating system or OpenSSL says, in their fixed words; empty for other errors."""
+    if isinstance(error, ssl.SSLError):
+        return f"SSL {error.reason}" if _SSL_REASON.fullmatch(error.reason or "") else "SSL"
+    if isinstance(error, socket.gaierror):
+        return f"the host's name cannot be looked up ({error.strerror})"
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    status = _PROXY_STATUS.match(str(error)) if type(error).__name__ == "ProxyError" else None
+    return "" if status is None else f"the proxy answers HTTP {status[0]}"
+
+
+def _used_headers(response: httpx.Response) -> dict[str, str]:
+    return {name: response.headers[name] for name in _USED_HEADERS if name in response.headers}
+
+
 def _read_body(response: httpx.Response) -> bytes:
     declared = response.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > LARGEST:
-        raise _InvalidReply(f"the reply has {declared} bytes, and at most {LARGEST} are read")
+        raise _InvalidReply(f"the reply has more than {LARGEST} bytes, and at most {LARGEST} are read")
     parts: list[bytes] = []
     size = 0
     for part in response.iter_raw(_CHUNK_BYTES):
         size += len(part)
         if size > LARGEST:
-            raise _InvalidReply(f"the reply has more than {LARGEST} bytes")
+            raise _InvalidReply(f"the reply has more than {LARGEST} bytes, and at most {LARGEST} are read")
         parts.append(part)
     return b"".join(parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import json
 import random
@@ -15,6 +16,7 @@ from urllib.parse import urljoin, urlsplit
 
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.replies import InvalidResponse
+from forecast_integrations.models.http.key_echo import repeats_key
 from forecast_integrations.models.http.limits import (
     USAGE_LEDGER,
     CircuitBreaker,
@@ -24,6 +26,7 @@ from forecast_integrations.models.http.limits import (
     UsageLedger,
     breaker,
 )
+from forecast_integrations.models.http.refusals import body_text, named_fields, refusal_text
 from forecast_integrations.models.http.request import (
     ConnectionFailed,
     HTTPResponse,
@@ -41,7 +44,8 @@ MAX_REDIRECTS = 3
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
 _CLIENT_ERROR_STATUSES = frozenset({400, 404, 405, 413, 414, 415, 422, 501})
 """Answers of a healthy server to a request it does not like."""
-_MAX_SHOWN_CHARS = 200
+_MOST_TOKENS = 10**8
+"""Of one request; a server that says more is not believed."""
 _NO_USAGE = Usage()
 MALFORMED_ERRORS = (
     KeyError,
@@ -58,11 +62,11 @@ MALFORMED_ERRORS = (
 class RequestRejected(LLMError):
     """The server answered with an error that asking again will not change."""
 
-    def __init__(self, text: str, status: int, said: str) -> None:
+    def __init__(self, text: str, status: int, fields: frozenset[str] = frozenset()) -> None:
         super().__init__(text)
         self.status = status
-        self.server_message = said
-        """The beginning of what it said."""
+        self.fields = fields
+        """Which of `refusals.FIELDS` it named."""
 
 
 class _RetryableError(Exception):
@@ -136,7 +140,8 @@ class Transport:
         within `deadline`, after a jittered, doubling pause or what Retry-After says. `expected` is
         reserved of the budget, and charged where the reply does not say what was used.
 
-        Raises `LLMError`, of which `RequestRejected` carries the server's status. No message holds the key.
+        Raises `LLMError`, of which `RequestRejected` carries the server's status. No message holds a word of the
+        server's, which may repeat the key, and a text that repeats it is none that `read` can use.
         """
         payload = json.dumps(body, allow_nan=False).encode()
         for attempt in range(1, self.attempts + 1):
@@ -166,18 +171,16 @@ class Transport:
                     raise self._refusal(reply)
                 # From here on the work was done, whatever the reply looks like.
                 bill.cost = expected
-                data = _parse_json(reply.body)
+                data = _parse_json(reply)
                 bill.cost = usage = self.prices.of(_usage(data, expected))
-                try:
-                    found = read(data)
-                except MALFORMED_ERRORS as error:
-                    raise InvalidResponse(f"a reply of another shape ({type(error).__name__})") from None
+                found = _read_reply(read, data)
+                if isinstance(found, str) and repeats_key(found, api_key_for(urlsplit(self.base))):
+                    raise InvalidResponse("a text that repeats the key")
             except (ConnectionFailed, InvalidResponse) as error:
                 if isinstance(error, ConnectionFailed) and error.sent:
                     bill.cost = expected
-                reason = self._shown(str(error).encode("utf-8", "replace"))
-                self.breaker.failed(reason)
-                raise _RetryableError(reason) from None
+                self.breaker.failed(str(error))
+                raise _RetryableError(str(error)) from None
             except _RetryableError as failure:
                 self.breaker.failed(str(failure))
                 raise
@@ -219,33 +222,22 @@ class Transport:
             except ValueError:
                 url = ""
             if not url.startswith(self.origin + "/") or reply.status not in (307, 308):
-                shown = self._shown(where.encode("utf-8", "replace"))
                 raise RequestRejected(
-                    f"{self.base}: HTTP {reply.status} to {shown or 'nowhere'}, and only redirects (307, "
-                    "308) within the server are followed: give the address that answers",
+                    f"{self.base}: HTTP {reply.status} to {'elsewhere' if where else 'nowhere'}, and only redirects "
+                    "(307, 308) within the server are followed: give the address that answers",
                     reply.status,
-                    shown,
                 )
-        raise RequestRejected(f"{self.base}: redirects more than {MAX_REDIRECTS} times", 310, "")
+        raise RequestRejected(f"{self.base}: redirects more than {MAX_REDIRECTS} times", 310)
 
     def _refusal(self, reply: HTTPResponse) -> Exception:
-        said = self._shown(reply.body)
-        text = f"HTTP {reply.status}{': ' if said else ''}{said}"
+        text = refusal_text(reply)
         if reply.status in _RETRYABLE_STATUSES or (
             reply.status >= 500 and reply.status not in _CLIENT_ERROR_STATUSES
         ):
             return _RetryableError(text, _retry_after(reply.headers.get("retry-after", "")))
         if reply.status in (401, 403):
             text += " (the key comes from FORECAST_AUTOTUNE_LLM_KEY, else OPENAI_API_KEY)"
-        return RequestRejected(f"{self.base}: {text}", reply.status, said)
-
-    def _shown(self, body: bytes) -> str:
-        """The beginning of what a server said, as one line, without the key if it repeats it."""
-        if key := api_key_for(urlsplit(self.base)):
-            # Before it is cut, so that no part of the key is left at the end.
-            body = body.replace(key.encode(), b"***")
-        text = body[: 16 * _MAX_SHOWN_CHARS].decode("utf-8", "replace")
-        return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MAX_SHOWN_CHARS]
+        return RequestRejected(f"{self.base}: {text}", reply.status, named_fields(reply))
 
 
 def _reject_constant(_: str) -> None:
@@ -255,12 +247,20 @@ def _reject_constant(_: str) -> None:
 _decode = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
-def _parse_json(body: bytes) -> Any:
+def _parse_json(reply: HTTPResponse) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        return _decode(reply.body.decode("utf-8"))
+    # Out here it has no context: a decoding error holds the whole text.
+    raise InvalidResponse(f"{body_text(reply)} that are not JSON")
+
+
+def _read_reply(read: Callable[[Any], T], data: Any) -> T:
     try:
-        return _decode(body.decode("utf-8"))
-    except (ValueError, RecursionError):
-        # Not chained: a decoding error holds the whole text.
-        raise InvalidResponse(f"{len(body)} bytes that are not JSON") from None
+        return read(data)
+    except MALFORMED_ERRORS as error:
+        kind = type(error).__name__
+    # Out here it has no context: such an error may hold what the server sent.
+    raise InvalidResponse(f"a reply of another shape ({kind})")
 
 
 def _usage(data: object, expected: Usage) -> Usage:
@@ -270,7 +270,7 @@ def _usage(data: object, expected: Usage) -> Usage:
         return expected
 
     def count(fallback: int, value: object) -> int:
-        whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+        whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
         return value if whole and isinstance(value, int) else fallback
 
     details = said.get("prompt_tokens_details")
