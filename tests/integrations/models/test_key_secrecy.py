@@ -217,7 +217,7 @@ def test_a_server_of_another_host_is_never_sent_the_key() -> None:
                 fault = body(b"", status, Location=where)
                 with (
                     FaultyServer(lambda path, asked, fault=fault: fault) as server,  # type: ignore[misc]
-                    pytest.raises(LLMError, match=f"HTTP {status}"),
+                    pytest.raises(LLMError, match=rf"HTTP {status}|redirects more than"),
                 ):
                     faulty_server.ask(transport_to(server, attempts=1))
         assert other.requests == []
