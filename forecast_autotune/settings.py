@@ -179,6 +179,18 @@ class Settings:
         600.0,
         "seconds to wait for another process tuning the same problem",
     )
+    ranks: str = _variable(
+        "_RANKS",
+        _choice("share", "alone"),
+        "share",
+        "ranks of a job: share (measure a problem together and decide once) | alone (each for itself)",
+    )
+    ranks_wait_s: float = _variable(
+        "_RANKS_WAIT",
+        _number(0.0, 1e6),
+        60.0,
+        "seconds without news after which a rank waits for no other one",
+    )
     inductor_space: str = _variable(
         "_INDUCTOR_SPACE",
         _choice("default", "exhaustive"),

@@ -12,12 +12,13 @@ from pathlib import Path
 from forecast_autotune.errors import CaptureError, FrozenMissError
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.policy import Policy
+from forecast_autotune.ranks.tuning import tune_together
 from forecast_autotune.records import Candidate, Decision, Kernel, Measurement, Problem
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.loop import TuningTask, fingerprint, tune
+from forecast_autotune.tuning.loop import TuningTask, fingerprint
 from forecast_integrations.device import has_device
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.call import KernelCall
@@ -30,6 +31,7 @@ from forecast_integrations.triton.lazy_candidates import (
 )
 from forecast_integrations.triton.protocols import Key, LaunchConfig, NamedArguments, Tuner
 from forecast_integrations.triton.publication import publish_decision
+from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import make_tracer
 from forecast_integrations.triton.variants.loading import AlternativeKernel, VariantConfig, add_variants
@@ -153,8 +155,13 @@ class TuningEngine:
         settings = _untimed_settings(settings, tuner)
         if capturing_graph() and settings.mode is not Mode.SKIP:
             settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
+        # A user's own benchmark function may need every rank to call it.
+        job = None if _has_own_benchmark(tuner) else current_job(settings)
+        if job is not None:
+            settings = share_of_cores(settings)
         task, kind = self._task(call, problem, mark, _trace_workers(settings))
-        if getattr(_depth, "value", 1) > 1:
+        nested = getattr(_depth, "value", 1) > 1
+        if nested:
             # Inside another decision of this process: never wait for another process here.
             settings = settings.with_(lock_timeout_s=0.0)
         begin = time.perf_counter()
@@ -165,13 +172,15 @@ class TuningEngine:
             return measurers[-1]
 
         try:
-            decision = tune(
+            decision = tune_together(
                 task,
                 measurer,
                 store=store,
                 surrogate=self.options.surrogate or default_surrogate(),
                 settings=settings,
                 policy=self.options.policy,
+                job=job,
+                patient=not nested,
             )
         except FrozenMissError as miss:
             if capturing_graph():

@@ -1,0 +1,127 @@
+"""A job's store behind one thread of this process: calls have a deadline, and the process beats while it decides."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar, cast
+
+from forecast_autotune.ranks.job_store import JobStoreLostError, KeyValueStore
+
+T = TypeVar("T")
+
+
+class _StoreCall(Generic[T]):
+    """One call, and what became of it."""
+
+    def __init__(self, act: Callable[[KeyValueStore], T]) -> None:
+        self._act, self._done = act, threading.Event()
+        self._result: T | None = None
+        self.error: Exception | None = None
+
+    def carry_out(self, store: KeyValueStore) -> None:
+        try:
+            self._result = self._act(store)
+        except Exception as error:
+            self.error = error
+        self._done.set()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self._done.set()
+
+    def answer(self, within_s: float) -> T:
+        if not self._done.wait(within_s):
+            raise TimeoutError(f"no answer within {within_s:g} s")
+        if self.error is not None:
+            raise self.error
+        return cast("T", self._result)
+
+
+class StoreConnection:
+    """A `JobStore` over any key-value store. The store is opened, used and beaten on by one thread alone.
+
+    Clients of such stores wait as long as their server is silent, and some take one call at a time. Here a call
+    that is not answered within `timeout_s` seconds ends the connection: it and all later ones raise
+    `JobStoreLostError`. The thread is a daemon and starts with the first call.
+    """
+
+    def __init__(self, open_store: Callable[[], KeyValueStore], *, timeout_s: float, beat_s: float) -> None:
+        self._open, self._timeout_s, self._beat_s = open_store, timeout_s, beat_s
+        self._calls: queue.SimpleQueue[_StoreCall[Any]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._mutex = threading.Lock()
+        self._beating: dict[str, int] = {}
+        """Keys to beat on, with how many blocks are entered for each."""
+        self._lost = ""
+        self._process = os.getpid()
+
+    def get(self, key: str) -> str | None:
+        """What the key holds; None where it holds nothing."""
+        return self._call(lambda store: store.get(key))
+
+    def set(self, key: str, value: str) -> None:
+        """Write, whatever the key holds."""
+        self._call(lambda store: store.set(key, value))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> str:
+        """Write `desired` if the key holds `expected`, or nothing where that is ""; returns what it holds then."""
+        return self._call(lambda store: store.compare_set(key, expected, desired))
+
+    @contextmanager
+    def beating(self, key: str) -> Iterator[None]:
+        """While entered, what `key` holds changes every `beat_s` seconds if this process lives."""
+        with self._mutex:
+            self._beating[key] = self._beating.get(key, 0) + 1
+        with suppress(JobStoreLostError):
+            self._call(lambda store: None)  # an idle thread wakes, and begins to beat
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._beating[key] -= 1
+                if not self._beating[key]:
+                    del self._beating[key]
+
+    def _call(self, act: Callable[[KeyValueStore], T]) -> T:
+        if os.getpid() != self._process:
+            self._lost = "a forked process has no thread for it"
+        if not self._lost:
+            call = _StoreCall(act)
+            self._calls.put(call)
+            self._start()
+            try:
+                return call.answer(self._timeout_s)
+            except Exception as error:
+                reason = str(error).partition("\n")[0]
+                self._lost = f"the job's store failed: {type(error).__name__}: {reason}"[:300]
+        raise JobStoreLostError(self._lost)
+
+    def _start(self) -> None:
+        with self._mutex:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="rank sharing", daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            store = self._open()
+        except Exception as error:
+            self._calls.get().fail(error)  # the call that started the thread; there are no more after it
+            return
+        beats, due = itertools.count(1), 0.0
+        while not self._lost:
+            with self._mutex:
+                keys = list(self._beating)
+            with suppress(queue.Empty):
+                self._calls.get(timeout=max(0.0, due - time.monotonic()) if keys else None).carry_out(store)
+            if keys and time.monotonic() >= due:
+                due = time.monotonic() + self._beat_s
+                for key in keys:
+                    with suppress(Exception):  # the next call finds out
+                        store.set(key, str(next(beats)))
