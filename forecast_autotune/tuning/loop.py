@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from forecast_autotune.errors import ForecastAutotuneError, RecordError, StoreError
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import (
     REFUSED,
@@ -25,9 +26,11 @@ from forecast_autotune.surrogates.protocol import Array, Forecasts, Surrogate
 from forecast_autotune.tuning.compile_times import CompileTimes
 from forecast_autotune.tuning.fact_collection import store_facts
 from forecast_autotune.tuning.forecaster import TaskForecaster
+from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.host_seconds import seconds_saved
 from forecast_autotune.tuning.llm_effect import LLMEffect, stored_consultation
 from forecast_autotune.tuning.measurer import Measurer
+from forecast_autotune.tuning.plain_decision import decide_plainly
 from forecast_autotune.tuning.results import TaskResults, prefer_base
 from forecast_autotune.tuning.risk_tracking import RiskTracker
 from forecast_autotune.tuning.task import (
@@ -65,8 +68,26 @@ def tune(
     """Decide one problem. Raises `FrozenMissError` in frozen mode and `NoWorkingConfigError` if all fail.
 
     `measurer` is called only if something has to be timed. Every measurement is in the store before
-    the next one starts, so an interruption at any point loses nothing.
+    the next one starts, so an interruption at any point loses nothing. Whatever fails of store, surrogate and
+    policy costs a warning, and time: then everything is measured. What the measurer raises is raised.
     """
+    guarded = GuardedStore(store)
+    try:
+        return _tune(task, measurer, guarded, surrogate, settings, policy)
+    except Exception as error:
+        if isinstance(error, ForecastAutotuneError) and not isinstance(error, RecordError | StoreError):
+            raise
+        return decide_plainly(task, measurer, guarded, settings, error)
+
+
+def _tune(
+    task: TuningTask,
+    measurer: Callable[[], Measurer],
+    store: TuningStore,
+    surrogate: Surrogate,
+    settings: Settings,
+    policy: Policy | None,
+) -> Decision:
     chosen = policy or WallTime()
     if settings.mode in (Mode.EXHAUSTIVE, Mode.LISTEN):
         chosen = Exhaustive()
@@ -102,10 +123,9 @@ def reusable_decision(
     decision: Decision | None, task: TuningTask, settings: Settings, mark: str
 ) -> Decision | None:
     """The stored decision if it answers this task under these settings, marked as stored."""
-    if decision is None:
+    if decision is None or decision.chosen not in task.candidates:  # a file may have been edited, or damaged
         return None
-    lenient = settings.mode in (Mode.SKIP, Mode.FROZEN) and decision.chosen in task.candidates
-    if decision.settings != mark and not lenient:
+    if decision.settings != mark and settings.mode not in (Mode.SKIP, Mode.FROZEN):
         return None
     known, llm = decision.known + decision.measured, stored_consultation(settings)
     return replace(decision, evidence=Evidence.STORED, measured=0, known=known, llm=llm)

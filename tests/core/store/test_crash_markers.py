@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.records import Outcome
-from forecast_autotune.store import Store
+from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.testing import example_table
 
 TABLE = example_table()
@@ -18,7 +18,7 @@ PROBLEM, CANDIDATE = TABLE.problem, TABLE.measurements[0].candidate
 DIE = """
 import os, sys
 from pathlib import Path
-from forecast_autotune.store import Store
+from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.testing import example_table
 table = example_table()
 with Store(Path(sys.argv[1])).watch(table.problem, table.measurements[0].candidate):
@@ -85,7 +85,8 @@ def test_a_torn_note_is_removed_without_a_label(tmp_path: Path) -> None:
     with store.watch(PROBLEM, CANDIDATE):
         (note,) = notes(tmp_path)
     note.write_text('{"variant":')
-    assert store.recover(PROBLEM) == []
+    with pytest.warns(StoreWarning, match="ignored, no candidate"):
+        assert store.recover(PROBLEM) == []
     assert notes(tmp_path) == []
 
 

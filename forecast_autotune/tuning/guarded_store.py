@@ -1,0 +1,105 @@
+"""A store whose faults cost a warning and what it would have remembered, never a decision."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forecast_autotune.records import Decision, Measurement, Problem, RiskVerdict
+from forecast_autotune.surrogates.protocol import Relative
+
+if TYPE_CHECKING:
+    from forecast_autotune.llm.advice.record import Advice
+    from forecast_autotune.tuning.task import TuningStore
+
+Answer = TypeVar("Answer")
+
+
+class GuardedStore:
+    """Another store's answers or, where it raises, those of an empty one, with one warning.
+
+    A measurement that could not be added is remembered here, so that it counts for this decision.
+    """
+
+    def __init__(self, store: TuningStore) -> None:
+        self._store = store
+        self._warned = False
+        self._kept: list[Measurement] = []
+
+    def _ask(self, method: str, otherwise: Callable[[], Answer], *args: Any) -> Answer:
+        try:
+            call: Callable[..., Answer] | None = getattr(self._store, method, None)
+            # Facts and advice are more than a store must have.
+            return otherwise() if call is None else call(*args)
+        except Exception as error:
+            self._warn(error)
+            return otherwise()
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"the store failed ({error!r:.300}): going on without it", stacklevel=4)
+
+    def measurements(self, problem: Problem) -> list[Measurement]:
+        """As `TuningStore`."""
+        return self._ask("measurements", list, problem) + self._kept
+
+    def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
+        """As `TuningStore`."""
+        return self._ask("relatives", list, problem, limit)
+
+    def add(self, problem: Problem, measurement: Measurement) -> None:
+        """As `TuningStore`."""
+        self._ask("add", lambda: self._kept.append(measurement), problem, measurement)
+
+    def decision(self, problem: Problem) -> Decision | None:
+        """As `TuningStore`."""
+        return self._ask("decision", lambda: None, problem)
+
+    def put_decision(self, problem: Problem, decision: Decision) -> None:
+        """As `TuningStore`."""
+        self._ask("put_decision", lambda: None, problem, decision)
+
+    def verdicts(self, problem: Problem) -> list[RiskVerdict]:
+        """As `TuningStore`."""
+        return self._ask("verdicts", list, problem)
+
+    @contextlib.contextmanager
+    def tuning_lock(self, problem: Problem, timeout_s: float) -> Iterator[bool]:
+        """As `TuningStore`."""
+        lock = self._ask("tuning_lock", contextlib.nullcontext, problem, timeout_s)
+        try:
+            held = bool(lock.__enter__())
+        except Exception as error:
+            self._warn(error)
+            yield False
+            return
+        try:
+            yield held
+        finally:
+            try:
+                lock.__exit__(None, None, None)
+            except Exception as error:
+                self._warn(error)
+
+    def recover(self, problem: Problem) -> list[Measurement]:
+        """As `TuningStore`."""
+        return self._ask("recover", list, problem)
+
+    def sync(self) -> None:
+        """As `TuningStore`."""
+        self._ask("sync", lambda: None)
+
+    def facts(self, problem: Problem) -> Mapping[str, Any] | None:
+        """As `FactStore`."""
+        return self._ask("facts", lambda: None, problem)
+
+    def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:
+        """As `FactStore`."""
+        self._ask("put_facts", lambda: None, problem, facts)
+
+    def advice(self, source_sha256: str) -> Advice | None:
+        """As `AdviceStore`."""
+        return self._ask("advice", lambda: None, source_sha256)
