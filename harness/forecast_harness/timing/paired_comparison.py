@@ -6,7 +6,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from forecast_autotune.records.codec import Record, json_option
@@ -56,7 +56,17 @@ DEFAULT_RULES = StoppingRules()
 class ComparisonResult(
     Record,
     label="comparison",
-    order=("outcome", "gain", "interval", "blocks", "evidence", "seconds", "reason", "differences"),
+    order=(
+        "outcome",
+        "gain",
+        "interval",
+        "blocks",
+        "evidence",
+        "seconds",
+        "reason",
+        "differences",
+        "own_gain",
+    ),
     derived={
         "gain": lambda result: round(result.gain, 5),
         "interval": lambda result: [round(end, 5) for end in result.interval()],
@@ -71,11 +81,26 @@ class ComparisonResult(
     """The bettor's capital against "not faster by the margin"."""
     seconds: float = field(metadata=json_option(write=rounded(4)))
     reason: str
+    own_gain: float | None = None
+    """The gain by the clocks of the contestants' own processes, where another clock decided."""
 
     @property
     def gain(self) -> float:
-        """Median difference as a ratio of times minus 1: 0.02 is 2 % faster."""
-        return math.expm1(statistics.median(self.differences))
+        """Median difference as a ratio of times minus 1: 0.02 is 2 % faster; of two clocks the smaller one."""
+        found = math.expm1(statistics.median(self.differences))
+        return found if self.own_gain is None else min(found, self.own_gain)
+
+    def with_own_gain(self, gain: float | None, margin: float) -> ComparisonResult:
+        """The same end beside what the contestants' own clocks say: who is faster is so by both.
+
+        `margin` is the least gain that counts, as a natural logarithm.
+        """
+        if gain is None:
+            return self
+        if self.outcome is not ComparisonOutcome.FASTER or gain > math.expm1(margin):
+            return replace(self, own_gain=gain)
+        reason = f"faster by the judge's clock, and by {gain:.1%} by its own"
+        return replace(self, own_gain=gain, outcome=ComparisonOutcome.UNDECIDED, reason=reason)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """A distribution-free confidence interval for `gain`, for a number of blocks fixed beforehand."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import random
+import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,10 @@ from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.timing.paired_comparison import StoppingRules, run_comparison
 from forecast_harness.timing.plausibility import underreported_share
+from forecast_harness.timing.processors import reserve_processors
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.launches.launcher import LaunchTimes
+from forecast_harness.verify.launches.null_cell import NullCell
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.external_tasks import problem_of
 from forecast_harness.verify.problems.problem import LaunchCase
@@ -30,6 +35,10 @@ from forecast_harness.verify.verdict import Reason, ReasonCode
 from forecast_harness.verify.verification_job import reason_of_fault
 
 _WARM_UP_LAUNCHES = 3
+_WARM_UP_WINDOWS = 11
+"""Windows of the trusted cell before the first block."""
+_LEAST_SECONDS = 1e-6
+"""What a launch takes at least that is over before its window has cost what windows usually do."""
 _IDLE_PROBE_SHARE = 0.4
 """Share of launches before which the cost of asking is measured."""
 _REDRAW_SHARE = 0.2
@@ -47,21 +56,35 @@ class ContestantRejected(Exception):
 
 
 class CellClock:
-    """Times launches in the contestants' cells; a random share of all outputs is checked."""
+    """Times launches in the contestants' cells; a random share of all outputs is checked.
+
+    On a host the time of a launch is its window's by the judge's clock, less what windows of a trusted cell
+    cost. What the contestants' own cells say is kept, and can only speak against a gain.
+    """
 
     def __init__(
         self,
         judges: Sequence[SolutionJudge],
         workloads: Sequence[Workload],
         cases: list[LaunchCase] | None = None,
+        null: NullCell | None = None,
     ) -> None:
-        """`cases` may be shared by clocks that use one cell in turns: large arguments are then sent once."""
-        self._judges, self._workloads = judges, workloads
+        """`cases` may be shared by clocks that use one cell in turns: large arguments are then sent once.
+
+        `null` is given where launches have windows, on a host.
+        """
+        self._judges, self._workloads, self._null = judges, workloads, null
+        self._overheads: dict[str, float] = {}
+        """What windows cost, by workload; the same for both launches of a pair."""
         self._cases: list[LaunchCase] = [] if cases is None else cases
         self._warm = False
+        self._returned: dict[str, Any] = {}
+        """Forms of what the incumbent returned last, by workload."""
         self.protocols: dict[str, str] = {}
         """How each workload is timed, in both cells alike; until it is known, as suits each."""
         self.replies: dict[tuple[int, str], list[LaunchTimes]] = defaultdict(list)
+        self.seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
+        """The times that count, by contestant and workload."""
         self.idle: dict[tuple[int, str], list[float]] = defaultdict(list)
         self.checks = 0
 
@@ -79,6 +102,8 @@ class CellClock:
                 ]
         except CandidateFault as fault:  # it failed to take them
             raise ContestantRejected(which, [reason_of_fault(fault, judge)]) from fault
+        if fresh and self._null is not None:
+            self._overheads = {w.name: self._null.typical_seconds(w.name) for w in self._workloads}
         logs = 0.0
         for work, case in zip(self._workloads, self._cases, strict=True):
             logs += math.log(self._timed_launch(which, judge, work, case))
@@ -90,8 +115,10 @@ class CellClock:
         protocol = self.protocols.get(work.name, "")
         try:
             if judge.rng.random() < _IDLE_PROBE_SHARE or not self.idle[which, work.name]:
-                self.idle[which, work.name].append(judge.idle(case, protocol))
+                self.idle[which, work.name].append(self._idle_seconds(judge, work, case, protocol))
             reply = judge.timed(case, protocol)
+            if which == INCUMBENT:
+                self._returned[work.name] = reply.described or []
             if last or judge.should_check(work):
                 self.checks += 1
                 reasons = judge.checked(reply, work)
@@ -102,9 +129,19 @@ class CellClock:
         reasons = reasons or (judge.plausibility_reasons(reply) if self._warm else [])
         if reasons:
             raise ContestantRejected(which, reasons)
+        seconds = reply.seconds
+        if self._null is not None:
+            seconds = max(reply.wall_seconds - self._overheads.get(work.name, 0.0), _LEAST_SECONDS)
         if not last:
             self.replies[which, work.name].append(reply.times)
-        return reply.seconds
+            self.seconds[which, work.name].append(seconds)
+        return seconds
+
+    def _idle_seconds(self, judge: SolutionJudge, work: Workload, case: LaunchCase, protocol: str) -> float:
+        """The cost of asking."""
+        if self._null is None:
+            return judge.idle(case, protocol)
+        return self._null.measure(work.name, case, self._returned.get(work.name, []))
 
     def warm_up(self) -> None:
         """A few launches of each, which do not count."""
@@ -115,9 +152,27 @@ class CellClock:
             found = {self.replies[which, work.name][-1].protocol for which in (INCUMBENT, CANDIDATE)}
             # A replay leaves the host's part out: both are replayed, or neither.
             self.protocols[work.name] = found.pop() if len(found) == 1 else EVENTS_PROTOCOL
-        self.replies.clear()
-        self.idle.clear()
+        for measured in (self.replies, self.seconds, self.idle):
+            measured.clear()
+        if self._null is not None:
+            self._null.forget()
+            for work, case in zip(self._workloads, self._cases, strict=True):
+                for _ in range(_WARM_UP_WINDOWS):
+                    self._null.measure(work.name, case, self._returned[work.name])
         self._warm = True
+
+    def own_gain(self) -> float | None:
+        """The candidate's gain by what the cells themselves say; None where that is what counts anyway."""
+        if self._null is None:
+            return None
+        logs = 0.0
+        for work in self._workloads:
+            theirs, own = (
+                statistics.median(r.seconds for r in self.replies[which, work.name])
+                for which in (INCUMBENT, CANDIDATE)
+            )
+            logs += math.log(theirs / own)
+        return math.expm1(logs / len(self._workloads))
 
     def check_times(self) -> None:
         """Check one more launch of each, and hold all times against the judge's own clock. Raises `ContestantRejected`.
@@ -127,6 +182,8 @@ class CellClock:
         for which in (INCUMBENT, CANDIDATE):
             for work, case in zip(self._workloads, self._cases, strict=True):
                 self._timed_launch(which, self._judges[which], work, case, last=True)
+        if self._null is not None:
+            return  # what counts is the judge's own clock already, and no word of theirs can gain anything
         for (which, name), replies in self.replies.items():
             if reasons := self._judges[which].clock_reasons(replies, self.idle[which, name]):
                 raise ContestantRejected(which, reasons)
@@ -155,6 +212,11 @@ def chance_difference(shares: Sequence[float], launches: int) -> float:
     return 3 * math.sqrt(2 * both * (1 - both) / launches)
 
 
+def open_null_cell(work: JobContext, cells: ExitStack, processors: Sequence[int]) -> NullCell:
+    """A cell without a candidate, bound like those with one, which is closed with `cells`."""
+    return NullCell(cells.enter_context(work.cell(processors=processors)), random.Random(os.urandom(16)))
+
+
 def main(work: JobContext) -> CellAnswer:
     """Run one duel. The payload has `pack`, `contestants` (incumbent, candidate), `plan` and `rules`.
 
@@ -164,8 +226,10 @@ def main(work: JobContext) -> CellAnswer:
     asked = work.payload
     pack, plan = Pack.from_json(asked["pack"]), VerificationPlan.from_json(asked["plan"])
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, work.cell() as first, work.cell() as second:
-        seed = os.urandom(16).hex()
+    seed = os.urandom(16).hex()
+    processors = reserve_processors() if plan.device == "cpu" else ()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as cells:
+        first, second = (cells.enter_context(work.cell(processors=processors)) for _ in range(2))
         problem = problem_of(pack, Path(folder))
         judges = [
             SolutionJudge(
@@ -186,16 +250,15 @@ def main(work: JobContext) -> CellAnswer:
                 if reasons:
                     raise ContestantRejected(n, reasons)
             languages = (Language(one["language"]) for one in asked["contestants"])
-            clock = CellClock(judges, pack.timed_workloads(plan.device, *languages))
+            null = open_null_cell(work, cells, processors) if plan.device == "cpu" else None
+            clock = CellClock(judges, pack.timed_workloads(plan.device, *languages), null=null)
             clock.warm_up()
-            ended = run_comparison(
-                clock, StoppingRules.from_json(asked["rules"]), judges[0].rng.getrandbits(32)
-            )
+            rules = StoppingRules.from_json(asked["rules"])
+            ended = run_comparison(clock, rules, judges[0].rng.getrandbits(32))
             clock.check_times()
+            ended = ended.with_own_gain(clock.own_gain(), rules.margin)
         except ContestantRejected as found:
             return CellAnswer({"caught": found.which, "reasons": [r.to_json() for r in found.reasons]})
-    seconds: dict[str, Any] = {
-        f"{which}:{name}": [r.seconds for r in replies] for (which, name), replies in clock.replies.items()
-    }
+    seconds: dict[str, Any] = {f"{which}:{name}": found for (which, name), found in clock.seconds.items()}
     said = {"duel": ended.to_json(), "seconds": seconds, "protocols": clock.protocols}
     return CellAnswer({**said, "checks": clock.checks, "seed": seed})

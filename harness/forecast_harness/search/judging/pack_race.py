@@ -24,11 +24,12 @@ from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobCo
 from forecast_harness.search.judging.halving import HalvingRace
 from forecast_harness.search.judging.race_rules import RaceRules, drift_corrected_seconds
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.timing.processors import reserve_processors
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.external_tasks import problem_of
 from forecast_harness.verify.problems.problem import LaunchCase, VerificationProblem
-from forecast_harness.verify.timing_job import CellClock, ContestantRejected
+from forecast_harness.verify.timing_job import CellClock, ContestantRejected, open_null_cell
 from forecast_harness.verify.verdict import Judgement, Reason
 from forecast_harness.verify.verification_job import reason_of_fault
 
@@ -72,6 +73,7 @@ class _PackRace:
         self._work, self._pack, self._plan = work, pack, plan
         self._problem, self._cells = problem, cells
         self._seed = os.urandom(16)
+        self._processors = reserve_processors() if plan.device == "cpu" else ()
         self.heat = HalvingRace(rules, random.Random(self._seed))
         self._open_cells: dict[int, Cell] = {}
         self.caught: dict[int, list[Reason]] = {}
@@ -81,11 +83,13 @@ class _PackRace:
         base = self._prepare_judge(-1, against)
         languages = (Language(one["language"]) for one in (against, *configs))
         workloads = self._pack.timed_workloads(self._plan.device, *languages)
+        host = self._plan.device == "cpu"
+        null = open_null_cell(self._work, self._cells, self._processors) if host else None
         clocks: dict[int, CellClock] = {}
         cases: list[LaunchCase] = []  # shared, so that the incumbent's cell need not be sent each clock's own
         for n, config in enumerate(configs):
             try:
-                clocks[n] = CellClock((base, self._prepare_judge(n, config)), workloads, cases)
+                clocks[n] = CellClock((base, self._prepare_judge(n, config)), workloads, cases, null)
                 clocks[n].warm_up()
             except ContestantRejected as found:
                 clocks.pop(n, None)
@@ -101,11 +105,7 @@ class _PackRace:
         except ContestantRejected as found:
             self._reject(best, found)
             return {}
-        samples = {
-            n: {key: [r.seconds for r in replies] for key, replies in clock.replies.items()}
-            for n, clock in raced.items()
-            if n not in self.caught
-        }
+        samples = {n: dict(clock.seconds) for n, clock in raced.items() if n not in self.caught}
         seconds = {key: statistics.median(times) for key, times in samples[best].items()}
         theirs = {name: s for (which, name), s in seconds.items() if which == INCUMBENT}
         return {
@@ -120,7 +120,7 @@ class _PackRace:
 
     def _prepare_judge(self, n: int, one: Mapping[str, Any]) -> SolutionJudge:
         """A judge over a fresh cell that has imported the contestant. Raises `ContestantRejected`."""
-        cell = self._open_cells[n] = self._cells.enter_context(self._work.cell())
+        cell = self._open_cells[n] = self._cells.enter_context(self._work.cell(processors=self._processors))
         seed = hashlib.sha256(self._seed + str(n).encode()).digest()
         judge = SolutionJudge(self._pack, self._problem, cell, self._plan, seed)
         try:
