@@ -107,19 +107,21 @@ def advice_lines(advice: Mapping[str, Any] | None) -> list[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
+    from forecast_autotune.report.shown_text import shown_text
+
     by = f" ({advice['model']})" if advice["model"] else ""
-    head = Text(f"advice{by}: {advice.get('summary') or 'without a summary'}")
+    head = shown_text(f"advice{by}: {advice.get('summary') or 'without a summary'}")
     if trouble := advice.get("trouble"):
-        head.append(f"; it cannot be evaluated here: {trouble}", style="yellow")
+        head.append_text(shown_text(f"; it cannot be evaluated here: {trouble}", style="yellow"))
     lines = [head]
     if outcome := advice.get("outcome"):
-        lines.append(Text(f"  {outcome}", style="yellow" if "dropped" in outcome else ""))
+        lines.append(shown_text(f"  {outcome}", style="yellow" if "dropped" in outcome else ""))
     for row in advice.get("terms", ()):
         told = (
             f"  {row['term']}: {row['chosen']:.4g} for the chosen config, {row['median']:.4g} in the median"
         )
-        lines.append(Text(f"{told} of {row['candidates']}", style="dim"))
+        lines.append(shown_text(f"{told} of {row['candidates']}", style="dim"))
     for row in advice.get("constants", ()):
         told = f"  {row['constant']}: stated {row['stated']:.4g}, by these measurements about {row['fitted']:.3g}"
-        lines.append(Text(told, style="dim"))
+        lines.append(shown_text(told, style="dim"))
     return [Padding(Text("\n").join(lines), (0, 0, 1, 2))]

@@ -80,9 +80,8 @@ def coverage(tables: Iterable[Table]) -> dict[str, Any]:
 
 
 def _render(data: dict[str, Any]) -> list[RenderableType]:
-    from rich.text import Text
-
     from forecast_autotune.report.chart import percent
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_autotune.report.table import plain_table
 
     parts: list[RenderableType] = []
@@ -99,7 +98,7 @@ def _render(data: dict[str, Any]) -> list[RenderableType]:
         parts.append(made)
     else:
         parts.append(
-            Text(
+            shown_text(
                 "no stated risk was checked yet: set FORECAST_AUTOTUNE_AUDIT=0.1, or tune again with "
                 "FORECAST_AUTOTUNE_MODE=exhaustive"
             )
@@ -107,8 +106,8 @@ def _render(data: dict[str, Any]) -> list[RenderableType]:
     if (intervals := data["intervals"])["n"]:
         covered = percent(intervals["covered"])
         parts.append(
-            Text(f"{covered} of {intervals['n']} first measurements fell inside their 90 % interval")
+            shown_text(f"{covered} of {intervals['n']} first measurements fell inside their 90 % interval")
         )
     for record in data["language_models"]:
-        parts.append(Text(model_record_text(record)))
-    return [*parts, Text(f"store: {data['store']}", style="dim")]
+        parts.append(shown_text(model_record_text(record), lines=True))
+    return [*parts, shown_text(f"store: {data['store']}", style="dim")]

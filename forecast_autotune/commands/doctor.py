@@ -260,11 +260,10 @@ def _tables() -> DoctorCheck:
 
 
 def _render_checks(checks: list[DoctorCheck], settings: list[tuple[str, str, str]]) -> list[RenderableType]:
-    from rich.text import Text
-
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_autotune.report.table import checklist, settings_table
 
     failed = sum(check.status == "fail" for check in checks)
-    verdict = Text(f"{failed} failed", "bold red") if failed else Text("ready", "bold green")
+    verdict = shown_text(f"{failed} failed", "bold red") if failed else shown_text("ready", "bold green")
     lines = checklist((check.status, check.name, check.detail, check.remedy) for check in checks)
     return [lines, "", settings_table(settings), "", verdict]

@@ -267,6 +267,6 @@ def _count_text(count: int, noun: str) -> str:
 
 def _dim_text(text: str) -> Text:
     """A path as dim text: never read as markup."""
-    from rich.text import Text
+    from forecast_autotune.report.shown_text import shown_text
 
-    return Text(text, style="dim")
+    return shown_text(text, style="dim")

@@ -51,7 +51,7 @@ class Output:
             print(json.dumps(data, allow_nan=False, default=str))
             return
         for part in shown:
-            self.console.print(part)
+            self.console.print(printable(part, lines=True) if isinstance(part, str) else part)
 
     def remark(self, text: str) -> None:
         """One line to stderr."""
@@ -103,4 +103,4 @@ def _console(*, stderr: bool) -> Console:
         # A µ that the terminal cannot show must not end the command.
         stream.reconfigure(errors="replace")
     wide = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
-    return CommandConsole(stderr=stderr, width=wide, highlight=False)
+    return CommandConsole(stderr=stderr, width=wide, highlight=False, markup=False, emoji=False)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from forecast_autotune import plugins
 from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
 from forecast_autotune.records.table import Table
@@ -175,9 +176,9 @@ def _draw(report: ReplayReport, path: Path) -> None:
     from forecast_autotune.report.plot import render_png
 
     picture = render_png(report)
-    if path.suffix.lower() == ".png":
-        path.write_bytes(picture)
-        return
-    from forecast_autotune.report.page import render_page
+    if path.suffix.lower() != ".png":
+        from forecast_autotune.report.page import render_page
 
-    path.write_text(render_page(report, picture), encoding="utf-8")
+        picture = render_page(report, picture).encode("utf-8", "replace")
+    with open_named_output(path) as stream:
+        stream.write(picture)

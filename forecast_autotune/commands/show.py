@@ -33,18 +33,19 @@ def show(options: argparse.Namespace, output: Output) -> int:
     if output.as_json:
         output.emit(data)
         return 0
-    from rich.text import Text
-
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_autotune.report.table import store_table
 
-    place = Text(f"store: {store.root}", style="dim")
+    place = shown_text(f"store: {store.root}", style="dim")
     if advised:
-        place = Text(f"advice on {advised} kernel source{'' if advised == 1 else 's'}\n") + place
+        place = (
+            shown_text(f"advice on {advised} kernel source{'' if advised == 1 else 's'}").append("\n") + place
+        )
     if rows:
         output.emit(data, store_table(rows), place)
     else:
         what = "nothing that matches" if options.kernel or options.device else "nothing yet"
-        output.emit(data, Text(f"the store holds {what}"), place)
+        output.emit(data, shown_text(f"the store holds {what}"), place)
     return 0
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.bins import BINS, Bins
 from forecast_autotune.llm.question_kinds import (
     CONFIG,
@@ -321,9 +322,9 @@ def read(path: Path) -> LLMCalibration:
 def write(path: Path, calibration: LLMCalibration) -> None:
     """Put it there, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    text = json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n"
+    with open_named_output(path) as stream:
+        stream.write(text.encode())
 
 
 def calibration_path(model: str, cache: Path) -> Path:

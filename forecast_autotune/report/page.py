@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from html import escape
 
+from forecast_autotune.printable import LONGEST_NAME, printable
 from forecast_autotune.report.chart import milliseconds, percent, seconds, sparkline
 from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
 
@@ -65,7 +66,7 @@ def render_page(report: ReplayReport, picture: bytes) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>forecast-autotune replay</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f'<h1>forecast-autotune replay</h1>\n<p>{escape(about)}</p>\n<div class="cards">{shown}</div>\n'
+        f'<h1>forecast-autotune replay</h1>\n<p>{escape(printable(about))}</p>\n<div class="cards">{shown}</div>\n'
         '<img alt="Regret over measurements, and tuning seconds per problem" '
         f'src="data:image/png;base64,{image}">\n<div class="scroll"><table>\n'
         f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>\n"
@@ -77,7 +78,7 @@ def _row(row: ReplayRow, tolerance: float) -> str:
     within = row.regret <= tolerance + 1e-9
     colour = "good" if within else "fair" if row.regret <= max(0.1, 5 * tolerance) else "bad"
     cells = (
-        ("", row.label or row.kernel),
+        ("", printable(row.label or row.kernel, LONGEST_NAME)),
         ("", f"{row.measured} of {row.candidates}"),
         (f"line {colour}", sparkline(row.path, tolerance)),
         (colour, percent(row.regret)),
@@ -88,4 +89,8 @@ def _row(row: ReplayRow, tolerance: float) -> str:
         ("", seconds(row.exhaustive_s)),
         ("", row.evidence),
     )
-    return "<tr>" + "".join(f'<td class="{name}">{escape(text)}</td>' for name, text in cells) + "</tr>"
+    return (
+        "<tr>"
+        + "".join(f'<td class="{name}">{escape(printable(text))}</td>' for name, text in cells)
+        + "</tr>"
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.printable import printable
 from forecast_autotune.report.chart import percent, seconds
 from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
 
@@ -18,6 +18,9 @@ _MAX_SHOWN_REGRET = 4.0
 """Regrets above this are cut off: a first measurement may be a thousandfold off, and nobody chooses it."""
 _MAX_NAMED_BARS = 48
 """With more problems than this the bars lose their names."""
+
+
+_LONGEST_BAR_NAME = 80
 
 
 class MissingMatplotlibError(ForecastAutotuneError):
@@ -64,11 +67,6 @@ def render_png(report: ReplayReport, *, dpi: int = 150) -> bytes:
     packed = io.BytesIO()
     figure.savefig(packed, format="png")
     return packed.getvalue()
-
-
-def write_png(report: ReplayReport, path: Path) -> None:
-    """Write the picture. Raises `MissingMatplotlibError`, and `OSError` when the file cannot be written."""
-    path.write_bytes(render_png(report))
 
 
 def median_path(rows: list[ReplayRow], points: int = 200) -> tuple[Any, Any]:
@@ -151,7 +149,9 @@ def _seconds_panel(axes: Any, report: ReplayReport) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} s")
     axes.set_ylim(-0.6, len(rows) - 0.4)
     if len(rows) <= _MAX_NAMED_BARS:
-        axes.set_yticks(places, [r.label or r.kernel for r in rows])
+        # A dollar sign would begin a formula, and an incomplete one is an error.
+        names = [printable(r.label or r.kernel, _LONGEST_BAR_NAME).replace("$", r"\$") for r in rows]
+        axes.set_yticks(places, names)
         for place, (a, b) in enumerate(zip(tuned, every, strict=True)):
             axes.text(1.08 * max(a, b), place, f"{b / a:.0f}x", va="center", fontsize=8, color=_SOFT)
     else:

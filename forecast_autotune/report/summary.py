@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from forecast_autotune.printable import LONGEST_NAME, printable
 from forecast_autotune.records import Decision, LLMConsultation
 
 _MAX_SHOWN_REASONS = 3
@@ -23,7 +24,7 @@ def summary_line(kernel: str, decision: Decision) -> str:
         spent = "; nothing timed"
     if decision.llm is not None:
         spent += f"; {consultation_text(decision.llm)}"
-    return (
+    return printable(
         f"forecast_autotune {kernel}: {counts}{spent}; chose {decision.chosen}{timed} "
         f"[{decision.evidence}; {decision.stated_risk:.0%} risk of > {decision.tolerance:.0%} regret]"
     )
@@ -87,7 +88,8 @@ class ModelTally:
         for name, reasons in (("not heard", self.unheard), ("not asked", self.unasked)):
             if reasons:
                 told = [
-                    f"{why} ({n}x)" if n > 1 else why for why, n in reasons.most_common(_MAX_SHOWN_REASONS)
+                    f"{printable(why, LONGEST_NAME)} ({n}x)" if n > 1 else printable(why, LONGEST_NAME)
+                    for why, n in reasons.most_common(_MAX_SHOWN_REASONS)
                 ]
                 rest = len(reasons) - len(told)
                 text += f"; {name}: {', '.join(told)}" + (f" and {rest} other reasons" if rest else "")

@@ -12,9 +12,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from forecast_autotune.printable import LONGEST_NAME
 from forecast_autotune.records import LLMConsultation
 from forecast_autotune.report.chart import bar, milliseconds, percent, seconds, sparkline
 from forecast_autotune.report.language_model import model_rows
+from forecast_autotune.report.shown_text import shown_text
 from forecast_autotune.report.summary import consultation_text
 from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
 
@@ -41,7 +43,7 @@ def key_value_table(pairs: Iterable[tuple[str, str | Text]]) -> Table:
     made.add_column(style="dim", no_wrap=True)
     made.add_column()
     for name, value in pairs:
-        made.add_row(name, value if isinstance(value, Text) else Text(value))
+        made.add_row(name, value if isinstance(value, Text) else shown_text(value))
     return made
 
 
@@ -53,10 +55,10 @@ def checklist(rows: Iterable[tuple[str, str, str, str]]) -> Table:
         made.add_column(no_wrap=whole)
     for status, name, detail, remedy in rows:
         made.add_row(
-            Text(status, style=colours[status]),
-            Text(name, style="bold"),
-            Text(detail),
-            Text(remedy, style=colours[status]),
+            shown_text(status, style=colours[status]),
+            shown_text(name, style="bold"),
+            shown_text(detail),
+            shown_text(remedy, style=colours[status]),
         )
     return made
 
@@ -65,7 +67,9 @@ def settings_table(rows: Iterable[tuple[str, str, str]]) -> Table:
     """Variables, the values in force, and what they mean."""
     made = Table.grid(padding=(0, 2))
     for variable, value, meaning in rows:
-        made.add_row(Text(variable), Text(value or "-", style="bold"), Text(meaning, style="dim"))
+        made.add_row(
+            shown_text(variable), shown_text(value or "-", style="bold"), shown_text(meaning, style="dim")
+        )
     return made
 
 
@@ -100,24 +104,27 @@ def replay_table(report: ReplayReport, *, width: int = 132, plain: bool = False)
         "regret, falling: of the best config so far, after each measurement; "
         f"{low} within {percent(report.tolerance)}, each step doubles it, {high} above {limit}"
     )
-    return Group(made, Padding(Text(legend, style="dim"), (0, 0, 1, 0)))
+    return Group(made, Padding(shown_text(legend, style="dim"), (0, 0, 1, 0)))
 
 
 def _cells(row: ReplayRow, tolerance: float, width: int, plain: bool) -> list[Text]:
     colour = _colour(row.regret, tolerance)
-    counts = [Text(row.label or row.kernel), Text(f"{row.measured} of {row.candidates}")]
-    regret = Text(percent(row.regret), style=colour)
-    times = [Text(seconds(row.tune_s)), Text(seconds(row.exhaustive_s), style="dim")]
+    counts = [
+        shown_text(row.label or row.kernel, limit=LONGEST_NAME),
+        shown_text(f"{row.measured} of {row.candidates}"),
+    ]
+    regret = shown_text(percent(row.regret), style=colour)
+    times = [shown_text(seconds(row.tune_s)), shown_text(seconds(row.exhaustive_s), style="dim")]
     if width < _NARROW_COLUMNS:
         return [*counts, regret, *(times if width >= _TINY_COLUMNS else [])]
     return [
         *counts,
-        Text(bar(row.measured / row.candidates, plain=plain), style="cyan on grey23"),
-        Text(sparkline(row.path, tolerance, plain=plain), style=colour),
+        shown_text(bar(row.measured / row.candidates, plain=plain), style="cyan on grey23"),
+        shown_text(sparkline(row.path, tolerance, plain=plain), style=colour),
         regret,
-        Text(percent(row.stated_risk)),
+        shown_text(percent(row.stated_risk)),
         *times,
-        Text(f"{row.exhaustive_s / max(row.tune_s, 1e-9):.0f}x"),
+        shown_text(f"{row.exhaustive_s / max(row.tune_s, 1e-9):.0f}x"),
     ]
 
 
@@ -136,14 +143,14 @@ def model_comparison(report: ReplayReport) -> RenderableType:
     )
     for row, alone in zip(report.rows, report.without.rows if report.without else (), strict=True):
         made.add_row(
-            Text(row.label or row.kernel),
-            Text(_consulted(row)),
+            shown_text(row.label or row.kernel, limit=LONGEST_NAME),
+            shown_text(_consulted(row)),
             str(row.measured),
-            Text(str(alone.measured), style="dim"),
-            Text(percent(row.regret), style=_colour(row.regret, report.tolerance)),
-            Text(percent(alone.regret), style="dim"),
+            shown_text(str(alone.measured), style="dim"),
+            shown_text(percent(row.regret), style=_colour(row.regret, report.tolerance)),
+            shown_text(percent(alone.regret), style="dim"),
             seconds(row.tune_s),
-            Text(seconds(alone.tune_s), style="dim"),
+            shown_text(seconds(alone.tune_s), style="dim"),
         )
     return made
 
@@ -163,7 +170,7 @@ def replay_panel(report: ReplayReport) -> RenderableType:
     s = report.summary()
     shares = {name: percent(value) for name, value in s.items() if isinstance(value, float)}
     beyond = sum(row.regret > report.tolerance + 1e-9 for row in report.rows)
-    speed = Text(f"{seconds(s['tune_s'])} instead of {seconds(s['exhaustive_s'])}: ")
+    speed = shown_text(f"{seconds(s['tune_s'])} instead of {seconds(s['exhaustive_s'])}: ")
     speed.append(f"{s['speedup']:.1f}x faster", style="bold green" if s["speedup"] > 1 else "bold red")
     regrets = f"{shares['geomean_regret']} geometric mean, {shares['p95_regret']} at the 95th percentile"
     pairs: list[tuple[str, str | Text]] = [
@@ -189,15 +196,15 @@ def store_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     )
     for row in rows:
         made.add_row(
-            Text(row["kernel"], style="bold"),
-            Text(row["device"]),
+            shown_text(row["kernel"], style="bold", limit=LONGEST_NAME),
+            shown_text(row["device"], limit=LONGEST_NAME),
             str(row["problems"]),
-            Text(str(row["decided"]), style="green" if row["decided"] == row["problems"] else "yellow"),
+            shown_text(str(row["decided"]), style="green" if row["decided"] == row["problems"] else "yellow"),
             str(row["candidates"]),
             str(row["ok"]),
-            Text(str(row["failed"]), style="red" if row["failed"] else "dim"),
+            shown_text(str(row["failed"]), style="red" if row["failed"] else "dim"),
             milliseconds(row["best_ms"]),
-            Text(str(row["last"]), style="dim"),
+            shown_text(str(row["last"]), style="dim", limit=LONGEST_NAME),
         )
     return made
 
@@ -212,8 +219,12 @@ _EVIDENCE = {
 
 def decision_explanation(problem: Mapping[str, Any], top: int) -> RenderableType:
     """Why one problem got its config; `problem` is an entry of `explain --json`."""
-    title = Text.assemble(
-        (problem["kernel"], "bold"), "  ", " ".join(problem["key"]), "  ", (problem["device"], "dim")
+    title = Text("  ").join(
+        (
+            shown_text(problem["kernel"], "bold", limit=LONGEST_NAME),
+            shown_text(" ".join(problem["key"])),
+            shown_text(problem["device"], "dim", limit=LONGEST_NAME),
+        )
     )
     parts: list[RenderableType] = [
         title,
@@ -233,31 +244,31 @@ def decision_explanation(problem: Mapping[str, Any], top: int) -> RenderableType
     remarks = [f"{len(ran) - top} slower ones ran, too"] if len(ran) > top else []
     remarks += [f"{count} {outcome}" for outcome, count in sorted(failed.items())]
     if remarks:
-        parts.append(Padding(Text("; ".join(remarks), style="dim"), (0, 0, 1, 2)))
+        parts.append(Padding(shown_text("; ".join(remarks), style="dim"), (0, 0, 1, 2)))
     return Group(*parts)
 
 
 def _forecast_cells(m: Mapping[str, Any], best_ms: float) -> list[Text]:
     slower = m["median_ms"] / best_ms - 1
-    measured = Text(milliseconds(m["median_ms"]))
+    measured = shown_text(milliseconds(m["median_ms"]))
     measured.append(f"  +{percent(slower)}" if slower > 0 else "  best", style="dim")
-    cells = [Text(m["shown"]), measured]
+    cells = [shown_text(m["shown"], limit=LONGEST_NAME), measured]
     forecast = m["forecast"]
     if forecast is None:
-        return [*cells, Text("-"), Text("-"), Text("-")]
+        return [*cells, shown_text("-"), shown_text("-"), shown_text("-")]
     low, high = forecast["low_ms"], forecast["high_ms"]
     inside = low <= m["median_ms"] <= high
     return [
         *cells,
-        Text(milliseconds(forecast["ms"], 3)),
-        Text(f"{milliseconds(low, 2)} - {milliseconds(high, 2)}", style="dim"),
-        Text(f"{forecast['ms'] / m['median_ms']:.2f}x", style="green" if inside else "yellow"),
+        shown_text(milliseconds(forecast["ms"], 3)),
+        shown_text(f"{milliseconds(low, 2)} - {milliseconds(high, 2)}", style="dim"),
+        shown_text(f"{forecast['ms'] / m['median_ms']:.2f}x", style="green" if inside else "yellow"),
     ]
 
 
 def _decision_rows(decision: Mapping[str, Any] | None) -> list[tuple[str, str | Text]]:
     if decision is None:
-        return [("decision", Text("none stored: measured, imported or interrupted", style="yellow"))]
+        return [("decision", shown_text("none stored: measured, imported or interrupted", style="yellow"))]
     cost = decision["cost"]
     spent = (
         f"{seconds(cost['wall_s'])}: {seconds(cost['forecast_s'])} forecasting, {seconds(cost['compile_s'])} "
@@ -265,7 +276,7 @@ def _decision_rows(decision: Mapping[str, Any] | None) -> list[tuple[str, str | 
     )
     if decision["saved_s"] >= 1:
         spent += f"; about {seconds(decision['saved_s'])} saved"
-    chosen = Text(decision["shown"], style="bold green")
+    chosen = shown_text(decision["shown"], style="bold green", limit=LONGEST_NAME)
     if decision["median_ms"] is not None:
         chosen.append(f"   {milliseconds(decision['median_ms'])}", style="bold")
     tolerance = percent(decision["tolerance"])

@@ -28,6 +28,7 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.features.feature_vectors import VERSION as VECTOR
 from forecast_autotune.features.feature_vectors import feature_matrix
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.surrogates.array_files import read_arrays
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
@@ -89,11 +90,9 @@ class LearnedModel:
             arrays |= self.failure.arrays("f")
         if self.corpus is not None:
             arrays |= {"c_points": self.corpus.points, "c_kernels": self.corpus.kernels}
-        part = path.with_name(f".{path.name}.part")
-        with part.open("wb") as stream:
+        with open_named_output(path) as stream:
             # Not compressed: unpacking takes 25 ms of a new process's first decision, and a wheel is packed.
             np.savez(stream, allow_pickle=False, **arrays)
-        part.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> LearnedModel:

@@ -19,6 +19,7 @@ from forecast_autotune.llm.advice.record import MAX_FUNCTIONS, Advice
 from forecast_autotune.llm.advice.subject import AdviceError
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.writers import TextGenerator
+from forecast_autotune.printable import printable
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
@@ -226,7 +227,7 @@ def _joined(several: Sequence[Advice]) -> Advice:
 
 
 def _report(rows: Sequence[dict[str, Any]], more: dict[str, Any], store: Store, output: Output) -> int:
-    from rich.text import Text
+    from forecast_autotune.report.shown_text import shown_text
 
     if unsaved := [note for note in store.issued_warnings if "advice cannot be written" in note]:
         raise CommandError(unsaved[0])
@@ -240,12 +241,16 @@ def _report(rows: Sequence[dict[str, Any]], more: dict[str, Any], store: Store, 
     if count["written"] and (tokens := usage.get("prompt_tokens", 0) + usage.get("output_tokens", 0)):
         told += f"; {tokens / count['written']:,.0f} tokens each"
     data = {"advice": rows, **count, **more, "store": str(store.root)}
-    output.emit(data, Text("\n".join([*lines, told])), Text(str(store.root), style="dim"))
+    output.emit(
+        data,
+        shown_text("\n".join([*map(printable, lines), told]), lines=True),
+        shown_text(str(store.root), style="dim"),
+    )
     return 1 if count["refused"] or not count["written"] + count["kept"] else 0
 
 
 def _list(options: argparse.Namespace, output: Output) -> int:
-    from rich.text import Text
+    from forecast_autotune.report.shown_text import shown_text
 
     store = open_store(options)
     rows, lines = [], []
@@ -257,11 +262,11 @@ def _list(options: argparse.Namespace, output: Output) -> int:
             row |= {"model": advice.model, "summary": f"not within the language: {error}"}
         rows.append(row)
         line = f"{advice.kernel} ({advice.source_sha256[:12]}), {advice.model or 'unknown'}: {row['summary']}"
-        lines.append(Text(line))
+        lines.append(shown_text(line))
     output.emit(
         {"store": str(store.root), "advice": rows},
-        *(lines or [Text("the store holds no advice")]),
-        Text(str(store.root), style="dim"),
+        *(lines or [shown_text("the store holds no advice")]),
+        shown_text(str(store.root), style="dim"),
     )
     return 0
 

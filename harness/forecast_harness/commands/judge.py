@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.file_access import open_named_output
+from forecast_autotune.store.files import append
 
 if TYPE_CHECKING:
     from forecast_harness.bench import BenchResult
@@ -114,33 +116,42 @@ def _solution(options: argparse.Namespace, pack: Pack, name: str) -> Solution:
 
 
 def _trace(options: argparse.Namespace, lines: list[dict[str, Any]]) -> None:
-    if options.trace is not None:
-        with Path(options.trace).open("a") as file:
-            file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+    if options.trace is None:
+        return
+    path, payload = (
+        Path(options.trace),
+        "".join(f"{json.dumps(x, allow_nan=False)}\n" for x in lines).encode(),
+    )
+    if path.exists() and not path.is_file():  # a device or a pipe
+        with open_named_output(path) as stream:
+            stream.write(payload)
+    else:
+        append(path, payload, exclusive=True)
 
 
 def _pack_lines(pack: Pack, refused: list[str]) -> list[Any]:
-    from rich.text import Text
+    from forecast_autotune.report.shown_text import shown_text
 
     if not refused:
         names = ", ".join(s.name for s in pack.solutions) or "none"
-        return [Text(f"pack {pack.definition.name} is sound; its solutions: {names}")]
-    lines = [Text(f"pack {pack.definition.name} is refused:", style="red")]
-    return [*lines, *(Text(f"  {reason}") for reason in refused)]
+        return [shown_text(f"pack {pack.definition.name} is sound; its solutions: {names}")]
+    lines = [shown_text(f"pack {pack.definition.name} is refused:", style="red")]
+    return [*lines, *(shown_text(f"  {reason}") for reason in refused)]
 
 
 def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
-    from rich.text import Text
+    from forecast_autotune.report.shown_text import shown_text
 
     word = str(verdict.judgement)
-    line = Text(f"{verdict.solution} on {verdict.pack}: ")
+    line = shown_text(f"{verdict.solution} on {verdict.pack}: ")
     line.append(word, style=_COLOURS[word])
     at = f", sandbox level {level.lower()}" if level else ""
     line.append(f" ({verdict.trials} launches, {verdict.seconds:.1f} s{at})")
     found = [
-        Text(f"  {r.code}: {r.detail}" + (f" [launch {r.trial}]" if r.trial else "")) for r in verdict.reasons
+        shown_text(f"  {r.code}: {r.detail}" + (f" [launch {r.trial}]" if r.trial else ""))
+        for r in verdict.reasons
     ]
-    return [line, *found, *(Text(f"  worth a look: {hint}", style="dim") for hint in verdict.hints)]
+    return [line, *found, *(shown_text(f"  worth a look: {hint}", style="dim") for hint in verdict.hints)]
 
 
 def _table(entries: list[BenchResult]) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune import frameworks
 from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.file_access import open_named_output
 
 if TYPE_CHECKING:
     from forecast_harness.search.history.state import SearchState
@@ -289,19 +290,19 @@ def _show_folder(options: argparse.Namespace, output: Output) -> int:
 
 def _report(output: Output, state: SearchState, folder: Path, remark: str) -> None:
     """Write the page, and say what was found."""
-    from rich.text import Text
-
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_harness.search.output import summary
     from forecast_harness.search.report import page
     from forecast_harness.search.report.summary import summary_lines
 
     try:
-        (folder / _REPORT).write_text(page(state), encoding="utf-8")
+        with open_named_output(folder / _REPORT) as stream:
+            stream.write(page(state).encode("utf-8", "replace"))
     except OSError as error:
         output.remark(f"the report cannot be written: {error}")
     data = {**summary(state), "folder": str(folder)}
     found = [*summary_lines(state), ("folder", f"{folder}: best.py, {_REPORT}, {_LOG}")]
     width = max(len(name) for name, _ in found)
-    output.emit(data, *(Text(f"{name:{width}}  {text}") for name, text in found))
+    output.emit(data, *(shown_text(f"{name:{width}}  {text}") for name, text in found))
     if remark:
         output.remark(remark)

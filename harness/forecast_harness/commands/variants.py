@@ -12,6 +12,7 @@ from forecast_autotune import frameworks
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
+from forecast_autotune.printable import printable
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.store import Store
 from forecast_autotune.store.variants import without_checks
@@ -211,17 +212,19 @@ def _render_results(
     results: Sequence[tuple[Variant, VariantVerification]],
     store: Store,
 ) -> list[Any]:
-    from rich.text import Text
+    from forecast_autotune.report.shown_text import shown_text
 
-    lines = [Text(f"{target.kernel.name}: {len(made)} new, {len(found)} looked at, {len(results)} verified")]
+    lines = [
+        shown_text(f"{target.kernel.name}: {len(made)} new, {len(found)} looked at, {len(results)} verified")
+    ]
     for variant, result in results:
         word = str(result.verdict.judgement)
-        line = Text(f"  {variant.name}: ")
+        line = shown_text(f"  {variant.name}: ")
         line.append(word, style=_COLOURS[word])
         line.append(f" ({result.verdict.trials} launches, {result.verdict.seconds:.1f} s)")
         lines.append(line)
-        lines += [Text(f"    {r.code}: {r.detail}") for r in result.verdict.reasons[:1]]
-    return [*lines, Text(str(store.root), style="dim")]
+        lines += [shown_text(f"    {r.code}: {r.detail}") for r in result.verdict.reasons[:1]]
+    return [*lines, shown_text(str(store.root), style="dim")]
 
 
 def _list(options: argparse.Namespace, output: Output) -> int:
@@ -232,14 +235,19 @@ def _list(options: argparse.Namespace, output: Output) -> int:
         output.emit(data)
         return 0
     from rich.table import Table
-    from rich.text import Text
+
+    from forecast_autotune.report.shown_text import shown_text
 
     table = Table("kernel", "variant", "by", "what", "passed on", "failed on")
     for v in found:
         row = _summary(v)
         columns = (v.kernel, v.name, f"{row['origin']} {row['author']}".strip(), row["note"])
-        table.add_row(*map(Text, columns), *(Text(", ".join(row[n])) for n in ("passed", "failed")))
-    output.emit(data, table if found else "the store holds no variants", Text(str(store.root), style="dim"))
+        table.add_row(
+            *map(shown_text, columns), *(shown_text(", ".join(row[n])) for n in ("passed", "failed"))
+        )
+    output.emit(
+        data, table if found else "the store holds no variants", shown_text(str(store.root), style="dim")
+    )
     return 0
 
 
@@ -277,13 +285,18 @@ def _show(options: argparse.Namespace, output: Output) -> int:
         output.emit(variant.to_json())
         return 0
     from rich.syntax import Syntax
-    from rich.text import Text
+
+    from forecast_autotune.report.shown_text import shown_text
 
     facts = [f"{name}: {value}" for name, value in _summary(variant).items() if value]
     facts += [f"{name}: {value}" for name, value in variant.provenance.to_json().items() if value]
-    lines = [Text(fact) for fact in dict.fromkeys(facts)]
-    lines += [Text(_check_line(c), style="green" if c.passed else "red") for c in variant.checks]
-    output.emit(variant.to_json(), *lines, Syntax(variant.source, "python", background_color="default"))
+    lines = [shown_text(fact) for fact in dict.fromkeys(facts)]
+    lines += [shown_text(_check_line(c), style="green" if c.passed else "red") for c in variant.checks]
+    output.emit(
+        variant.to_json(),
+        *lines,
+        Syntax(printable(variant.source, lines=True), "python", background_color="default"),
+    )
     return 0
 
 

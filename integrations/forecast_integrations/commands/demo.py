@@ -43,10 +43,11 @@ def _show(found: Comparison, output: Output) -> None:
     from rich.text import Text
 
     from forecast_autotune.report.chart import bar, milliseconds, percent, seconds
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_autotune.report.table import plain_table
 
     output.console.print(
-        Text(
+        shown_text(
             f"matmul {found.size}x{found.size}x{found.size} fp16, {found.candidates} configs, {found.device}",
             "bold",
         )
@@ -59,11 +60,11 @@ def _show(found: Comparison, output: Output) -> None:
         ("triton.autotune", found.exhaustive, "white"),
     ):
         made.add_row(
-            Text(name, "bold"),
+            shown_text(name, "bold"),
             f"{side.measured} of {found.candidates}",
-            Text(bar(side.seconds / longest, 16, plain=plain), colour),
+            shown_text(bar(side.seconds / longest, 16, plain=plain), colour),
             seconds(side.seconds),
-            Text(side.config),
+            shown_text(side.config),
             milliseconds(side.ms),
         )
     output.console.print(made)
@@ -72,4 +73,4 @@ def _show(found: Comparison, output: Output) -> None:
     else:
         choice = f"a config {percent(abs(found.regret))} {'slower' if found.regret > 0 else 'faster'} chosen"
     output.console.print(Text.assemble((f"{found.speedup:.1f}x faster tuning", "bold"), f", {choice}"))
-    output.console.print(Text(f"because: {found.reason}", "dim"))
+    output.console.print(shown_text(f"because: {found.reason}", "dim"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.llm.open_question import OpenQuestion
+from forecast_autotune.printable import printable
 from forecast_integrations.models.answer_files import extend, read_answers, read_questions, write_questions
 from forecast_integrations.models.recorded import SUFFIXES, RecordedAnswers
 
@@ -21,8 +22,7 @@ def ask(options: argparse.Namespace, output: Output) -> int:
 
 
 def _export(options: argparse.Namespace, output: Output) -> int:
-    from rich.text import Text
-
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_integrations.commands.open_questions import questions_of
 
     path, source = _jsonl(options.export, "--export"), questions_of(options.kind)
@@ -32,7 +32,7 @@ def _export(options: argparse.Namespace, output: Output) -> int:
     told = f"{count} open question{'' if count == 1 else 's'} written to {path}{answered}\n"
     told += f"answers: forecast-autotune llm ask --import ANSWERS.jsonl --questions {path} --model NAME --author NAME "
     told += f"--to {options.to or 'FILE.jsonl'}"
-    output.emit({"path": str(path), "kind": options.kind, "questions": count}, Text(told))
+    output.emit({"path": str(path), "kind": options.kind, "questions": count}, shown_text(told, lines=True))
     return 0
 
 
@@ -46,7 +46,7 @@ def _open(questions: Iterable[OpenQuestion], known: Iterable[str], output: Outpu
 
 
 def _import(options: argparse.Namespace, output: Output) -> int:
-    from rich.text import Text
+    from forecast_autotune.report.shown_text import shown_text
 
     if missing := [f"--{name}" for name in ("model", "author", "to") if not getattr(options, name)]:
         raise UsageError(
@@ -71,7 +71,7 @@ def _import(options: argparse.Namespace, output: Output) -> int:
     if found.taken:
         lines.append(f"use: FORECAST_AUTOTUNE_LLM=recorded:{path}")
     data = {"path": str(path), "taken": len(found.taken), "refused": refused}
-    output.emit(data, Text("\n".join(lines)))
+    output.emit(data, shown_text("\n".join(map(printable, lines)), lines=True))
     return 1 if refused or not found.taken else 0
 
 

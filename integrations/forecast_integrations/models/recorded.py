@@ -19,7 +19,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,11 +29,13 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.backend import BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.open_question import SCHEMA, OpenQuestion, question_key, version_of_labels
 from forecast_autotune.llm.writers import TextGenerator
 from forecast_autotune.records.json_fields import decode_json
+from forecast_autotune.store.files import append
 
 Array = npt.NDArray[np.float64]
 
@@ -50,12 +51,8 @@ _FORMS = ("log2_slowdown", "probabilities", "text")
 def write_json_lines(path: Path, entries: Iterable[Any]) -> None:
     """Write a line per entry in one step, packed if the name ends in .gz: the same entries give the same bytes."""
     data = "".join(f"{json.dumps(entry, allow_nan=False)}\n" for entry in entries).encode()
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with open_named_output(path) as stream:
+        stream.write(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
 
 
 @dataclass(frozen=True)
@@ -287,8 +284,7 @@ class RecordedBackend:
         if self._left is None or question.key in self._noted:
             return
         try:
-            with self._left.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(question.to_json()) + "\n")
+            append(self._left, f"{json.dumps(question.to_json())}\n".encode(), exclusive=True)
         except OSError as problem:
             raise LLMError(f"{error}, and it cannot be kept in {self._left}: {problem.strerror}") from problem
         self._noted.add(question.key)

@@ -25,9 +25,8 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     """Ask a model about tables, fit its calibration, replay what it saves, and write one JSON file."""
     from dataclasses import replace
 
-    from rich.text import Text
-
     from forecast_autotune.llm.calibration import write
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_train.evaluation.splits import SplitError
     from forecast_train.llm.calibration.calibrate import fit_calibration as fitted
     from forecast_train.llm.calibration.measured_evidence import measured_evidence
@@ -57,16 +56,15 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     out = _output_path(options, heard[0].model, settings)
     write(out, made)
     found = {"path": str(out), "skilled": made.skilled, **made.to_json()}
-    output.emit(found, Text(_summary_text(made, out)))
+    output.emit(found, shown_text(_summary_text(made, out), lines=True))
     return 0
 
 
 def _refit(options: argparse.Namespace, settings: Settings, output: Output) -> int:
     """Fit the calibration anew to what was noted with measurements; nothing is asked."""
-    from rich.text import Text
-
     from forecast_autotune.llm.calibration import find_calibration, write
     from forecast_autotune.llm.prompt import FORECAST_VERSION
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_autotune.surrogates.factory import calibration_paths, open_backend
     from forecast_train.evaluation.splits import SplitError
     from forecast_train.llm.calibration.stored_answers import recalibrate, stored_answers
@@ -88,7 +86,7 @@ def _refit(options: argparse.Namespace, settings: Settings, output: Output) -> i
     out = _output_path(options, name, settings)
     write(out, made)
     found = {"path": str(out), "skilled": made.skilled, **made.to_json()}
-    output.emit(found, Text(_summary_text(made, out)))
+    output.emit(found, shown_text(_summary_text(made, out), lines=True))
     return 0
 
 

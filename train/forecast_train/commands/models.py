@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
+from forecast_autotune.file_access import open_named_output
 
 if TYPE_CHECKING:
     from forecast_autotune.records.table import Table
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
 
 def data(options: argparse.Namespace, output: Output) -> int:
     """Turn tables, caches of others or the store into a data set: three Parquet files and a card."""
-    from rich.text import Text
-
     from forecast_autotune import __version__
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_train.evaluation.splits import LeakageError, SplitError
     from forecast_train.llm.data.build import ExampleSettings, build_examples
     from forecast_train.llm.data.cross_fitting import SurrogateFor, cross_fit_sides, formula_surrogate
@@ -63,12 +63,13 @@ def data(options: argparse.Namespace, output: Output) -> int:
         "release": __version__,
         "problems": sorted(t.problem.id for t in tables),
     }
-    (out / "README.md").write_text(dataset_card(made, about), encoding="utf-8")
+    with open_named_output(out / "README.md") as stream:
+        stream.write(dataset_card(made, about).encode("utf-8", "replace"))
     counted = dataset_summary(made)
     shown = ", ".join(
         f"{side}: {n} rows of {len(counted[side]['kernels'])} kernels" for side, n in rows.items()
     )
-    output.emit({"path": str(out), "sides": counted}, Text(f"{shown}\nwritten: {out}"))
+    output.emit({"path": str(out), "sides": counted}, shown_text(f"{shown}\nwritten: {out}", lines=True))
     return 0
 
 
@@ -94,8 +95,7 @@ def grpo(options: argparse.Namespace, output: Output) -> int:
 
 def export(options: argparse.Namespace, output: Output) -> int:
     """Write a finished run's adapter, calibration and card to a folder."""
-    from rich.text import Text
-
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_train.llm.export import export_model
 
     calibration = None if options.calibration is None else Path(options.calibration)
@@ -103,14 +103,13 @@ def export(options: argparse.Namespace, output: Output) -> int:
     told = (
         "" if found["calibrated"] else "; not calibrated: it will not be asked before `train calibrate-llm`"
     )
-    output.emit(found, Text(f"{found['path']}: {found['bytes'] / 1e6:.1f} MB{told}"))
+    output.emit(found, shown_text(f"{found['path']}: {found['bytes'] / 1e6:.1f} MB{told}"))
     return 0
 
 
 def traces(options: argparse.Namespace, output: Output) -> int:
     """Choose the shortest correct trace per problem, for training kernel writers."""
-    from rich.text import Text
-
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_train.llm.data.writer_traces import load_traces, shortest_correct, write_chats
 
     every = [trace for name in options.files for trace in load_traces(Path(name))]
@@ -119,7 +118,7 @@ def traces(options: argparse.Namespace, output: Output) -> int:
         raise CommandError(f"none of {len(every)} traces is correct: there is nothing to train a writer on")
     count = write_chats(Path(options.out), chosen)
     found = {"path": options.out, "traces": count, "of": len(every)}
-    output.emit(found, Text(f"kept {count} of {len(every)} traces: {options.out}"))
+    output.emit(found, shown_text(f"kept {count} of {len(every)} traces: {options.out}"))
     return 0
 
 
@@ -207,8 +206,7 @@ def _require_packages(*names: str) -> None:
 
 
 def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> int:
-    from rich.text import Text
-
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_train.llm.loss_curves import draw_curves
 
     draw_curves(out / "curves.png", done["log"])
@@ -216,5 +214,5 @@ def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> i
     shown = (
         f"{done['steps']} steps: {out}\nexport it with `forecast-autotune train export {out} --out FOLDER`"
     )
-    output.emit(json.loads(json.dumps(found, default=str)), Text(shown))
+    output.emit(json.loads(json.dumps(found, default=str)), shown_text(shown, lines=True))
     return 0

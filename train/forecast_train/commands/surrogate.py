@@ -13,8 +13,7 @@ from forecast_autotune.commands.recorded_tables import load_tables
 
 def surrogate(options: argparse.Namespace, output: Output) -> int:
     """Fit the learned surrogate to tables, and write it as one npz file."""
-    from rich.text import Text
-
+    from forecast_autotune.report.shown_text import shown_text
     from forecast_train.surrogate import fit_model
     from forecast_train.surrogate.fit import FitSettings
 
@@ -36,10 +35,11 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     found = {**about, "path": str(out), "bytes": out.stat().st_size, "seconds": round(seconds, 2)}
     output.emit(
         found,
-        Text(
+        shown_text(
             f"fitted to {about['rows']} rows of {about['problems']} problems of {about['kernels']} kernels "
             f"in {seconds:.1f} s: {out} ({out.stat().st_size / 1e6:.2f} MB)\n"
-            f"use it with FORECAST_AUTOTUNE_MODEL={out}"
+            f"use it with FORECAST_AUTOTUNE_MODEL={out}",
+            lines=True,
         ),
     )
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.file_access import open_named_output
 from forecast_train.evaluation.metrics import ReliabilityBin
 from forecast_train.evaluation.summary import PlotCurves, Summary
 
@@ -95,7 +96,8 @@ def _write_figure(
         fontweight="bold",
         color=_TEXT_COLOUR,
     )
-    figure.savefig(path, format="png")
+    with open_named_output(path) as stream:
+        figure.savefig(stream, format="png")
     return path
 
 

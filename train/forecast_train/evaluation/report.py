@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.text import Text
 
+from forecast_autotune.file_access import open_named_output
+from forecast_autotune.report.shown_text import shown_text
 from forecast_autotune.report.table import key_value_table, plain_table
 from forecast_train.evaluation.figures import LARGE_PROBLEM
 from forecast_train.evaluation.plots import write_plots
 from forecast_train.evaluation.rows import ADAPTIVE_BUDGETS, STATIC_BUDGETS
 from forecast_train.evaluation.summary import HEADLINE_FIGURES, Figure, Summary
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _STATIC_COLUMNS = (
     *(
@@ -68,7 +73,8 @@ def write_report(summary: Summary, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "summary.json"
     text = json.dumps(summary.to_json(), indent=1, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    with open_named_output(path) as stream:
+        stream.write(f"{text}\n".encode())
     return [path, *write_plots(summary, folder)]
 
 
@@ -114,7 +120,7 @@ def _table(
     for name, figures in summary.figures.items():
         style = "bold" if name == summary.subject else ""
         cells = [_cell(key, figures[key], wide=wide and key in HEADLINE_FIGURES) for _, key in columns]
-        made.add_row(Text(name), *cells, style=style)
+        made.add_row(shown_text(name), *cells, style=style)
     return made
 
 
@@ -124,8 +130,8 @@ def _cell(key: str, figure: Figure, *, wide: bool) -> Text:
         digits = 0
     i = figure.interval
     if not math.isfinite(i.value):
-        return Text("never" if math.isinf(i.value) else "-", style="dim")
-    text = Text(f"{scale * i.value:.{digits}f}")
+        return shown_text("never" if math.isinf(i.value) else "-", style="dim")
+    text = shown_text(f"{scale * i.value:.{digits}f}")
     if wide and math.isfinite(i.low) and math.isfinite(i.high):
         text.append(f" {scale * i.low:.{digits}f}-{scale * i.high:.{digits}f}", style="dim")
     return text
@@ -134,19 +140,21 @@ def _cell(key: str, figure: Figure, *, wide: bool) -> Text:
 def _unbeaten_text(summary: Summary) -> RenderableType:
     others = [name for name in summary.figures if name != summary.subject]
     if not others:
-        return Text("Nothing to compare with: one method was evaluated.", style="dim")
+        return shown_text("Nothing to compare with: one method was evaluated.", style="dim")
     if not summary.unbeaten:
-        return Text(
+        return shown_text(
             f"{summary.subject} beats {', '.join(others)} in all {len(HEADLINE_FIGURES)} headline figures."
         )
     made = plain_table("not beaten", "figure", f">{summary.subject}", ">other", ">other - mine, paired")
     for u in summary.unbeaten:
         cells = [(100 * i.value, 100 * i.low, 100 * i.high) for i in (u.subject, u.other, u.difference)]
         made.add_row(
-            Text(u.method), Text(u.figure), *(Text(f"{v:.1f} [{a:.1f}, {b:.1f}]") for v, a, b in cells)
+            shown_text(u.method),
+            shown_text(u.figure),
+            *(shown_text(f"{v:.1f} [{a:.1f}, {b:.1f}]") for v, a, b in cells),
         )
     note = (
         f"Their intervals are not wholly above those of {summary.subject} (all in %, smaller is better). "
         "A paired difference wholly above 0 still shows that it is better on the same kernels."
     )
-    return Group(made, Padding(Text(note, style="dim"), (0, 0, 1, 0)))
+    return Group(made, Padding(shown_text(note, style="dim"), (0, 0, 1, 0)))

@@ -16,6 +16,7 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.settings import Mode, Settings
 from forecast_train.evaluation.baselines import FitSurrogate, methods_by_name, with_seed
@@ -193,10 +194,8 @@ class _RowStore:
 
     def write(self, fold: Fold, method: str, seed: int, rows: Sequence[EvaluationRow]) -> None:
         """Put rows there, in one step."""
-        path = self._path(fold, method, seed)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps([r.to_json() for r in rows], allow_nan=False), encoding="utf-8")
-        part.replace(path)
+        with open_named_output(self._path(fold, method, seed)) as stream:
+            stream.write(json.dumps([r.to_json() for r in rows], allow_nan=False).encode())
 
 
 _bench: _WorkerState | None = None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE as CALIBRATION
 from forecast_autotune.llm.calibration import read as read_calibration
@@ -62,7 +63,8 @@ def export_model(
             shutil.copy2(path, out / path.name)
     if calibration is not None:
         shutil.copy2(calibration, out / CALIBRATION)
-    (out / CARD_FILE).write_text(_adapter_card(told, known, adapter), encoding="utf-8")
+    with open_named_output(out / CARD_FILE) as stream:
+        stream.write(_adapter_card(told, known, adapter).encode())
     sizes = {p.name: p.stat().st_size for p in sorted(out.iterdir())}
     return {"path": str(out), "files": sizes, "bytes": sum(sizes.values()), "calibrated": known is not None}
 
@@ -75,7 +77,8 @@ def add_calibration(folder: Path, calibration: Path) -> None:
     read_calibration(calibration)
     shutil.copy2(calibration, folder / CALIBRATION)
     card = (folder / CARD_FILE).read_text(encoding="utf-8")
-    (folder / CARD_FILE).write_text(card.replace(_UNCALIBRATED_TEXT, _CALIBRATED_TEXT), encoding="utf-8")
+    with open_named_output(folder / CARD_FILE) as stream:
+        stream.write(card.replace(_UNCALIBRATED_TEXT, _CALIBRATED_TEXT).encode())
 
 
 def _to_bfloat16(path: Path, to: Path) -> None:

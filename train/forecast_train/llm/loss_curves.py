@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.file_access import open_named_output
+
 
 def logged_series(log: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """(step, value) of every loss and reward that a run logged, by name."""
@@ -29,4 +31,5 @@ def draw_curves(path: Path, log: Sequence[Mapping[str, Any]]) -> None:
         axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 30 else None)
     if axes.lines:
         axes.legend()
-    FigureCanvasAgg(figure).print_png(str(path))
+    with open_named_output(path) as stream:
+        FigureCanvasAgg(figure).print_png(stream)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records import digest
 
 WEIGHTS_FOLDER = "trained"
@@ -44,9 +45,8 @@ def claim_run_folder(out: Path, settings: Mapping[str, Any], resume: bool) -> st
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write one JSON object, atomically."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
-    part.replace(path)
+    with open_named_output(path) as stream:
+        stream.write(f"{json.dumps(data, indent=1, default=str)}\n".encode())
 
 
 def attention_without_cudnn() -> AbstractContextManager[None]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from forecast_autotune.features.stored_facts import has_facts
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records import digest
 from forecast_autotune.records.codec import Record
 from forecast_autotune.records.table import Table
@@ -162,9 +163,8 @@ class RefreshState(Record):
 
     def write(self, path: Path) -> None:
         """Put it there, in one step."""
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
-        part.replace(path)
+        with open_named_output(path) as stream:
+            stream.write(f"{json.dumps(self.to_json())}\n".encode())
 
 
 def is_refresh_due(tables: Sequence[Table], state: RefreshState, every: int) -> bool:

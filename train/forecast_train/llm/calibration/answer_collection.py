@@ -23,6 +23,7 @@ from forecast_autotune.llm.similarity import kernel_kind, problem_features
 from forecast_autotune.records import digest
 from forecast_autotune.records.codec import Record, json_option, reader_of
 from forecast_autotune.records.table import Table
+from forecast_autotune.store.files import append
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.questions import (
     ForecastQuestion,
@@ -144,8 +145,8 @@ def collect_answers(
         if name not in done:
             done[name] = posed.ask(backend, timeout_s)
             if kept is not None:
-                with kept.open("a", encoding="utf-8") as stream:
-                    stream.write(json.dumps({"asked": name, **done[name].to_json()}, allow_nan=False) + "\n")
+                line = json.dumps({"asked": name, **done[name].to_json()}, allow_nan=False)
+                append(kept, f"{line}\n".encode(), exclusive=True)
         found.append(done[name])
         if progress is not None:
             progress(asked, len(tables), done[name].label)

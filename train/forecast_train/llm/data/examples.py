@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.records import digest
 
@@ -123,25 +124,16 @@ def write_examples(path: Path, examples: Sequence[Example]) -> int:
     fields = [(n, pyarrow.float64()) for n in data if n in floats]
     types = {**dict(fields), "known": pyarrow.int64(), "label": pyarrow.int64(), "measured": pyarrow.bool_()}
     schema = pyarrow.schema([(n, types.get(n, pyarrow.string())) for n in data])
-    part = path.with_name(f".{path.name}.part")
-    try:
-        parquet.write_table(pyarrow.table(data, schema=schema), part, compression="zstd")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with open_named_output(path) as stream:
+        parquet.write_table(pyarrow.table(data, schema=schema), stream, compression="zstd")
     return len(data["example"])
 
 
 def _write_lines(path: Path, data: Mapping[str, Sequence[Any]]) -> int:
-    part = path.with_name(f".{path.name}.part")
-    try:
-        # mtime=0: the same examples give the same bytes.
-        with part.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
-            for row in zip(*data.values(), strict=True):
-                packed.write(json.dumps(dict(zip(data, row, strict=True)), allow_nan=False).encode() + b"\n")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    # mtime=0: the same examples give the same bytes.
+    with open_named_output(path) as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+        for row in zip(*data.values(), strict=True):
+            packed.write(json.dumps(dict(zip(data, row, strict=True)), allow_nan=False).encode() + b"\n")
     return len(data["example"])
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import tuple_of
 from forecast_autotune.records.table import read_lines
@@ -77,15 +78,10 @@ def shortest_correct(
 
 def write_chats(path: Path, traces: Sequence[WriterTrace]) -> int:
     """Write dialogues as JSON Lines with `messages`, which TRL's SFTTrainer takes as they are, atomically."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as stream:
-            for t in traces:
-                messages = [*map(dict, t.messages), {"role": "assistant", "content": t.reply}]
-                stream.write(
-                    json.dumps({"messages": messages, "problem": t.problem}, ensure_ascii=False) + "\n"
-                )
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with open_named_output(path) as stream:
+        for t in traces:
+            messages = [*map(dict, t.messages), {"role": "assistant", "content": t.reply}]
+            line = json.dumps({"messages": messages, "problem": t.problem}, ensure_ascii=False)
+            # A lone surrogate has no place in a file of text.
+            stream.write(f"{line}\n".encode("utf-8", "replace"))
     return len(traces)
