@@ -41,3 +41,8 @@ class VariantError(ForecastAutotuneError, RuntimeError):
 
 class DeviceLostError(ForecastAutotuneError, RuntimeError):
     """A candidate hung or broke the device; nothing more can be launched in this process."""
+
+
+def is_told_to_caller(error: Exception) -> bool:
+    """Whether an error was raised so that whoever called sees it: not a bug, nor a record or store that is broken."""
+    return isinstance(error, ForecastAutotuneError) and not isinstance(error, RecordError | StoreError)

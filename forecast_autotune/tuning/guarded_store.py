@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forecast_autotune.records import Decision, Measurement, Problem, RiskVerdict
+from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict
 from forecast_autotune.surrogates.protocol import Relative
 
 if TYPE_CHECKING:
@@ -66,12 +66,19 @@ class GuardedStore:
         """As `TuningStore`."""
         return self._ask("verdicts", list, problem)
 
-    @contextlib.contextmanager
-    def tuning_lock(self, problem: Problem, timeout_s: float) -> Iterator[bool]:
+    def tuning_lock(self, problem: Problem, timeout_s: float) -> contextlib.AbstractContextManager[bool]:
         """As `TuningStore`."""
-        lock = self._ask("tuning_lock", contextlib.nullcontext, problem, timeout_s)
+        return self._entered(self._ask("tuning_lock", contextlib.nullcontext, problem, timeout_s))
+
+    def watch(self, problem: Problem, candidate: Candidate) -> contextlib.AbstractContextManager[bool]:
+        """As `Store.watch`."""
+        return self._entered(self._ask("watch", contextlib.nullcontext, problem, candidate))
+
+    @contextlib.contextmanager
+    def _entered(self, context: contextlib.AbstractContextManager[object]) -> Iterator[bool]:
+        """The block runs whatever becomes of its context; yields False where that could not be had."""
         try:
-            held = bool(lock.__enter__())
+            held = bool(context.__enter__())
         except Exception as error:
             self._warn(error)
             yield False
@@ -80,7 +87,7 @@ class GuardedStore:
             yield held
         finally:
             try:
-                lock.__exit__(None, None, None)
+                context.__exit__(None, None, None)
             except Exception as error:
                 self._warn(error)
 

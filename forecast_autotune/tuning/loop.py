@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from forecast_autotune.errors import ForecastAutotuneError, RecordError, StoreError
+from forecast_autotune.errors import is_told_to_caller
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import (
     REFUSED,
@@ -75,7 +75,7 @@ def tune(
     try:
         return _tune(task, measurer, guarded, surrogate, settings, policy)
     except Exception as error:
-        if isinstance(error, ForecastAutotuneError) and not isinstance(error, RecordError | StoreError):
+        if is_told_to_caller(error):
             raise
         return decide_plainly(task, measurer, guarded, settings, error)
 

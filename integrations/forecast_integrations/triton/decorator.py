@@ -16,6 +16,7 @@ from forecast_autotune.space import Space
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
+from forecast_integrations.triton.fallback import triton_key
 from forecast_integrations.triton.key import Bucket, KeyMaker
 from forecast_integrations.triton.protocols import Hook, KernelFunction, LaunchConfig, Times
 from forecast_integrations.triton.variants.loading import VariantConfig, launch_variant
@@ -108,7 +109,12 @@ class ForecastAutotuner(Autotuner):
             configs = self.configs
         engine = self._engine
         if len(configs) > 1 or engine.has_variants:
-            key = self._make_key(self.keys, args, kwargs)
+            try:
+                key = self._make_key(self.keys, args, kwargs)
+            except Exception as error:
+                if engine.has_own_bucket():
+                    raise
+                key = triton_key(self, args, kwargs, error)
             config = self.cache.get(key)
             if config is None:
                 # Busy: a hook of this very decision launches the kernel again.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from forecast_autotune.errors import CaptureError, FrozenMissError
+from forecast_autotune.errors import CaptureError, FrozenMissError, is_told_to_caller
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.policy import Policy
 from forecast_autotune.ranks.tuning import tune_together
@@ -18,10 +18,12 @@ from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import TuningTask, fingerprint
 from forecast_integrations.device import has_device
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.fallback import triton_config
 from forecast_integrations.triton.key import Bucket
 from forecast_integrations.triton.lazy_candidates import (
     LazyCandidates,
@@ -112,6 +114,10 @@ class TuningEngine:
         self.has_variants = self._sources is not None
         """Whether a key may be served by another source than the tuner's own."""
 
+    def has_own_bucket(self) -> bool:
+        """Whether a function of the user's has a part in keys, whose errors are the user's to see."""
+        return callable(self.options.bucket)
+
     def is_deciding(self) -> bool:
         """Whether this thread is inside a decision of this very tuner (a hook called it again)."""
         return bool(getattr(self._running, "on", False))
@@ -128,6 +134,11 @@ class TuningEngine:
             tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
             try:
                 return self._resolve(tuner, key, args, kwargs)
+            except Exception as error:
+                if is_told_to_caller(error) or key in tuner.cache:  # decided: somebody's listener raised
+                    raise
+                timed = _can_time(tuner) and not capturing_graph()
+                return triton_config(tuner, key, args, kwargs, error, timed=timed)
             finally:
                 tuner.nargs = None
                 self._running.on = False
@@ -197,7 +208,7 @@ class TuningEngine:
         config = call.configs[decision.chosen]
         if isinstance(config, VariantConfig):
             config = VariantConfig.of(config, config.function)
-            config.fallback = _fastest_of_base(call, store.measurements(problem))
+            config.fallback = _fastest_of_base(call, GuardedStore(store).measurements(problem))
         tuner.cache[key] = config
         seconds = time.perf_counter() - begin
         raw = measurers[0].raw if measurers else None
@@ -293,9 +304,13 @@ def _is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
+def _can_time(tuner: Tuner) -> bool:
+    return _has_own_benchmark(tuner) or (has_device() and not _is_interpreted())
+
+
 def _untimed_settings(settings: Settings, tuner: Tuner) -> Settings:
     """Where nothing can be timed (the interpreter, a stub driver) the best forecast is used."""
-    if _has_own_benchmark(tuner) or (has_device() and not _is_interpreted()):
+    if _can_time(tuner):
         return settings
     if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN):
         return settings.with_(mode=Mode.SKIP)
@@ -314,8 +329,8 @@ def _measurer(
             name = call.tuner.base_fn.__name__
             print(f"Autotuning kernel {name} with config {call.configs[candidate]}")
 
-    def guard(candidate: Candidate) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if bench else store.watch(problem, candidate)
+    def guard(candidate: Candidate) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if bench else GuardedStore(store).watch(problem, candidate)
 
     return TritonMeasurer(
         call,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 
 from forecast_autotune.records import Candidate, Decision, Evidence, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store import Store
+from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.protocols import Key, LaunchConfig, Times
 from forecast_integrations.triton.source import innermost
@@ -64,16 +66,23 @@ def publish_decision(
     for listen in list(LISTENERS):
         listen(problem.kernel.name, decision)
     if knobs.autotuning.print or say:
+        _print_summary(problem.kernel.name, decision)
+
+
+def _print_summary(name: str, decision: Decision) -> None:
+    try:
         from forecast_autotune.report.summary import summary_line  # most programs print nothing
 
-        print(summary_line(problem.kernel.name, decision), file=sys.stderr)
+        print(summary_line(name, decision), file=sys.stderr)
+    except Exception as error:  # a line that nobody can read takes no launch back
+        warnings.warn(f"no summary can be printed ({error!r:.300})", stacklevel=3)
 
 
 def _timings(
     call: KernelCall, store: Store, problem: Problem, raw: Mapping[Candidate, Times]
 ) -> dict[LaunchConfig, Times]:
     """`configs_timings` as Triton has it: [median, 20 %, 80 %] in ms, inf for what did not run."""
-    measured = latest_labels(store.measurements(problem))
+    measured = latest_labels(GuardedStore(store).measurements(problem))
     shown: dict[LaunchConfig, Times] = {}
     for candidate, config in call.configs.items():
         m = measured.get(candidate)

@@ -1,0 +1,104 @@
+"""Whatever fails of ours, a tuned kernel launches a config that works, as under `triton.autotune`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+import forecast_autotune.tuning.loop as loop
+from forecast_autotune import autotune
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_integrations.triton import describe, engine, publication
+from forecast_integrations.triton.key import KeyMaker
+from tests.integrations.null import configs, double, fresh, launch
+
+FEW = configs((1, 4), (3,))
+STORE_METHODS = [
+    *("measurements", "relatives", "add", "decision", "put_decision", "verdicts", "tuning_lock", "recover"),
+    *("sync", "facts", "put_facts", "advice", "watch"),
+]
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise LookupError("a bug")
+
+
+def launched(root: Path, **options: Any) -> tuple[Any, set[str]]:
+    """A tuner that has launched, and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tuner = autotune(configs=FEW, key=["n"], store=Store(root), **options)(fresh(double))
+        launch(tuner)
+        launch(tuner)  # and again, now that the key is known
+    return tuner, {str(w.message) for w in caught}
+
+
+@pytest.mark.parametrize("method", STORE_METHODS)
+def test_a_store_that_fails(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
+) -> None:
+    monkeypatch.setattr(Store, method, fail)
+    tuner, said = launched(tmp_path / "store")
+    assert tuner.best_config.num_warps == 4
+    (text,) = said
+    assert "the store failed (LookupError('a bug'))" in text
+
+
+PARTS = {
+    "the policy": (loop.WallTime, "plan"),
+    "the surrogate's name": (loop.TaskForecaster, "label"),
+    "the surrogate's making": (engine, "default_surrogate"),
+    "the store's opening": (engine.DecoratorOptions, "open_store"),
+    "the kernel's record": (describe, "kernel_record"),
+    "the problem's features": (describe, "describe"),
+    "the candidates": (describe, "configs_by_candidate"),
+    "the risk": (loop.RiskTracker, "claim_previous"),
+    "the tuner": (engine, "tune_together"),
+    "what others see": (publication, "_timings"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_fails(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str) -> None:
+    home, name = PARTS[part]
+    monkeypatch.setattr(home, name, property(fail) if name == "label" else fail)
+    if part == "what others see":
+        with pytest.raises(LookupError):  # somebody else's listener may have raised
+            launched(tmp_path / "store")
+        return
+    tuner, said = launched(tmp_path / "store")
+    assert tuner.best_config.num_warps == 4
+    (text,) = said
+    assert "failed (LookupError('a bug'))" in text
+
+
+def test_a_key_that_cannot_be_made(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(KeyMaker, "__call__", fail)
+    tuner, said = launched(tmp_path / "store")
+    assert tuner.best_config.num_warps == 4
+    (text,) = said
+    assert "the key of a call failed" in text
+    theirs = triton.autotune(configs=FEW, key=["n"])(fresh(double))
+    monkeypatch.undo()
+    launch(theirs)
+    assert list(tuner.cache) == list(theirs.cache)
+
+
+def test_a_surrogate_that_fails(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(AnalyticSurrogate, "forecast", fail)
+    tuner, said = launched(tmp_path / "store", surrogate=AnalyticSurrogate())
+    assert tuner.best_config.num_warps == 4
+    (text,) = said
+    assert "failed" in text
+
+
+def test_a_function_of_the_users_fails_aloud(device: Any, tmp_path: Path) -> None:
+    with pytest.raises(LookupError):
+        launched(tmp_path / "store", bucket=fail)
+    with pytest.raises(LookupError):
+        launched(tmp_path / "store", prune_configs_by={"early_config_prune": fail})
