@@ -114,6 +114,26 @@ def parse_user_directory(text: str | Path) -> Path:
         raise SettingsError(f"{text}: nobody's home directory is known here, spell it out") from error
 
 
+def parse_directories(text: str) -> tuple[Path, ...]:
+    """Directories divided as in PATH; empty names count for nothing. Raises `SettingsError` as above."""
+    return tuple(parse_user_directory(name) for name in text.split(os.pathsep) if name.strip())
+
+
+def _remote_address(text: str) -> str:
+    """An address without anything secret in it. Raises `ValueError`, which does not quote it."""
+    scheme, divider, rest = text.partition("://")
+    if not divider or not scheme.replace("+", "").isalnum() or not text.isprintable():
+        raise ValueError(
+            "must be an address such as redis://host:6379/0, s3://bucket/folder or file:///folder"
+        )
+    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest:
+        raise ValueError(
+            "must not hold a user, a password or options: they come from the environment of the service's client "
+            "(REDIS_USERNAME, REDISCLI_AUTH, AWS_..., FSSPEC_...)"
+        )
+    return text.rstrip("/") if rest.strip("/") else text
+
+
 def cache_directory(chosen: Path | None) -> Path:
     """`chosen`, else the user's cache directory for `forecast-autotune`."""
     if chosen is not None:
@@ -141,6 +161,24 @@ class Settings:
         parse_user_directory,
         None,
         "where measurements are kept (default: the user's cache directory)",
+    )
+    stores: str = _variable(
+        "_STORES",
+        str,
+        "",
+        "bundles to read after the user's own store, divided as in PATH; never written to",
+    )
+    remote: str = _variable(
+        "_REMOTE",
+        _remote_address,
+        "",
+        "a store that machines share: redis://, rediss:// or any address of fsspec (s3://, gs://, hf://, file://)",
+    )
+    remote_wait_s: float = _variable(
+        "_REMOTE_WAIT",
+        _number(0.0, 60.0),
+        0.2,
+        "most seconds that a decision on a new key waits for the remote store; launches of known keys never do",
     )
     mode: Mode = _variable("_MODE", _mode, Mode.TUNE, " | ".join(Mode))
     on_miss: str = _variable(
@@ -273,9 +311,9 @@ class Settings:
             try:
                 values[f.name] = f.metadata["parse"](text)
             except ValueError as error:
-                raise SettingsError(
-                    f"{variable}={printable(text, 80)!r}: {error} ({f.metadata['doc']})"
-                ) from error
+                # What is wrong with an address may be the password in it.
+                shown = "(not shown)" if f.name == "remote" else repr(printable(text, 80))
+                raise SettingsError(f"{variable}={shown}: {error} ({f.metadata['doc']})") from None
         return cls(**values)
 
     def with_(self, **changes: Any) -> Settings:
@@ -287,9 +325,8 @@ class Settings:
                 try:
                     given[f.name] = f.metadata["parse"](str(given[f.name]))
                 except ValueError as error:
-                    raise SettingsError(
-                        f"{f.name}={given[f.name]!r}: {error} ({f.metadata['doc']})"
-                    ) from error
+                    shown = "(not shown)" if f.name == "remote" else repr(given[f.name])
+                    raise SettingsError(f"{f.name}={shown}: {error} ({f.metadata['doc']})") from None
         return replace(self, **given)
 
     @property

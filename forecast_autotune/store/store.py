@@ -17,6 +17,7 @@ from forecast_autotune.settings import cache_directory, parse_user_directory
 from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
 from forecast_autotune.store.files import ADVICE, VERSION, StoreNotes, device_directory, kernel_directory
+from forecast_autotune.store.layers import StoreLayers, layer_configuration
 from forecast_autotune.store.other_devices import DEVICES, affordable_directories, nearest_relatives
 from forecast_autotune.store.record_files import list_folders
 from forecast_autotune.store.similarity import nearness_key
@@ -51,11 +52,12 @@ class Store:
         self._directories: dict[tuple[str, str], KernelDirectory] = {}
         self._verdicts: dict[str, list[RiskVerdict]] = {}
         """By device directory, as far as they were asked for."""
+        self._layers = StoreLayers((), self._notes)
         _STORES.add(self)
 
     @classmethod
     def default(cls, root: Path | None = None) -> Store:
-        """The process-wide store of a directory.
+        """The process-wide store of a directory, over the bundles that this process is told of.
 
         Without `root` that is FORECAST_AUTOTUNE_CACHE_DIR or, if unset or empty, the user's cache
         directory for `forecast-autotune`.
@@ -64,10 +66,12 @@ class Store:
             chosen = os.environ.get("FORECAST_AUTOTUNE_CACHE_DIR")
             root = cache_directory(parse_user_directory(chosen) if chosen else None)
         root = root.absolute()
+        name = root, *layer_configuration()
         with _DEFAULTS_MUTEX:
-            if root not in _DEFAULTS:
-                _DEFAULTS[root] = cls(root)
-            return _DEFAULTS[root]
+            if name not in _DEFAULTS:
+                _DEFAULTS[name] = cls(root)
+                _DEFAULTS[name]._layers = StoreLayers(None, _DEFAULTS[name]._notes)
+            return _DEFAULTS[name]
 
     @property
     def issued_warnings(self) -> list[str]:
@@ -81,7 +85,7 @@ class Store:
         with self._mutex:
             directory = self._directory(problem)
             directory.refresh()
-            return directory.measurements(problem.id)
+            return self._layers.measurements(problem, directory.measurements(problem.id))
 
     def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
         """Other problems of this kernel name with an ok measurement.
@@ -96,7 +100,8 @@ class Store:
         with self._mutex:
             directory = self._directory(problem)
             directory.refresh()
-            tables = [t for t in directory.tables() if t.problem.id != problem.id]
+            held = self._layers.tables(problem, directory.tables())
+            tables = [t for t in held if t.problem.id != problem.id]
             others = nearest_relatives(problem, self._other_device_directories(problem)) if limit > 0 else []
         tables = [t for t in tables if any(m.ok for m in t.measurements)]
         tables.sort(key=lambda t: nearness_key(problem, t.problem))
@@ -116,7 +121,7 @@ class Store:
     def decision(self, problem: Problem) -> Decision | None:
         """The stored decision: one small file is opened. A damaged file is noted and counts as none."""
         with self._mutex:
-            return self._directory(problem).decision(problem.id)
+            return self._directory(problem).decision(problem.id) or self._layers.decision(problem)
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
         """Store a decision atomically, in place of an earlier one.
@@ -398,7 +403,7 @@ def _matches_all(part: str | None, *names: str) -> bool:
 
 
 _STORES: weakref.WeakSet[Store] = weakref.WeakSet()
-_DEFAULTS: dict[Path, Store] = {}
+_DEFAULTS: dict[tuple[object, ...], Store] = {}
 _DEFAULTS_MUTEX = threading.Lock()
 
 

@@ -27,6 +27,9 @@ GOOD: dict[str, tuple[str, Any]] = {
     "compiler": ("threads", "threads"),
     "timeout_s": ("9", 9.0),
     "lock_timeout_s": ("0", 0.0),
+    "stores": ("/some/bundle", "/some/bundle"),
+    "remote": ("redis://cache:6379/0", "redis://cache:6379/0"),
+    "remote_wait_s": ("1.5", 1.5),
     "ranks": ("alone", "alone"),
     "ranks_wait_s": ("5", 5.0),
     "inductor_space": ("exhaustive", "exhaustive"),
@@ -90,6 +93,18 @@ def test_a_variable_sets_its_setting_and_nothing_else(name: str) -> None:
 def test_a_bad_value_is_answered_with_variable_value_and_rule(name: str, text: str, rule: str) -> None:
     with pytest.raises(SettingsError, match=f"^{name}='{text}': must be {rule} \\(.+\\)$"):
         Settings.from_environment({name: text})
+
+
+@pytest.mark.parametrize(
+    "text", ["redis://u:secret@host/0", "redis://host/0?password=secret", "secret", "://secret"]
+)
+def test_an_address_with_secrets_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"^FORECAST_AUTOTUNE_REMOTE=\(not shown\): must ") as refused:
+        Settings.from_environment({"FORECAST_AUTOTUNE_REMOTE": text})
+    assert "secret" not in str(refused.value)
+    with pytest.raises(SettingsError) as refused:
+        Settings().with_(remote=text)
+    assert "secret" not in str(refused.value)
 
 
 def test_empty_means_unset() -> None:

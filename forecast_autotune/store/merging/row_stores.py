@@ -1,0 +1,193 @@
+"""Where rows are: a store's folder on disk. Read whole, added to under the locks that tuners use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from forecast_autotune.errors import RecordError, StoreError
+from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
+from forecast_autotune.store.files import (
+    VERSION,
+    StoreNotes,
+    acquire_lock,
+    append,
+    host_name,
+    problem_file,
+    release_lock,
+    write_atomically,
+)
+from forecast_autotune.store.log import MAX_LOG_BYTES, encode
+from forecast_autotune.store.merging.rows import DECISION, KernelName, KernelRows, Row
+from forecast_autotune.store.record_files import check_folders, list_files, list_folders
+
+LOCK_TIMEOUT_S = 10.0
+"""Longest wait for a process that writes."""
+
+Complain = Callable[[str], None]
+"""Told, in one line each, of what is no row."""
+
+
+class RowSource(Protocol):
+    """What rows can be read from."""
+
+    @property
+    def name(self) -> str:
+        """What people call it: a path or an address, without passwords."""
+        ...
+
+    def kernels(self) -> list[KernelName]:
+        """What there are rows of, in order."""
+        ...
+
+    def rows(self, kernel: KernelName) -> KernelRows:
+        """All rows of a kernel whose problem is known."""
+        ...
+
+
+class RowTarget(RowSource, Protocol):
+    """What rows can be added to."""
+
+    def add(self, kernel: KernelName, rows: KernelRows) -> int:
+        """Add what is not there; returns how many rows changed it. Raises `StoreError` if it cannot."""
+        ...
+
+
+class StoreFolder:
+    """The rows of a store on disk, of all hosts that wrote to it.
+
+    Raises `StoreError` where its folders are something else.
+    """
+
+    def __init__(self, root: Path, complain: Complain | None = None) -> None:
+        check_folders(root)
+        self.root = root
+        self._complain: Complain = complain or (lambda text: None)
+        self._notes = StoreNotes()
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return str(self.root)
+
+    def kernels(self) -> list[KernelName]:
+        """Device classes and kernels that have a folder, in order."""
+        devices = list_folders(self.root / VERSION, self._notes)
+        return [(device.name, p.name) for device in devices for p in list_folders(device, self._notes)]
+
+    def folder(self, kernel: KernelName) -> Path:
+        """Where a kernel's rows are."""
+        return self.root / VERSION / kernel[0] / kernel[1]
+
+    def rows(self, kernel: KernelName) -> KernelRows:
+        """All rows of a kernel whose problem is known; the others are complained of."""
+        found, strangers = self._rows(kernel).with_problems()
+        if strangers:
+            self._complain(f"{self.folder(kernel)}: {strangers} rows of problems that it does not describe")
+        return found
+
+    def add(self, kernel: KernelName, rows: KernelRows) -> int:
+        """Append what is not there to this host's log; returns how many rows changed the store.
+
+        Raises `StoreError` if it cannot be written.
+        """
+        folder = self.folder(kernel)
+        log = folder / f"log-{host_name()}.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with locked(log):
+                fresh = rows.missing_from(self._rows(kernel))
+                lines = [row.line for row in fresh if row.kind != DECISION]
+                if lines:
+                    append(log, b"".join(lines), exclusive=True)
+                for row in fresh:
+                    if row.kind == DECISION:
+                        path = folder / "decisions" / f"{problem_file(row.problem)}.json"
+                        write_atomically(path, row.line)
+        except OSError as error:
+            raise StoreError(f"cannot write to {folder}: {error}") from error
+        return len(fresh)
+
+    def _rows(self, kernel: KernelName) -> KernelRows:
+        folder, found = self.folder(kernel), KernelRows()
+        for path in list_files(folder, "log-*.jsonl", self._notes):
+            for row in rows_of_log(path, self._complain):
+                self._take(found, row, kernel, path)
+        for path in list_files(folder / "decisions", "[!.]*.json", self._notes):
+            with contextlib.suppress(FileNotFoundError):
+                decision = self._read_decision(path)
+                if decision is not None:
+                    self._take(found, decision, kernel, path)
+        return found
+
+    def _take(self, found: KernelRows, row: Row, kernel: KernelName, path: Path) -> None:
+        if row.kernel not in (None, kernel):
+            self._complain(f"{path}: a problem of {row.kernel} is filed under {kernel}")
+            return
+        found.add(row)
+
+    def _read_decision(self, path: Path) -> Row | None:
+        try:
+            row = Row.read(read_regular(path))
+            if row is None or row.kind != DECISION or path.stem != problem_file(row.problem):
+                raise RecordError("it is not the decision that it is named after")
+            return row
+        except FileNotFoundError:
+            raise
+        except (OSError, RecordError) as error:
+            self._complain(f"{path}: {error}"[:300])
+            return None
+
+
+def rows_of_log(path: Path, complain: Complain) -> Iterator[Row]:
+    """The rows of a file of JSON lines, in its order; what is none is complained of, line by line."""
+    try:
+        lines = _bounded_lines(read_regular(path, MAX_LOG_BYTES), path, complain)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        complain(f"{path}: {error}")
+        return
+    for number, raw in lines:
+        try:
+            row = Row.read(raw)
+        except RecordError as error:
+            complain(f"{path}:{number}: {error}"[:300])
+        else:
+            if row is not None:
+                yield row
+
+
+def _bounded_lines(data: bytes, path: Path, complain: Complain) -> list[tuple[int, bytes]]:
+    found = []
+    for number, raw in enumerate(data.split(b"\n"), 1):
+        if len(raw) > MAX_RECORD_BYTES:
+            complain(f"{path}:{number}: a line of more than {MAX_RECORD_BYTES} bytes")
+        elif raw.strip():
+            found.append((number, raw))
+    return found
+
+
+@contextlib.contextmanager
+def locked(log: Path) -> Iterator[None]:
+    """Hold the right to write to a log.
+
+    Raises `StoreError` where somebody keeps it for `LOCK_TIMEOUT_S`; where there are no locks at all, goes on.
+    """
+    try:
+        lock = acquire_lock(log.with_name(log.name + ".lock"), LOCK_TIMEOUT_S, 0.002)
+    except TimeoutError:
+        raise StoreError(
+            f"{log}: another process has been writing for {LOCK_TIMEOUT_S:.0f} s: try later"
+        ) from None
+    try:
+        yield
+    finally:
+        release_lock(lock)
+
+
+def cleared_line(word: str, name: str) -> bytes:
+    """A first line that tells a log from the one before it, which other processes may have read."""
+    return encode({"type": word, "schema": 1, "id": name})
