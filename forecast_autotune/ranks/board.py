@@ -111,8 +111,8 @@ class Board:
                 if text is None:
                     break
                 self._take(text)
-        except JobStoreLostError as error:
-            self.job.leave(str(error))
+        except Exception as error:
+            self._leave(error)
         return self._next - first
 
     def claim(self, candidates: Sequence[Candidate], most: int) -> None:
@@ -167,8 +167,8 @@ class Board:
         self._looked = clock.now()
         try:
             seen = {name: self.job.store.get(beat_key(name)) for name in sorted(holders)}
-        except JobStoreLostError as error:
-            self.job.leave(str(error))
+        except Exception as error:
+            self._leave(error)
             return
         now = clock.now()
         signs = {name: self._signs.get(name) for name in seen}
@@ -201,8 +201,12 @@ class Board:
                 self._take(stands)
                 if stands == text:
                     return
-        except JobStoreLostError as error:
-            self.job.leave(str(error))
+        except Exception as error:
+            self._leave(error)
+
+    def _leave(self, error: Exception) -> None:
+        """Go on alone: whatever fails of sharing, a decision does not."""
+        self.job.leave(str(error) if isinstance(error, JobStoreLostError) else repr(error))
 
     # --- applying entries ---
 

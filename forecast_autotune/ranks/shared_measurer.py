@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.ranks.board import Board
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.tuning.measurer import Measurer
@@ -14,7 +15,7 @@ _DEVICE_FAULTS = (Outcome.TIMEOUT, Outcome.RUNTIME_ERROR)
 """After these a measurer looks whether the device still works, when it is asked for the next measurement."""
 
 
-class DecidedByAnotherRankError(Exception):
+class DecidedByAnotherRankError(ForecastAutotuneError):
     """The job has its decision, so that nothing more needs to be measured; it is on the board."""
 
 
@@ -147,20 +148,21 @@ class SharedMeasurer:
         job, room = self._board.job, self._local.workers + 1
         if not self._local.quiet and self._board.claimed_here():
             return  # everything is compiled before anything is timed: more would hold up what there is
+        if not wanted:
+            return
         if self._share is None:
-            self._share = max(1, -(-len(wanted) // max(1, job.size)))
+            self._share = max(1, -(-len(wanted) // job.size))
         most = min(self._share, room) - len(self._board.claimed_here())
         self._share = min(2 * self._share, room)
         if most <= 0:
             return
         taken = {*self._board.claimed_elsewhere(), *self._board.claimed_here(), *self._board.rows}
-        free = [c for c in wanted if c not in taken]
-        if not free:
-            return
-        compiled = [c for c in self._local.ready() if c in set(free)]
+        asked = set(wanted)
+        compiled = [c for c in self._local.ready() if c in asked]
         # Ranks begin at different places, so that those that look at once do not want the same.
-        order = dict.fromkeys([*compiled, *free[job.rank % max(1, job.size) :: max(1, job.size)], *free])
-        self._board.claim(list(order), most)
+        order = dict.fromkeys([*compiled, *wanted[job.rank % job.size :: job.size], *wanted])
+        if free := [c for c in order if c not in taken]:
+            self._board.claim(free, most)
 
     def _release_unwanted(self, wanted: Collection[Candidate]) -> None:
         now = self._clock.now()

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.ranks.board import Board
 from forecast_autotune.ranks.shared_measurer import NOT_MEASURED
 from forecast_autotune.records import Decision, Measurement, Problem, RiskVerdict
 from forecast_autotune.surrogates.protocol import Relative
 from forecast_autotune.tuning.task import AdviceStore, FactStore, TuningStore
+
+if TYPE_CHECKING:
+    from forecast_autotune.llm.advice.record import Advice
 
 
 class SharedStore:

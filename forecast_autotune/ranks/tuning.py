@@ -19,6 +19,7 @@ from forecast_autotune.ranks.shared_store import SharedStore
 from forecast_autotune.records import Decision, Evidence, digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.task import TuningStore, TuningTask
@@ -47,6 +48,7 @@ def tune_together(
     if job is None or job.left or job.size < 2 or settings.mode not in _SHARED_MODES:
         return tune(task, measurer, store=store, surrogate=surrogate, settings=settings, policy=policy)
     board = Board(job, task, board_name(task, settings, policy))
+    store = GuardedStore(store)
     shared = SharedStore(store, board)
     board.read()
     if board.decision is not None:

@@ -1,0 +1,392 @@
+"""What ranks that tune together measure, wait for, decide and keep."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forecast_autotune.errors import NoWorkingConfigError
+from forecast_autotune.ranks.job import Job, JobLimits, RankWarning
+from forecast_autotune.ranks.job_store import JobStoreLostError, MemoryKeyValueStore
+from forecast_autotune.ranks.tuning import board_name
+from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome
+from forecast_autotune.records.table import Table
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store import Store
+from forecast_autotune.tuning.table_measurer import TableMeasurer
+from tests.core.ranks.small_jobs import (
+    EXHAUSTIVE,
+    NAMES,
+    TABLE,
+    ManualClock,
+    board,
+    decide,
+    problem_on,
+    ranks,
+    task_of,
+)
+from tests.core.tuning.loop import Bench
+
+FASTEST = min((m for m in TABLE.measurements if m.ok), key=lambda m: m.ms).candidate
+
+
+def no_device() -> Any:
+    raise AssertionError("nothing is to be measured")
+
+
+def test_one_rank_by_itself_decides_as_without_a_job() -> None:
+    (first, _), bench = ranks(), Bench(TABLE)
+    alone = decide(None)
+    shared = decide(first, bench)
+    assert shared.chosen == alone.chosen == FASTEST
+    assert (shared.evidence, shared.measured) == (Evidence.MEASURED, len(NAMES))
+    assert sorted(c.id for c in bench.asked) == sorted(c.id for c in NAMES)
+
+
+def test_a_late_rank_takes_the_decision_and_measures_nothing() -> None:
+    first, second = ranks()
+    kept = Store(None)
+    decision = decide(first)
+    late = decide(second, no_device, store=kept)
+    assert late.chosen == decision.chosen
+    assert (late.evidence, late.measured, late.known) == (Evidence.STORED, 0, len(NAMES))
+    assert "rank 0" in late.reason
+    assert {m.candidate for m in kept.measurements(TABLE.problem)} == set(NAMES), "with what it rests on"
+    assert kept.decision(TABLE.problem) is not None
+    assert decide(None, no_device, store=kept).chosen == decision.chosen, "the next job needs no rank for it"
+
+
+def test_what_another_rank_has_measured_is_not_measured_again() -> None:
+    first, second = ranks()
+    seen = board(first)
+    for m in TABLE.measurements[:6]:
+        seen.post(m)
+    bench, kept = Bench(TABLE), Store(None)
+    decision = decide(second, bench, store=kept)
+    assert sorted(c.id for c in bench.asked) == sorted(c.id for c in NAMES[6:])
+    assert decision.measured == len(NAMES), "the job's"
+    assert "6 by other ranks" in decision.reason
+    assert {m.candidate for m in kept.measurements(TABLE.problem)} == set(NAMES)
+
+
+def test_ranks_that_share_a_directory_keep_each_measurement_once(tmp_path: Any) -> None:
+    first, second = ranks()
+    shared = Store(tmp_path)
+    seen = board(first)
+    for m in TABLE.measurements[:6]:
+        shared.add(TABLE.problem, m)
+        seen.post(m)
+    decide(second, store=Store(tmp_path))
+    rows = [m for m in Store(tmp_path).measurements(TABLE.problem) if not m.protocol.endswith("-turns")]
+    assert sorted(m.candidate.id for m in rows) == sorted(c.id for c in NAMES)
+
+
+def test_what_a_dead_rank_had_undertaken_is_measured_by_others() -> None:
+    clock = ManualClock()
+    dead, alive = ranks(clock=clock)
+    board(dead).claim(NAMES, len(NAMES))
+    bench = Bench(TABLE)
+    decision = decide(alive, bench)
+    assert decision.chosen == FASTEST
+    assert len(bench.asked) == len(NAMES)
+    limits = alive.limits
+    assert limits.lease_s <= clock.now() <= limits.lease_s + 2 * limits.beat_s < limits.wait_s
+
+
+class Beating(MemoryKeyValueStore):
+    """Everybody who is asked after lives."""
+
+    count = 0
+
+    def get(self, key: str) -> str | None:
+        if not key.startswith("beat/"):
+            return super().get(key)
+        self.count += 1
+        return str(self.count)
+
+
+def test_a_living_rank_is_waited_for_until_the_deadline_and_no_longer() -> None:
+    clock = ManualClock()
+    slow, rank = ranks(clock=clock, values=Beating())
+    board(slow).claim(NAMES[:4], 4)
+    bench, kept = Bench(TABLE), Store(None)
+    decision = decide(rank, bench, store=kept)
+    assert not set(bench.asked) & set(NAMES[:4]), "a living rank holds them"
+    assert (
+        decision.chosen == min((m for m in TABLE.measurements[4:] if m.ok), key=lambda m: m.ms).candidate
+    ), "of what is known"
+    assert 60 <= clock.now() <= 61
+    outcomes = {m.outcome for m in kept.measurements(TABLE.problem)}
+    assert Outcome.INFRASTRUCTURE not in outcomes, "what is missing is not kept as a measurement"
+
+
+def test_a_budget_of_seconds_ends_the_wait() -> None:
+    clock = ManualClock()
+    slow, rank = ranks(clock=clock, values=Beating())
+    settings = EXHAUSTIVE.with_(max_seconds=5)
+    board(slow, settings).claim(NAMES[:4], 4)
+    decide(rank, settings=settings)
+    assert clock.now() <= 6
+
+
+def test_nothing_is_waited_for_inside_another_decision() -> None:
+    clock = ManualClock()
+    slow, rank = ranks(clock=clock, values=Beating())
+    board(slow).claim(NAMES[:4], 4)
+    bench = Bench(TABLE)
+    decide(rank, bench, patient=False)
+    assert sorted(c.id for c in bench.asked) == sorted(c.id for c in NAMES[4:])
+    assert clock.now() < 1
+
+
+def test_where_nothing_is_known_to_run_the_deadline_is_no_reason_to_launch_blindly() -> None:
+    slow, rank = ranks(values=Beating())
+    board(slow).claim(NAMES, len(NAMES))
+    bench = Bench(TABLE)
+    decision = decide(rank, bench)
+    assert len(bench.asked) == 1
+    assert decision.chosen == bench.asked[0]
+    assert decision.evidence is Evidence.MEASURED
+
+
+def test_a_rank_that_gives_up_leaves_its_part_to_others() -> None:
+    first, second = ranks()
+    with pytest.raises(KeyboardInterrupt):
+        decide(first, Bench(TABLE, stop_after=3))
+    bench = Bench(TABLE)
+    decide(second, bench)
+    assert len(bench.asked) == len(NAMES) - 3
+    assert second.clock.now() < 1, "without waiting for a lease to end"
+
+
+def test_the_first_decision_counts_and_stands_over_what_a_store_held() -> None:
+    first, second = ranks()
+    kept = Store(None)
+    decide(None, store=kept)
+    held = kept.decision(TABLE.problem)
+    assert held is not None
+    another = replace(held, chosen=NAMES[1])
+    board(first).propose(another)
+    found = decide(second, no_device, store=kept)
+    assert found.chosen == NAMES[1]
+    assert kept.decision(TABLE.problem) == another
+
+
+def test_a_stored_decision_becomes_the_jobs() -> None:
+    first, second = ranks()
+    kept = Store(None)
+    decide(None, store=kept)
+    assert decide(first, no_device, store=kept).evidence is Evidence.STORED
+    assert decide(second, no_device).chosen == FASTEST
+
+
+def test_a_decision_that_comes_while_measuring_ends_it() -> None:
+    first, second = ranks()
+    done = decide(None)
+
+    class Overtaken(Bench):
+        """Another rank decides while this one measures."""
+
+        def measure(self, *args: Any, **options: Any) -> Iterator[Measurement]:
+            for m in super().measure(*args, **options):
+                if len(self.asked) == 2:
+                    board(first).propose(done)
+                yield m
+
+    bench, kept = Overtaken(TABLE), Store(None)
+    decision = decide(second, bench, store=kept)
+    assert decision.chosen == done.chosen
+    assert len(bench.asked) == 2
+    assert bench.closed == 1
+    assert len(kept.measurements(TABLE.problem)) == 2, "what it measured is kept"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": EXHAUSTIVE.with_(tolerance=0.3)},
+        {"settings": Settings()},
+        {"table": problem_on("another GPU")},
+        {"table": Table(TABLE.problem, TABLE.measurements[:-2])},
+    ],
+    ids=["tolerance", "mode", "device class", "candidates"],
+)
+def test_ranks_with_other_devices_settings_or_candidates_decide_apart(change: dict[str, Any]) -> None:
+    first, second = ranks()
+    decide(first)
+    bench = Bench(change.get("table", TABLE))
+    decision = decide(second, bench, **change)
+    assert decision.measured == len(bench.asked) > 0
+
+
+@pytest.mark.parametrize("mode", [Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC])
+def test_modes_that_time_nothing_ask_no_rank(mode: Mode) -> None:
+    class Untouched:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"the store's {name} was used")
+
+    settings = Settings(mode=mode, on_miss="forecast")
+    decision = decide(Job(Untouched(), 0, 2), no_device, settings=settings)
+    assert decision.evidence is Evidence.FORECAST
+
+
+def test_where_all_candidates_fail_every_rank_says_so() -> None:
+    failed = [Measurement(TABLE.problem.id, c, Outcome.COMPILE_ERROR) for c in NAMES]
+    table = Table(TABLE.problem, failed)
+    first, second = ranks()
+    with pytest.raises(NoWorkingConfigError):
+        decide(first, table=table)
+    bench = Bench(table)
+    with pytest.raises(NoWorkingConfigError):
+        decide(second, bench, table=table)
+    assert not bench.asked, "it heard so of the other one"
+
+
+class Failing(MemoryKeyValueStore):
+    """A store whose server goes away after so many calls."""
+
+    def __init__(self, calls: int, error: Exception) -> None:
+        super().__init__()
+        self.left, self.error = calls, error
+
+    def get(self, key: str) -> str | None:
+        self._count()
+        return super().get(key)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> str:
+        self._count()
+        return super().compare_set(key, expected, desired)
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [JobStoreLostError("gone"), RuntimeError("a fault of ours")], ids=repr)
+@pytest.mark.parametrize("calls", [*range(12), 20, 30])
+def test_a_store_that_fails_costs_one_warning_and_the_sharing(calls: int, error: Exception) -> None:
+    rank, _ = ranks(values=Failing(calls, error))
+    other = Table(problem_on("another GPU").problem, problem_on("another GPU").measurements)
+    bench = Bench(TABLE)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        decision = decide(rank, bench)
+        again = decide(rank, table=other)
+    assert decision.chosen == FASTEST
+    assert len(bench.asked) == len(set(bench.asked)) == len(NAMES)
+    assert again.measured == len(NAMES)
+    assert [w.category for w in seen] == [RankWarning]
+    assert "tunes by itself" in str(seen[0].message)
+
+
+def entry_key(place: int) -> str:
+    """Where an entry of the problem's log is."""
+    return f"log/{board_name(task_of(), EXHAUSTIVE, None)}/{place}"
+
+
+GOOD_ROW = TABLE.measurements[0].to_json()
+NONSENSE = {
+    "no JSON": "{",
+    "no object": "[1]",
+    "nobody's": "{}",
+    "NaN": '{"by": "x", "row": {"median_ms": NaN}}',
+    "deep": "[" * 20000,
+    "huge": json.dumps({"by": "x", "claim": ["0" * 200000]}),
+    "unknown candidate": json.dumps({"by": "x", "claim": ["0" * 24]}),
+    "claims no list": json.dumps({"by": "x", "claim": 7}),
+    "claims objects": json.dumps({"by": "x", "claim": [{}]}),
+    "row of another problem": json.dumps({"by": "x", "row": {**GOOD_ROW, "problem": "another"}}),
+    "row of no candidate": json.dumps({"by": "x", "row": {**GOOD_ROW, "variant": "unheard of"}}),
+    "negative time": json.dumps({"by": "x", "row": {**GOOD_ROW, "median_ms": -1.0}}),
+    "fault as a row": json.dumps(
+        {"by": "x", "row": Measurement(TABLE.problem.id, NAMES[0], Outcome.INFRASTRUCTURE).to_json()}
+    ),
+    "row that is a text": json.dumps({"by": "x", "row": "fast"}),
+    "decision of nothing": json.dumps({"by": "x", "decision": {}}),
+    "lost nobody": json.dumps({"by": "x", "lost": 3, "before": "now"}),
+}
+
+
+@pytest.mark.parametrize("text", NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_from_another_rank_costs_one_warning(text: str) -> None:
+    values = MemoryKeyValueStore()
+    rank, _ = ranks(values=values)
+    values.set(entry_key(0), text)
+    values.set(entry_key(1), text)
+    bench = Bench(TABLE)
+    with pytest.warns(RankWarning) as seen:
+        decision = decide(rank, bench)
+    assert len(seen) == 1
+    assert decision.chosen == FASTEST
+    assert len(bench.asked) == len(NAMES)
+
+
+def decision_for(candidate: Candidate, problem: str = TABLE.problem.id) -> Decision:
+    return replace(decide(None), chosen=candidate, problem=problem)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        decision_for(NAMES[0], "another"),
+        decision_for(replace(NAMES[0], variant="unheard of")),
+        decision_for(TABLE.measurements[-1].candidate),
+    ],
+    ids=["another problem", "no candidate", "one that failed"],
+)
+def test_a_decision_that_cannot_be_is_passed_over_by_all(bad: Decision) -> None:
+    values = MemoryKeyValueStore()
+    first, second, third = ranks(3, values)
+    assert not TABLE.measurements[-1].ok
+    board(first).post(TABLE.measurements[-1])
+    values.set(entry_key(1), json.dumps({"by": "x", "decision": bad.to_json()}))
+    with pytest.warns(RankWarning):
+        decision = decide(second)
+    assert decision.chosen == FASTEST
+    with pytest.warns(RankWarning):
+        assert decide(third, no_device).chosen == FASTEST
+
+
+def test_long_messages_are_shortened_for_the_others() -> None:
+    first, second = ranks()
+    long = replace(TABLE.measurements[0], extra={"message": "x" * 100_000})
+    board(first).post(long)
+    heard = board(second)
+    heard.read()
+    assert heard.rows[NAMES[0]].median_ms == long.median_ms
+
+
+def test_a_rank_beats_while_it_decides_and_not_after() -> None:
+    beating: list[str] = []
+
+    class Watched(MemoryKeyValueStore):
+        def beating(self, key: str) -> Any:
+            beating.append(key)
+            return super().beating(key)
+
+    rank, _ = ranks(values=Watched())
+    decide(rank)
+    assert beating == [rank.beat_key]
+    decide(rank, no_device)
+    assert beating == [rank.beat_key], "a decision that is there needs no sign of life"
+
+
+def test_a_device_that_compiles_nothing_ahead_is_shared_as_well() -> None:
+    class Loud(TableMeasurer):
+        quiet = False
+
+    first, second = ranks()
+    board(first).post(TABLE.measurements[0])
+    decision = decide(second, lambda: Loud(TABLE, workers=2))
+    assert (decision.chosen, decision.measured) == (FASTEST, len(NAMES))
+
+
+def test_limits_say_that_a_dead_rank_is_found_before_the_wait_ends() -> None:
+    limits = JobLimits()
+    assert 3 * limits.beat_s < limits.lease_s < limits.wait_s
