@@ -37,6 +37,7 @@ def one_schedule(size: int, seed: int) -> dict[str, Any]:
         **{name: found[name] for name in (*RULES, "taken_over")},
         "kills": len(run.killed_at),
         "killed_while_deciding": len(run.attempts) - len(done),
+        "found_dead": sum('"lost"' in text for _, text in run.entries),
         "decisions": len(done),
         "problems": len({a.problem for a in done}),
         "timed": len(run.timed),
