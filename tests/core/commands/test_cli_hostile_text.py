@@ -1,0 +1,360 @@
+"""Text that others wrote, in every field of every file of a store: none of it moves a terminal or floods it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.commands import main
+from forecast_autotune.llm.advice.record import Advice
+from forecast_autotune.printable import LONGEST_TEXT, REPLACEMENT, printable, without_controls
+from forecast_autotune.records import LLMConsultation
+from forecast_autotune.records.table import write_tables
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.testing import TableMeasurer, example_table
+from forecast_autotune.tuning.loop import TuningTask, tune
+from forecast_autotune.variants import Check, Origin, Provenance, Variant
+from tests.core.captured_output import Capture
+
+SEEN = "PLANTED"
+HOSTILE = (
+    f"{SEEN}\x1b[31m\x1b[2J\x1b]8;;http://evil.example\x07click\x1b]8;;\x07\x1b]52;c;QUFB\x07\x1bP1$r\x1b\\"
+    "\x9b5A\x9d0;title\x9c\x90q\x9c\u202eover\u202d\u2066iso\u2069\u200f\u200b\ufeff\u061c"
+    "\r\n\x08\x08\x07\x00\x7f\x85\u2028\u2029\ue000\U000e0041$\\frac[bold red]<script>\t"
+)
+TEXT = """SUMMARY = "middle-sized blocks"
+def cost(config, args, device, launch):
+    return exp2(abs(log2(config.BLOCK) - 6.4) * 0.3 + term(config.num_warps, "warps"))
+"""
+MOST_CHARS = 60_000
+"""Of everything that one command prints about a store of one problem."""
+
+
+@pytest.fixture
+def planted(root: Path) -> Path:
+    """A store in which every kind of file holds something; nothing hostile yet."""
+    table, store = example_table(), Store(root)
+    task = TuningTask(table.problem, list(table.by_candidate()))
+    settings = Settings(audit=0.2, seed=1)
+    tune(
+        task,
+        lambda: TableMeasurer(table, workers=2),
+        store=store,
+        surrogate=AnalyticSurrogate(),
+        settings=settings,
+    )
+    tune(
+        task,
+        lambda: TableMeasurer(table, workers=2),
+        store=store,
+        surrogate=AnalyticSurrogate(),
+        settings=settings.with_(mode=Mode.EXHAUSTIVE),
+    )
+    source = "def example(x, n):\n    pass\n"
+    made = Variant.of(
+        "example", "0" * 64, source, Provenance(Origin.LLM, "model-1", "base", "", "wider", "2026")
+    )
+    store.put_variant(made, [Check("example-gpu", "s", True, "18 trials", "2026")])
+    store.put_advice(Advice("example", "0" * 64, TEXT, "writer-1", provenance="asked"))
+    store.sync()
+    for path in root.rglob("decisions/*.json"):
+        data = json.loads(path.read_text())
+        _first(data, "reason")["llm"] = LLMConsultation(
+            "model-1", why="it pays", trouble="no answer"
+        ).to_json()
+        path.write_text(json.dumps(data))
+    return root
+
+
+def _first(data: Any, name: str) -> Any:
+    """The innermost object that holds a key: files wrap their record or do not."""
+    if isinstance(data, dict):
+        if name in data:
+            return data
+        for value in data.values():
+            if (found := _first(value, name)) is not None:
+                return found
+    return None
+
+
+def documents(path: Path) -> list[Any] | None:
+    """The JSON values in a file of a store; None for one that holds something else."""
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except ValueError:
+        try:
+            return [json.loads(path.read_text())]
+        except ValueError:
+            return None
+
+
+def places(data: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths to every text and to every name of an object; items of a list are one place."""
+    if isinstance(data, dict):
+        for name, value in data.items():
+            yield (*where, name, "<name>")
+            yield from places(value, (*where, name))
+    elif isinstance(data, list):
+        for value in data:
+            yield from places(value, (*where, "[]"))
+    elif isinstance(data, str):
+        yield where
+
+
+def plant(data: Any, place: tuple[str, ...], text: str) -> Any:
+    """The same value with `text` put behind what is at a place."""
+    if not place:
+        return f"{data}{text}" if isinstance(data, str) else data
+    name, *rest = place
+    if isinstance(data, list):
+        return [plant(value, tuple(rest), text) for value in data] if name == "[]" else data
+    if not isinstance(data, dict) or name not in data:
+        return data
+    if rest == ["<name>"]:
+        return {f"{key}{text}" if key == name else key: value for key, value in data.items()}
+    return {key: plant(value, tuple(rest), text) if key == name else value for key, value in data.items()}
+
+
+def commands(root: Path, out: Path) -> list[list[str]]:
+    """Every command that reads a store, and some that read what others wrote out of one."""
+    names = {"example"}
+    for path in root.rglob("*.json*"):
+        for data in documents(path) or ():
+            found = _first(data, "kernel")
+            if found is not None:
+                kernel = found["kernel"]
+                name = kernel.get("name") if isinstance(kernel, dict) else kernel
+                names |= {name} if isinstance(name, str) else set()
+    table = str(out / "table.jsonl")
+    return [
+        ["show"],
+        ["show", "--calibration"],
+        *(["explain", name, "--top", "99"] for name in sorted(names)),
+        ["explain", f"example{HOSTILE}"],
+        ["explain", "example", "--key", HOSTILE],
+        ["variants", "list"],
+        ["variants", "show", "llm"],
+        ["variants", "show", HOSTILE],
+        ["advise", "--list"],
+        ["clear"],
+        ["export", table],
+        ["import", table, "--store", str(out / "second")],
+        ["replay", table],
+        ["replay", table, "--plot", str(out / "page.html")],
+        ["llm", "ask", "--export", str(out / "questions.jsonl"), table],
+        ["llm", "ask", "--import", table, "--to", str(out / "a.jsonl"), "--model", "m", "--author", HOSTILE],
+    ]
+
+
+def assert_tame(text: str, what: object) -> None:
+    wrong = {c for c in text if not c.isprintable() and c != "\n"}
+    assert not wrong, (what, wrong, text[:2000])
+    assert len(text) < MOST_CHARS, what
+    assert "Traceback" not in text, (what, text[-2000:])
+    assert "internal error" not in text, (what, text[-2000:])
+
+
+def file_places(root: Path) -> list[tuple[str, tuple[str, ...]]]:
+    """Glob patterns of files, and places in them."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and (parsed := documents(path)):
+            kind = f"*{path.suffix}" if path.parent.name != "store" else path.name
+            pattern = f"**/{path.parent.name}/{kind}"
+            for data in parsed:
+                found.update(dict.fromkeys((pattern, place) for place in places(data)))
+    return list(found)
+
+
+def test_no_field_of_any_file_reaches_the_terminal_raw(
+    planted: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    every = file_places(planted)
+    names = [one for one in every if one[1][-1] == "<name>"]
+    every = [one for one in every if one not in names] + names[::5]
+    assert len(every) > 60
+    shown: set[tuple[str, ...]] = set()
+    reached = 0
+    for number, (pattern, place) in enumerate(every):
+        copy, out = tmp_path / f"store-{number}", tmp_path / f"out-{number}"
+        shutil.copytree(planted, copy)
+        out.mkdir()
+        for path in copy.glob(pattern):
+            if (parsed := documents(path)) is not None:
+                lines = [json.dumps(plant(data, place, HOSTILE)) for data in parsed]
+                path.write_text("\n".join(lines) + "\n")
+        # All in some stores, and elsewhere those that show the most: each takes a moment.
+        some = commands(copy, out)
+        some = (
+            some
+            if number % 25 == 0
+            else [w for w in some if w[0] in ("show", "explain") and "--calibration" not in w][:2]
+        )
+        for words in some:
+            store = [] if "--store" in words or words[0] in ("replay", "llm") else ["--store", str(copy)]
+            main([*words, *store])
+            captured = capsys.readouterr()
+            assert_tame(captured.out, (place, words))
+            assert_tame(captured.err, (place, words))
+            if SEEN in captured.out.replace("\n", ""):
+                shown.add(place)
+        reached += 1
+        shutil.rmtree(copy)
+        for page in out.glob("*.html"):
+            text = page.read_text()
+            assert_tame(re.sub(r"base64,[A-Za-z0-9+/=]+", "", text), (place, page))
+            assert "<script>" not in text
+        shutil.rmtree(out)
+    assert reached == len(every)
+    assert len(shown) >= 10, shown
+
+
+def test_what_is_imported_is_shown_as_tamely(planted: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Through an import, also what names a store's folders: kernels and devices."""
+    table = tmp_path / "table.jsonl"
+    assert main(["export", str(table), "--store", str(planted)]) == 0
+    parsed = documents(table) or []
+    shown = set()
+    for number, place in enumerate(dict.fromkeys(place for data in parsed for place in places(data))):
+        changed, copy, out = (
+            tmp_path / "changed.jsonl",
+            tmp_path / f"copy-{number}",
+            tmp_path / f"out-{number}",
+        )
+        out.mkdir()
+        changed.write_text("".join(f"{json.dumps(plant(data, place, HOSTILE))}\n" for data in parsed))
+        for words in (
+            ["import", str(changed)],
+            ["show"],
+            ["explain", "example"],
+            ["explain", f"example{HOSTILE}"],
+        ):
+            main([*words, "--store", str(copy)])
+            captured = capsys.readouterr()
+            assert_tame(captured.out, (place, words))
+            assert_tame(captured.err, (place, words))
+            if SEEN in captured.out.replace("\n", ""):
+                shown.add(place)
+        if number % 8 == 0:
+            main(["replay", str(changed)])
+            captured = capsys.readouterr()
+            assert_tame(captured.out + captured.err, (place, "replay"))
+    assert {("kernel", "name"), ("device", "name")} <= shown
+
+
+@pytest.mark.parametrize(
+    "place", [("reason",), ("kernel", "name"), ("extra", "message"), ("rounds", "[]"), ("note",)]
+)
+def test_three_megabytes_are_cut_and_counted(
+    planted: Path, tmp_path: Path, capsys: Capture, place: tuple[str, ...]
+) -> None:
+    for path in planted.rglob("*.json*"):
+        parsed = documents(path)
+        if parsed is None:
+            continue
+        changed = []
+        for data in parsed:
+            inner = _first(data, place[0])
+            if inner is not None:
+                for name in place:
+                    inner[name] = inner.get(name) if name in inner else inner
+                    break
+            changed.append(data if inner is None else _planted_somewhere(data, place, "long " * 600_000))
+        path.write_text("\n".join(map(json.dumps, changed)) + "\n")
+    for words in commands(planted, tmp_path)[:8]:
+        main([*words, "--store", str(planted)])
+        captured = capsys.readouterr()
+        assert_tame(captured.out, words)
+        assert_tame(captured.err, words)
+
+
+def _planted_somewhere(data: Any, place: tuple[str, ...], text: str) -> Any:
+    """`plant` in the first object that has the place's first name."""
+    if isinstance(data, dict) and place[0] not in data:
+        return {key: _planted_somewhere(value, place, text) for key, value in data.items()}
+    return plant(data, place, text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["import", f"/nowhere/{HOSTILE}"],
+        ["replay", f"/nowhere/{HOSTILE}"],
+        ["replay", "--plot", f"/nowhere/{HOSTILE}.png"],
+        ["export", f"/nowhere/{HOSTILE}.jsonl"],
+        ["show", f"--{HOSTILE}"],
+        [HOSTILE],
+        ["verify", HOSTILE],
+        ["variants", f"{HOSTILE}.py:fn"],
+        ["search", HOSTILE],
+        ["search", "--show", HOSTILE],
+        ["advise", f"{HOSTILE}.py:fn", "--llm", HOSTILE],
+        ["run", f"/nowhere/{HOSTILE}.py"],
+        ["train", "surrogate", "--out", HOSTILE],
+        ["train", "llm", f"/nowhere/{HOSTILE}"],
+        ["eval", "--methods", HOSTILE],
+        ["llm", "ask", "--export", HOSTILE],
+        ["explain", "x" * 3_000_000],
+        ["show", "--kernel", "y" * 3_000_000],
+        ["import", "z" * 3_000_000],
+    ],
+    ids=lambda words: " ".join(words)[:20].encode("ascii", "replace").decode(),
+)
+@pytest.mark.usefixtures("root")
+def test_words_of_the_command_line_are_shown_as_tamely(words: list[str], capsys: Capture) -> None:
+    words = [word.replace("\0", "") for word in words]  # as no argument of a process can hold one
+    status = main(words)
+    captured = capsys.readouterr()
+    assert status in (0, 1, 2)
+    assert_tame(captured.out, words)
+    assert_tame(captured.err, words)
+    assert len(captured.err) < LONGEST_TEXT + 200
+    assert captured.err.count("\n") <= 1
+
+
+def test_names_in_pictures_are_no_formulas(tmp_path: Path, root: Path, capsys: Capture) -> None:
+    pytest.importorskip("matplotlib")
+    table = example_table()
+    lines = tmp_path / "plain.jsonl"
+    write_tables(lines, [table])
+    text = lines.read_text().replace('"name":"example"', json.dumps({"name": f"$\\frac{HOSTILE}"})[1:-1])
+    path = tmp_path / "table.jsonl"
+    path.write_text(text)
+    picture = tmp_path / "picture.png"
+    assert main(["replay", str(path), "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    captured = capsys.readouterr()
+    assert_tame(captured.out, "replay")
+
+
+def test_json_is_escaped_and_whole(planted: Path, capsys: Capture) -> None:
+    for path in planted.rglob("decisions/*.json"):
+        data = json.loads(path.read_text())
+        _first(data, "reason")["reason"] = HOSTILE + "long" * 10_000
+        path.write_text(json.dumps(data))
+    assert main(["explain", "example", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert out.removesuffix("\n").isprintable()
+    assert json.loads(out)["problems"][0]["decision"]["reason"] == HOSTILE + "long" * 10_000
+
+
+def test_printable() -> None:
+    assert printable("plain µs ▁▂▃ 日本 é") == "plain µs ▁▂▃ 日本 é"
+    assert printable(HOSTILE).isprintable()
+    assert printable("a\nb\tc\r\nd") == "a b c  d"
+    assert printable("a\nb\x1bc", lines=True) == f"a\nb{REPLACEMENT}c"
+    assert printable("x" * 5, 5) == "x" * 5
+    assert printable("x" * 3_000_000, 5) == "xxxxx... (3,000,000 characters)"
+    assert printable("\ud800") == REPLACEMENT
+    assert printable("\N{NO-BREAK SPACE}\N{EM SPACE}") == "  "
+    assert len(without_controls(HOSTILE)) == len(HOSTILE)
+    assert printable(ValueError("no")) == "no"
