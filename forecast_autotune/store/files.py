@@ -41,6 +41,7 @@ class StoreNotes:
 
     def add(self, text: str, topic: str | None = None) -> None:
         """Keep and issue `text`, unless it, or an earlier note on the same `topic`, was issued before."""
+        text = printable(text)  # it may quote a file
         if (topic or text) in self._seen:
             return
         self._seen.add(topic or text)
