@@ -1,0 +1,171 @@
+"""The job that a process is a rank of: which store serves, and what it must not do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from forecast_autotune import autotune
+from forecast_autotune.settings import Settings
+from forecast_integrations.triton import engine
+from forecast_integrations.triton.rank_sharing import TorchKeyValueStore, current_job, share_of_cores
+from tests.integrations.null import configs, double, fresh, launch
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ELASTIC = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT")
+NEVER = timedelta(days=1)
+"""A store that waits for a missing key waits so long."""
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*VARIABLES, *ELASTIC):
+        monkeypatch.delenv(name, raising=False)
+
+
+def server() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=NEVER)
+
+
+@pytest.fixture(params=["tcp", "file", "hash", "prefix"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    made = {
+        "tcp": server,
+        "file": lambda: dist.FileStore(str(tmp_path / "store"), 1),
+        "hash": dist.HashStore,
+        "prefix": lambda: dist.PrefixStore("some/where", server()),
+    }[request.param]()
+    made.set_timeout(NEVER)
+    return made
+
+
+def test_a_missing_key_is_not_waited_for_and_not_written(store: Any) -> None:
+    values = TorchKeyValueStore(store)
+    assert values.get("key") is None
+    assert values.get("key") is None
+    assert not store.check(["key"])
+    values.set("key", "größer")
+    assert values.get("key") == "größer"
+
+
+def test_the_first_to_write_where_nothing_is_wins(store: Any) -> None:
+    values = TorchKeyValueStore(store)
+    assert values.compare_set("key", "", '{"by": "one"}') == '{"by": "one"}'
+    assert values.compare_set("key", "", '{"by": "two"}') == '{"by": "one"}'
+    assert values.compare_set("key", '{"by": "one"}', "three") == "three"
+    assert values.get("key") == "three"
+
+
+def test_bytes_of_another_program_are_no_error(store: Any) -> None:
+    store.set("key", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"))
+    assert isinstance(TorchKeyValueStore(store).get("key"), str)
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.TCPStore]:
+    made = server()
+    given = ("1", "4", "2", "127.0.0.1", str(made.port))
+    for name, value in zip(VARIABLES, given, strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    yield made
+    del made
+
+
+def test_under_torchrun_the_agents_store_serves_without_a_process_group(agent: dist.TCPStore) -> None:
+    job = current_job(Settings())
+    assert job is not None
+    assert (job.rank, job.size) == (1, 4)
+    assert current_job(Settings()) is job
+    job.store.set("key", "value")
+    assert job.store.get("missing") is None
+    found = TorchKeyValueStore(dist.PrefixStore("forecast_autotune/attempt_0", agent))
+    assert found.get("key") == "value"
+
+
+def test_attempts_of_a_job_are_kept_apart(agent: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = current_job(Settings())
+    assert first is not None
+    first.store.set("key", "old")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    second = current_job(Settings())
+    assert second is not None
+    assert second.store.get("key") is None
+
+
+def test_the_settings_say_how_long_ranks_wait_and_whether(agent: dist.TCPStore) -> None:
+    assert current_job(Settings(ranks="alone")) is None
+    job = current_job(Settings(ranks_wait_s=7.0))
+    assert job is not None
+    assert job.limits.wait_s == 7.0
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "1"},
+        {"TORCHELASTIC_USE_AGENT_STORE": "False"},
+        {"MASTER_PORT": ""},
+        {"WORLD_SIZE": "many"},
+    ],
+    ids=str,
+)
+def test_without_other_ranks_or_a_store_there_is_no_job(
+    agent: dist.TCPStore, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert current_job(Settings()) is None
+
+
+def test_elsewhere_the_process_groups_store_serves_once_there_is_one() -> None:
+    from torch.testing._internal.distributed import fake_pg  # registers the backend
+
+    assert current_job(Settings()) is None
+    store = dist.HashStore()
+    dist.init_process_group("fake", store=store, rank=1, world_size=2)
+    try:
+        job = current_job(Settings())
+        assert job is not None
+        assert (job.rank, job.size) == (1, 2)
+        job.store.set("key", "value")
+        assert job.store.get("key") == "value"
+        assert not store.check(["key"]), "below a prefix of our own"
+    finally:
+        dist.destroy_process_group()
+    assert fake_pg is not None
+    assert current_job(Settings()) is None
+
+
+def test_ranks_of_a_host_share_its_cores_unless_told_or_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert share_of_cores(Settings()).worker_count() == cores
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert share_of_cores(Settings()).worker_count() == max(1, cores // 2)
+    assert share_of_cores(Settings(workers=5)).worker_count() == 5
+    monkeypatch.setattr(os, "cpu_count", lambda: 2 * cores)
+    assert share_of_cores(Settings()).worker_count() == cores, "this process is bound to its part"
+
+
+def test_a_users_own_benchmark_function_is_called_on_every_rank(
+    device: Any, agent: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may need all of them at once."""
+    asked: list[Any] = []
+    monkeypatch.setattr(engine, "current_job", asked.append)
+
+    def bench(call: Any, quantiles: Any = None) -> list[float]:
+        call()
+        return [1.0, 1.0, 1.0]
+
+    launch(autotune(configs=configs(), key=["n"], do_bench=bench, store=False)(fresh(double)))
+    assert not asked
+    launch(autotune(configs=configs(), key=["n"], store=False)(fresh(double)))
+    assert len(asked) == 1
