@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
+from forecast_autotune.python_parser import MAX_SOURCE_CHARACTERS
 from forecast_harness.packs.schema import (
     Definition,
     Language,
@@ -61,7 +62,7 @@ def load_solution(path: str | Path, pack: Pack, language: Language | None = None
     """A solution of `pack`: one it ships, by name, or a file.
 
     The language is told by a `# language: triton` line, else by what the file imports. Raises
-    `RecordError` for a name that is neither.
+    `RecordError` for a name that is neither, and for a file that holds no text.
     """
     if str(path) in {s.name for s in pack.solutions}:
         return pack.solution(str(path))
@@ -69,7 +70,13 @@ def load_solution(path: str | Path, pack: Pack, language: Language | None = None
     if not file.is_file():
         known = [s.name for s in pack.solutions]
         raise RecordError(f"{path} is neither a file nor a solution of {pack.definition.name} ({known})")
-    return make_solution(file.stem, file.read_text(), pack.definition.format, language)
+    try:
+        with file.open("rb") as stream:
+            # One character takes at most four bytes: what is longer is not read to its end.
+            text = stream.read(4 * MAX_SOURCE_CHARACTERS + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path} is no source: {error}") from error
+    return make_solution(file.stem, text, pack.definition.format, language)
 
 
 def make_solution(
@@ -88,7 +95,7 @@ def make_solution(
         elif re.search(r"\bload_inline\b|__global__", source):
             language = Language.CUDA
         else:
-            language = Language.TRITON if re.search(r"^\s*@triton\.jit", source, re.M) else Language.TORCH
+            language = Language.TRITON if re.search(r"^[ \t]*@triton\.jit", source, re.M) else Language.TORCH
     return Solution(name, language, source, entry)
 
 
@@ -198,7 +205,7 @@ def _parse_flow_mapping(text: str, number: int) -> dict[str, Any]:
         quoted,
     )
     try:
-        case = ast.literal_eval(python_parser.parse_expression(quoted))
+        case = python_parser.parse_literal(quoted)
     except (ValueError, SyntaxError) as error:
         raise RecordError(f"task.yml line {number}: cannot read the case {text!r:.80}: {error}") from error
     if not isinstance(case, dict) or not all(isinstance(k, str) for k in case):

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.python_parser import MAX_SOURCE_CHARACTERS
 from forecast_autotune.records import digest
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import decode_json, read_integer
@@ -118,6 +119,17 @@ class Workload(Record, label="workload", unknown="refuse"):
             read_integer(size, f"workload {self.name}: {name}")
 
 
+def source_problem(text: str) -> str:
+    """Why a text cannot be handed to anybody as a source; '' where it can, though it may be no program."""
+    if len(text) > MAX_SOURCE_CHARACTERS:
+        return f"the source has {len(text)} characters; at most {MAX_SOURCE_CHARACTERS} are read"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start} of the source is a lone surrogate, which no file holds"
+    return ""
+
+
 @dataclass(frozen=True)
 class Solution(Record, label="solution", unknown="refuse"):
     """A candidate's source. Immutable; its identity is the hash of its text and language."""
@@ -130,6 +142,11 @@ class Solution(Record, label="solution", unknown="refuse"):
     author: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     """What `source` imports beside installed packages: relative path -> text."""
+
+    def __post_init__(self) -> None:
+        for name, text in {self.name: self.source, **self.files}.items():
+            if said := source_problem(text):
+                raise RecordError(f"solution {name!r:.80}: {said}")
 
     @property
     def id(self) -> str:

@@ -135,8 +135,9 @@ class _Canonicalizer(ast.NodeTransformer):
         kept = {n for s in ast.walk(node) if isinstance(s, ast.Global | ast.Nonlocal) for n in s.names}
         known = dict(self._names[-1]) if self._names else {}
         passed = [name for name in _parameters(node) if name not in self._keywords]
+        kept |= set(_parameters(node)) - set(passed)
         for name in dict.fromkeys([*passed, *_assigned_names(node)]):
-            if name not in known and name not in kept and name not in set(_parameters(node)) - set(passed):
+            if name not in known and name not in kept:
                 known[name] = f"v{len(known)}"
         decorated = [self.visit(d) for d in node.decorator_list]
         self._names.append(known)
@@ -203,7 +204,7 @@ def _sorted_runs(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 # --- C and C++ ---
 
 _C_TOKEN = re.compile(
-    r"""(?P<skip>//[^\n]*|/\*.*?\*/|\\\n|\s+)|R"\((?:.*?)\)"|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""
+    r"""(?P<skip>//[^\n]*|/\*.*?(?:\*/|\Z)|\\\n|\s+)|R"\((?:.*?)(?:\)"|\Z)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""
     r"""|[A-Za-z_]\w*|\.?\d(?:[eEpP][+-]|[\w.'])*|<<<|>>>|::|->|\+\+|--|<<=|>>=|[-+*/%&|^!=<>]=|<<|>>|&&|\|\||.""",
     re.DOTALL,
 )

@@ -7,7 +7,6 @@ fast the vendor's kernel is, how fast the best was) and never answers for a prob
 
 from __future__ import annotations
 
-import ast
 import csv
 import importlib.util
 import io
@@ -20,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import (
     Argument,
@@ -123,7 +123,7 @@ def _error_text(error: BaseException) -> str:
 def _problem(op: str, inputs: str, precision: str, named: object, system: Mapping[str, Any]) -> Problem:
     # `[(device, dtype, *sizes, *strides, offset), ...]`, and `_<hint>` where sizes were overridden.
     text, _, hint = inputs.rpartition("]")
-    operands = ast.literal_eval(f"{text}]")
+    operands = python_parser.parse_literal(f"{text}]")
     if not isinstance(operands, list) or not operands:
         raise RecordError("the operands must be a list of tuples")
     kinds = {operand[0] for operand in operands}
@@ -209,7 +209,7 @@ def _make_candidate(variant: str, kwargs: Mapping[str, Scalar]) -> Candidate:
 
 def _literal(text: str) -> Scalar:
     try:
-        value = ast.literal_eval(text)
+        value = python_parser.parse_literal(text)
     except (ValueError, SyntaxError):
         return text
     return value if isinstance(value, int | float | str) or value is None else text

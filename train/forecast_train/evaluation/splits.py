@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
+from forecast_autotune import python_parser
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Problem
 from forecast_autotune.records.table import Table
@@ -194,7 +195,7 @@ def _describe_table(table: Table) -> str:
 def source_hash(source: str) -> str:
     """A hash that comments, docstrings, layout, decorators and the function's own name do not change."""
     try:
-        tree = ast.parse(textwrap.dedent(source))
+        tree = python_parser.parse_module(textwrap.dedent(source))
     except (SyntaxError, ValueError, RecursionError):
         text = re.sub(r"\s+", "", re.sub(r"#[^\n]*", "", source))
         return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:24]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,8 @@ from forecast_harness.rewrites.torch import (
 from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit, TorchRewrite
 from forecast_harness.rewrites.torch.source_code import ParsedSource
 
+MAX_EDITS = 128
+"""Most texts that one rewrite makes of one source: each is a copy of all of it."""
 MAX_PAIRS = 400
 """Most combinations of two rewrites that are made of one source."""
 
@@ -104,7 +107,7 @@ def _apply_rewrite(
     rewrite: TorchRewrite, code: ParsedSource, facts: InputFacts, seen: set[str]
 ) -> Iterator[RewrittenSource]:
     try:
-        edits = list(rewrite.apply(code, facts))
+        edits = list(itertools.islice(rewrite.apply(code, facts), MAX_EDITS))
         for edit in edits:
             compile(edit.text, "<proposal>", "exec")
     except (
@@ -112,7 +115,9 @@ def _apply_rewrite(
         AttributeError,
         IndexError,
         KeyError,
+        MemoryError,
         RecordError,
+        RecursionError,
         SyntaxError,
         TypeError,
         ValueError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -98,6 +99,8 @@ _REPEAT_DISCOUNT = 0.7
 """A variant's promise counts this much for each one already taken with the same rewrites."""
 _PARTNER_SHARE = 0.3
 """Share of the smaller promise that counts where two rewrites are combined: gains rarely add up."""
+MAX_EDITS = 128
+"""Most texts that one rewrite makes of one source."""
 _MAX_PARTNERS = 6
 """Rewrites that are combined with one another: all pairs of so many would be too many to order well."""
 _MIN_GAIN = 0.4
@@ -177,7 +180,7 @@ def variants_of(
 
 def _apply(rewrite: TritonRewrite, unit: SourceUnit, context: RewriteContext) -> Iterator[AppliedRewrites]:
     try:
-        edits = list(rewrite.apply(unit, context))
+        edits = list(itertools.islice(rewrite.apply(unit, context), MAX_EDITS))
         for edit in edits:
             compile(edit.unit.text(), "<variant>", "exec")
     except Exception as error:

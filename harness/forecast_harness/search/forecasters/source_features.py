@@ -50,7 +50,7 @@ def token_statistics(language: str, source: str) -> tuple[float, ...]:
     tokens = canonical_tokens(language, source)
     seen = Counter(tokens)
     numbers = [float(t) for t in tokens if _NUMBER_PATTERN.match(t)]
-    large = [math.log2(v) for v in numbers if v >= 2]
+    large = [math.log2(v) for v in numbers if 2 <= v < math.inf]
     sizes = (sum(large), max(large, default=0.0), float(len(large)))
     return (math.log2(1 + len(tokens)), *sizes, *(math.log2(1 + seen[w]) for w in _COUNTED_WORDS))
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
+from forecast_harness.packs.schema import source_problem
 from forecast_harness.search.history.events import (
     ConfirmationJob,
     Confirmed,
@@ -41,12 +42,22 @@ def ask_plugin(
     """Ask the proposer that the request's arm names, or the forecaster; errors are told in the answer."""
     try:
         if isinstance(action, ProposalRequest):
-            return proposers[action.arm.partition("/")[0]].propose(action)
+            return _without_unusable_nodes(proposers[action.arm.partition("/")[0]].propose(action))
         if forecaster is None:
             raise LookupError("there is no forecaster")
         return forecaster.forecast(action)
     except Exception as error:  # whatever a plug-in does, the search goes on
         return failed_answer(action, f"{type(error).__name__}: {error}"[:500])
+
+
+def _without_unusable_nodes(answer: Proposed) -> Proposed:
+    """The answer without sources that cannot be kept in a file or looked at; `problem` says which."""
+    refused = {node.id: said for node in answer.nodes if (said := source_problem(node.source))}
+    if not refused:
+        return answer
+    said = "; ".join([*([answer.problem] if answer.problem else []), *dict.fromkeys(refused.values())])
+    nodes = tuple(node for node in answer.nodes if node.id not in refused)
+    return replace(answer, nodes=nodes, problem=f"{len(refused)} sources were left out: {said}"[:500])
 
 
 def failed_answer(action: ProposalRequest | NodeForecastRequest, problem: str) -> Event:

@@ -6,10 +6,11 @@ verification.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
-from forecast_harness.rewrites.torch.registry import RewrittenSource
+from forecast_harness.rewrites.torch.registry import MAX_EDITS, RewrittenSource
 
 _CONSTANT_PATTERN = re.compile(
     r"(?P<before>(?:^[ \t]*#define[ \t]+(?P<defined>[A-Z_][A-Z0-9_]*)[ \t]+"
@@ -38,7 +39,7 @@ def rewrites_of(source: str) -> list[RewrittenSource]:
     seen = {source}
     found = []
     for kind in (_vary_constants, _vary_unrolling, _vary_launch_bounds, _add_hints):
-        for made in kind(source):
+        for made in itertools.islice(kind(source), MAX_EDITS):
             if made.text not in seen:
                 seen.add(made.text)
                 found.append(made)

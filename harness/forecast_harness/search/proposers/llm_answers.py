@@ -20,13 +20,15 @@ _FENCE_START = r"(?:^[ \t]*```[^\n`]*|```(?:python|py)[ \t]*)\n"
 _CODE_BLOCK = re.compile(rf"{_FENCE_START}(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _UNCLOSED_BLOCK = re.compile(rf"{_FENCE_START}(.*)\Z", re.MULTILINE | re.DOTALL)
 _EDIT_BLOCK = re.compile(
-    r"^[ \t]*<{5,9}[ \t]*SEARCH[^\n]*\n(?P<old>.*?)^[ \t]*={5,9}[ \t]*\n"
-    r"(?P<new>.*?)^[ \t]*>{5,9}[ \t]*REPLACE",
+    # What is searched for holds no second head, so that heads without an end are passed over in linear time.
+    r"^[ \t]*<{5,9}[ \t]*SEARCH[^\n]*\n(?P<old>(?:(?![ \t]*<{5,9}[ \t]*SEARCH)[^\n]*\n)*?)[ \t]*={5,9}[ \t]*\n"
+    r"(?P<new>(?:(?![ \t]*<{5,9}[ \t]*SEARCH)[^\n]*\n)*?)[ \t]*>{5,9}[ \t]*REPLACE",
     re.MULTILINE | re.DOTALL,
 )
 _MAX_NOTE_CHARS = 300
 MAX_SOURCE_CHARS = 200_000
 """Characters of a source."""
+_MAX_ANSWER_CHARS = 4 * MAX_SOURCE_CHARS
 
 
 def extract_source(answer: str, target: SearchTarget, parent: Node) -> str:
@@ -34,7 +36,7 @@ def extract_source(answer: str, target: SearchTarget, parent: Node) -> str:
 
     Raises `RecordError` saying, to the model, what is wrong.
     """
-    text = _without_reasoning(answer)
+    text = _readable_part(answer)
     blocks = _entry_blocks(text, target.entry)
     if not blocks and "```" not in text and _names_entry(text, target.entry):
         blocks = [text]  # code and nothing else
@@ -52,7 +54,7 @@ def apply_edits(answer: str, target: SearchTarget, parent: Node) -> str:
 
     An answer without edits may hold a whole source instead: small models write nothing else.
     """
-    text = _without_reasoning(answer)
+    text = _readable_part(answer)
     edits = [(m["old"], m["new"]) for m in _EDIT_BLOCK.finditer(text)]
     if not edits and _entry_blocks(text, target.entry):
         return extract_source(answer, target, parent)
@@ -66,7 +68,9 @@ def apply_edits(answer: str, target: SearchTarget, parent: Node) -> str:
 
 def extract_note(answer: str) -> str:
     """The model's own sentence: what stands before the code, as one line."""
-    before = re.split(r"```|<{5,9}[ \t]*SEARCH", _without_reasoning(answer), maxsplit=1)[0]
+    before = re.split(r"```|<{5,9}[ \t]*SEARCH", _without_reasoning(answer)[:_MAX_ANSWER_CHARS], maxsplit=1)[
+        0
+    ]
     return " ".join("".join(c if c.isprintable() else " " for c in before).split())[:_MAX_NOTE_CHARS]
 
 
@@ -124,6 +128,13 @@ def _entry_arguments(target: SearchTarget) -> list[str]:
 def _without_reasoning(answer: str) -> str:
     """An answer without the thoughts before it."""
     return answer.rpartition("</think>")[2].replace("\r\n", "\n")
+
+
+def _readable_part(answer: str) -> str:
+    """An answer without the thoughts before it. Raises `RecordError` for one that is too long to be searched."""
+    if len(text := _without_reasoning(answer)) > _MAX_ANSWER_CHARS:
+        raise RecordError(f"it has {len(text)} characters; at most {_MAX_ANSWER_CHARS} are read")
+    return text
 
 
 def _entry_blocks(text: str, entry: str) -> list[str]:

@@ -9,6 +9,7 @@ launches vary.
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from forecast_autotune.records import Config
 from forecast_autotune.variants.records import Variant
 from forecast_harness.rewrites.torch.constants import vary_constants
 from forecast_harness.rewrites.torch.protocol import InputFacts
-from forecast_harness.rewrites.torch.registry import RewrittenSource
+from forecast_harness.rewrites.torch.registry import MAX_EDITS, RewrittenSource
 from forecast_harness.rewrites.torch.source_code import ParsedSource
 from forecast_harness.rewrites.triton import variants_of
 from forecast_harness.variants.base_kernel import BaseKernel
@@ -53,9 +54,10 @@ def module_rewrites(source: str, entry: str) -> list[RewrittenSource]:
             ):
                 found.append(_rewritten_source(variant, variant.source))
     found += [
-        RewrittenSource(("constants",), edit.text, edit.note) for edit in vary_constants(code, InputFacts())
+        RewrittenSource(("constants",), edit.text, edit.note)
+        for edit in itertools.islice(vary_constants(code, InputFacts()), MAX_EDITS)
     ]
-    found += _vary_launches(code)
+    found += itertools.islice(_vary_launches(code), MAX_EDITS)
     return found
 
 

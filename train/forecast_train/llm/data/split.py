@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Literal, TypeAlias, get_args
 
+from forecast_autotune import python_parser
 from forecast_autotune.records import digest
 from forecast_autotune.records.table import Table
 from forecast_train.evaluation.splits import LeakageError, SplitError, family_of, kernel_identities, kernel_of
@@ -154,7 +155,7 @@ def _shingles(source: str) -> frozenset[tuple[str, ...]]:
 def _tokens(source: str) -> list[str]:
     """Tokens without comments, docstrings and layout; names of variables replaced by a place holder."""
     try:
-        source = ast.unparse(_without_docstrings(ast.parse(source)))
+        source = ast.unparse(_without_docstrings(python_parser.parse_module(source)))
         words = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.string.strip()]
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
         return source.split()

@@ -16,6 +16,9 @@ from typing import Any, TypeVar, cast
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 
+MAX_NODES = 10_000
+"""Syntax nodes of a source that is rewritten: several times the longest kernel's, and every edit copies all."""
+
 Node = TypeVar("Node", bound=ast.AST | list[ast.stmt])
 Tree = TypeVar("Tree", bound=ast.AST)
 Function = ast.FunctionDef
@@ -53,8 +56,10 @@ class SourceUnit:
         """Read a source. Raises `RecordError` if it is not Python or has no such function."""
         try:
             tree = python_parser.parse_module(source)
-        except (SyntaxError, ValueError, RecursionError) as error:
+        except SyntaxError as error:
             raise RecordError(f"the source is not Python: {error}") from error
+        if (size := sum(1 for _ in ast.walk(tree))) > MAX_NODES:
+            raise RecordError(f"the source has {size} syntax nodes; at most {MAX_NODES} are rewritten")
         unit = cls(tree, entry)
         if entry not in unit.functions:
             raise RecordError(

@@ -1,0 +1,234 @@
+"""Texts that parsers choke on, through everything that reads sources: each is read, or refused with a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks.lib.search.synthetic_landscape import SEEDS, LandscapeJudge, LandscapeProposer, settings
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.llm.advice.language import parse_cost_function
+from forecast_autotune.records import Outcome
+from forecast_autotune.variants.contract import read_contract
+from forecast_autotune.variants.records import Origin, Provenance, Variant
+from forecast_harness.packs import load_pack, make_solution
+from forecast_harness.packs.load import parse_task_yml
+from forecast_harness.packs.schema import source_problem
+from forecast_harness.rewrites.torch.constants import cross_constants
+from forecast_harness.rewrites.torch.source_code import ParsedSource
+from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.search.archives.behaviour import behaviour_cell
+from forecast_harness.search.forecasters.lineage import LineageForecaster
+from forecast_harness.search.forecasters.source_features import static_features
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, ProposalRequest, Proposed
+from forecast_harness.search.history.log import read_log
+from forecast_harness.search.history.state import SearchState
+from forecast_harness.search.judging.source_configs import apply_config, configs_of
+from forecast_harness.search.novelty import node_identity, signature
+from forecast_harness.search.planning.plugin_answers import ask_plugin
+from forecast_harness.search.proposers import llm_answers
+from forecast_harness.search.proposers.drafts import Draft, defines_entry, new_nodes
+from forecast_harness.search.proposers.mechanical import RewriteProposer
+from forecast_harness.search.proposers.recorded import RecordedProposer
+from forecast_harness.search.proposers.triton_rewrites import kernel_rewrites
+from forecast_harness.search.records import NodeResult
+from forecast_harness.search.report.sources import display_source, line_opcodes
+from forecast_harness.search.run import LOG_FILE
+from forecast_harness.variants import llm_writing
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import verify
+from forecast_harness.verify.screen import static_hints
+from forecast_harness.verify.verdict import Judgement, ReasonCode
+from tests.core.hostile_sources import hostile_sources
+from tests.harness.search.proposal_examples import node, pack_target, request
+from tests.harness.search.threaded_search import run_search
+
+HOSTILE = hostile_sources()
+SHORT = {name: text for name, text in HOSTILE.items() if not source_problem(text)}
+"""Those that get past the first look."""
+QUICK = {name: text for name, text in SHORT.items() if len(text) <= 70_000}
+"""Those that take no reader long."""
+TARGET, SEED = pack_target()
+KERNEL = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+
+CONFIGS = [{"BLOCK": 64}]
+"""
+YAML = "description: |\n  one\ntests:\n  - {}\n"
+
+
+def proposes(language: str) -> Callable[[str], Any]:
+    def propose(text: str) -> Any:
+        parent = node(TARGET, text, language=language)
+        return RewriteProposer(TARGET).propose(request(TARGET, parent, SEED, style="crossover"))
+
+    return propose
+
+
+def recorded(text: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "one.py").write_text(text, newline="")
+        return RecordedProposer(folder, TARGET).propose(request(TARGET, SEED))
+
+
+def answered(text: str) -> Any:
+    fenced = f"Faster.\n\n```python\n{text}\n```\n"
+    edit = f"<<<<<<< SEARCH\n    return torch.softmax(x, -1)\n=======\n{text}\n>>>>>>> REPLACE\n"
+    for answer in (text, fenced, edit, f"```python\ndef run(x):\n{text}"):
+        for read in (llm_answers.extract_source, llm_answers.apply_edits):
+            try:
+                read(answer, TARGET, SEED)
+            except ForecastAutotuneError:
+                continue
+    return llm_answers.extract_note(text)
+
+
+def varied(text: str) -> Any:
+    made = Variant.of("kernel", "b" * 64, text, Provenance(Origin.LLM))
+    return llm_writing._normal_form(text), llm_writing._note(f"```\n{text}\n```", text), made
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "screen": static_hints,
+    "configs": configs_of,
+    "applied config": lambda text: apply_config(text, {"BLOCK": 32}),
+    "identity": lambda text: [node_identity("t", language, text) for language in ("torch", "triton", "cuda")],
+    "signature": lambda text: [signature(language, text) for language in ("torch", "cuda")],
+    "behaviour": lambda text: [
+        behaviour_cell(node(TARGET, text, language=n)) for n in ("torch", "triton", "cuda")
+    ],
+    "features": lambda text: static_features([(node(TARGET, text), SEED)]),
+    "entry": lambda text: defines_entry(text, "run", "torch"),
+    "solution": lambda text: make_solution("one", text),
+    "PyTorch rewrites": proposes("torch"),
+    "Triton rewrites": proposes("triton"),
+    "CUDA rewrites": proposes("cuda"),
+    "constants": lambda text: list(
+        cross_constants(ParsedSource.parse(SEED.source, "run"), ParsedSource.parse(text, "run"))
+    ),
+    "contract": lambda text: read_contract(text, "kernel"),
+    "variant": varied,
+    "kernel rewrites": lambda text: kernel_rewrites(text, "kernel", {}),
+    "recorded": recorded,
+    "answer": answered,
+    "advice": parse_cost_function,
+    "task": lambda text: parse_task_yml(YAML.format("{a: " + text[:300_000].rstrip("\n") + "}")),
+    "report": lambda text: (display_source(text), line_opcodes(SEED.source, text)),
+}
+
+
+def read_all(reader: str, before: str, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        said = ""
+        try:
+            READERS[reader](before + text)
+        except ForecastAutotuneError as error:
+            said = str(error)
+        except Exception as error:
+            raise AssertionError(f"{name}: {type(error).__name__}: {error!s:.200}") from error
+        assert len(said) < 2000, name
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_of_sources_reads_or_refuses(reader: str) -> None:
+    read_all(reader, "", QUICK)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("before", [SEED.source, KERNEL], ids=["solution", "kernel"])
+def test_what_follows_a_good_source_is_read_or_refused(reader: str, before: str) -> None:
+    read_all(reader, before, {name: text for name, text in QUICK.items() if len(text) <= 2_000})
+
+
+def test_what_cannot_be_kept_in_a_file_is_left_out_of_an_answer() -> None:
+    class OneAnswer(LandscapeProposer):
+        def propose(self, asked: ProposalRequest) -> Proposed:
+            nodes = [replace(SEED, id=name, source=text) for name, text in HOSTILE.items()]
+            return Proposed(asked.id, tuple(nodes))
+
+    asked = replace(request(TARGET, SEED), arm="one/all")
+    answer = ask_plugin(asked, {"one": OneAnswer()}, None)
+    assert isinstance(answer, Proposed)
+    left = {name for name in HOSTILE if name not in {n.id for n in answer.nodes}}
+    assert left == set(HOSTILE) - set(SHORT) >= {"lone surrogate", "a hundred megabytes in a line"}
+    assert answer.problem.startswith(f"{len(left)} sources were left out")
+
+
+@pytest.mark.parametrize("text", [HOSTILE["lone surrogate"], HOSTILE["a hundred megabytes in a line"]])
+def test_no_solution_is_made_of_it(text: str) -> None:
+    with pytest.raises(RecordError, match=r"surrogate|characters"):
+        make_solution("one", text)
+
+
+VERIFIED = [
+    "chain of minus",
+    "parentheses open",
+    "tower of elif",
+    "NUL",
+    "utf-16 cookie",
+    "tower of statements in a line",
+]
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_a_verdict_comes_of_it(judging: SandboxLane, name: str) -> None:
+    verdict = verify(
+        load_pack("softmax"), make_solution("one", HOSTILE[name]), judging, plan=VerificationPlan(cases=3)
+    )
+    assert verdict.judgement is Judgement.REJECTED
+    assert verdict.reasons[0].code is ReasonCode.FAILS
+
+
+class HostileProposer(LandscapeProposer):
+    """Deals the texts, a few at a time."""
+
+    def propose(self, asked: ProposalRequest) -> Proposed:
+        drafts = [Draft(text, Provenance(Origin.LLM)) for text in QUICK.values()]
+        nodes = new_nodes(asked, drafts)
+        return Proposed(asked.id, nodes, exhausted=not nodes)
+
+
+class ReadingJudge(LandscapeJudge):
+    """Reads a source as a lane does; some run, so that they become parents."""
+
+    def judge(self, job: NodeJob) -> NodeResult:
+        with contextlib.suppress(RecordError):
+            configs_of(job.node.source)
+        ran = int(job.node.id, 16) % 2 == 0
+        if ran or job.node.id == SEEDS[0].id:
+            return NodeResult(Outcome.OK, job.against.id, -0.01 * len(static_hints(job.node.source)), 0.01)
+        return NodeResult(Outcome.RUNTIME_ERROR, job.against.id, feedback="it does not run")
+
+    def confirm(self, confirm: ConfirmationJob) -> dict[str, NodeResult]:
+        return {n.id: NodeResult(Outcome.OK, confirm.seed_node.id, 0.0, 0.01) for n in confirm.nodes}
+
+
+def test_a_search_goes_on_over_hostile_proposals_and_can_be_resumed(tmp_path: Path) -> None:
+    def run(measurements: int) -> SearchState:
+        chosen = settings(measurements, archive="islands")
+        judges = {"make_judge": lambda _: ReadingJudge(), "proposer": HostileProposer()}
+        return run_search(tmp_path / "search", chosen, forecaster=LineageForecaster(), **judges)  # type: ignore[arg-type]
+
+    done = run(24)
+    assert len(done.judged) >= 20
+    log = tmp_path / "search" / LOG_FILE
+    lines = log.read_bytes().splitlines(keepends=True)
+    assert len(read_log(log)) == len(lines)
+    # Cut where a process may be killed, it goes on from there to the same end.
+    log.write_bytes(b"".join(lines[: len(lines) // 2]))
+    assert set(run(24).judged) == set(done.judged)
