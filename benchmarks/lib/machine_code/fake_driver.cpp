@@ -1,0 +1,410 @@
+// A driver without a device: host memory stands for the device's, kernels are a few bytes of code of our own, and
+// time is counted, not taken. It has those functions of CUDA's driver API that the runner calls.
+//
+// Machine code is an ELF file whose section `.text.NAME` holds `FKC1`, the number of parameters, their sizes, and
+// operations of five 64-bit numbers each; see `fake_code.py`. PTX is taken if it is one of the runner's own kernels.
+#include <elf.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+typedef int CUresult;
+typedef unsigned long long CUdeviceptr;
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, BAD_IMAGE = 200, NOT_FOUND = 500, BAD_ADDRESS = 700 };
+
+static const size_t kHeapBytes = size_t(1) << 30;
+static const size_t kPage = size_t(2) << 20;
+static const int kSharedBytes = 64 << 10;
+
+static uint8_t *heap = nullptr;
+static std::map<CUdeviceptr, size_t> allocations;
+static uint8_t shared_memory[kSharedBytes];
+static int sticky = 0;
+static bool hung = false;
+static double now_ns = 1000;
+static uint64_t noise = 88172645463325252ull;
+
+struct Operation {
+  int64_t code, a, b, c, d;
+};
+struct Function {
+  std::string name;
+  std::vector<int> sizes;
+  std::vector<Operation> operations;
+  bool own = false;
+};
+struct Module {
+  std::map<std::string, Function> functions;
+};
+struct Event {
+  double at = 0;
+};
+typedef std::vector<std::function<void()>> Graph;
+static Graph *capturing = nullptr;
+
+static uint64_t chance() {
+  noise ^= noise << 13, noise ^= noise >> 7, noise ^= noise << 17;
+  return noise;
+}
+static void spend(double ns) { now_ns += ns * (1 + double(chance() % 1000) * 1e-5); }
+
+static bool mapped(CUdeviceptr at, size_t size) {
+  for (auto &[begin, length] : allocations) {
+    size_t rounded = (length + kPage - 1) / kPage * kPage;
+    if (at >= begin && at + size <= begin + rounded) return true;
+  }
+  return false;
+}
+static uint8_t *reach(CUdeviceptr at, size_t size) {
+  if (mapped(at, size)) return (uint8_t *)at;
+  sticky = BAD_ADDRESS;
+  return nullptr;
+}
+static void wait() {
+  while (hung) sleep(1);
+}
+static CUresult queue(std::function<void()> work) {
+  if (sticky) return sticky;
+  if (capturing)
+    capturing->push_back(work);
+  else
+    work();
+  return sticky;
+}
+
+static void run_own(const Function &f, const std::vector<uint64_t> &p) {
+  if (f.name == "trusted_add") {
+    uint32_t n = uint32_t(p[3]);
+    auto *a = (uint32_t *)reach(p[0], 4 * n), *b = (uint32_t *)reach(p[1], 4 * n), *c = (uint32_t *)reach(p[2], 4 * n);
+    if (a && b && c)
+      for (uint32_t i = 0; i < n; i++) c[i] = a[i] + b[i];
+    spend(2000);
+  } else if (f.name == "trusted_pause") {
+    now_ns += double(p[0]) / 2 + 800;
+  } else if (f.name == "trusted_overwrite") {
+    memset(shared_memory, int(p[1] & 255), kSharedBytes);
+    spend(2000);
+  }
+}
+
+static void run_code(const Function &f, const std::vector<uint64_t> &p) {
+  for (size_t at = 0; at < f.operations.size() && !sticky && !hung; at++) {
+    const Operation &o = f.operations[at];
+    switch (o.code) {
+      case 1: {  // ADD target, left, right, count
+        size_t n = size_t(p[o.d]);
+        auto *c = (float *)reach(p[o.a], 4 * n), *a = (float *)reach(p[o.b], 4 * n), *b = (float *)reach(p[o.c], 4 * n);
+        if (a && b && c)
+          for (size_t i = 0; i < n; i++) c[i] = a[i] + b[i];
+        break;
+      }
+      case 2: {  // SCALE target, source, thousandths, count
+        size_t n = size_t(p[o.d]);
+        auto *c = (float *)reach(p[o.a], 4 * n), *a = (float *)reach(p[o.b], 4 * n);
+        if (a && c)
+          for (size_t i = 0; i < n; i++) c[i] = a[i] * float(o.c) / 1000;
+        break;
+      }
+      case 3: {  // COPY target address, source address, bytes, -: addresses are parameter * 2^40 + offset + 2^39
+        const int64_t half = int64_t(1) << 39, unit = int64_t(1) << 40;
+        auto place = [&](int64_t x) { return p[size_t(x / unit)] + CUdeviceptr(x % unit - half); };
+        auto *to = reach(place(o.a), size_t(o.c)), *from = reach(place(o.b), size_t(o.c));
+        if (to && from) memmove(to, from, size_t(o.c));
+        break;
+      }
+      case 4: {  // SET parameter, offset, bytes, value
+        auto *to = reach(p[o.a] + o.b, size_t(o.c));
+        if (to) memset(to, int(o.d), size_t(o.c));
+        break;
+      }
+      case 5:  // LOOP
+        hung = true;
+        break;
+      case 6:  // FAIL code
+        sticky = int(o.a);
+        break;
+      case 7:  // SPEND nanoseconds
+        spend(double(o.a));
+        break;
+      case 8: {  // SKIP IF WORD parameter, offset, value, operations
+        auto *word = (uint32_t *)reach(p[o.a] + o.b, 4);
+        if (word && *word == uint32_t(o.c)) at += size_t(o.d);
+        break;
+      }
+      case 9:  // SKIP IF ADDRESS parameter, bit, -, operations
+        if (p[o.a] >> o.b & 1) at += size_t(o.d);
+        break;
+      case 10: {  // KEEP parameter, offset, bytes, place: into shared memory
+        auto *from = reach(p[o.a] + o.b, size_t(o.c));
+        if (from) memcpy(shared_memory + o.d, from, size_t(o.c));
+        break;
+      }
+      case 11: {  // TAKE parameter, offset, bytes, place: from shared memory
+        auto *to = reach(p[o.a] + o.b, size_t(o.c));
+        if (to) memcpy(to, shared_memory + o.d, size_t(o.c));
+        break;
+      }
+      case 12:  // SKIP IF SHARED place, value, -, operations
+        if (*(uint32_t *)(shared_memory + o.a) == uint32_t(o.b)) at += size_t(o.d);
+        break;
+      case 13:  // SKIP IF TIME modulus, remainder, -, operations
+        if (int64_t(now_ns) % o.a == o.b) at += size_t(o.d);
+        break;
+      case 14:  // CRASH
+        raise(SIGSEGV);
+        break;
+      case 15:  // SLEEP microseconds of real time
+        usleep(useconds_t(o.a));
+        break;
+      case 16: {  // FIND parameter, bytes, -, -: copy there the first other place that begins with its first word
+        auto *to = reach(p[o.a], size_t(o.b));
+        for (auto &[begin, length] : allocations)
+          for (CUdeviceptr q = begin; to && q + size_t(o.b) <= begin + length; q += 256)
+            if (q != p[o.a] && *(uint32_t *)q != *(uint32_t *)to && *(uint32_t *)q) {
+              memcpy(to, (void *)q, size_t(o.b));
+              to = nullptr;
+            }
+        break;
+      }
+      case 17: {  // NOISE parameter, offset, bytes, -
+        auto *to = reach(p[o.a] + o.b, size_t(o.c));
+        if (to)
+          for (int64_t i = 0; i < o.c; i++) to[i] = uint8_t(chance());
+        break;
+      }
+      case 18: {  // SKIP IF LATER nanoseconds, -, -, operations
+        if (now_ns > double(o.a)) at += size_t(o.d);
+        break;
+      }
+      default:
+        sticky = 715;
+    }
+  }
+  spend(1000);
+}
+
+static CUresult read_code(const uint8_t *image, Module *made) {
+  auto *header = (const Elf64_Ehdr *)image;
+  auto *rows = (const Elf64_Shdr *)(image + header->e_shoff);
+  const char *names = (const char *)image + rows[header->e_shstrndx].sh_offset;
+  for (int n = 0; n < header->e_shnum; n++) {
+    std::string name = names + rows[n].sh_name;
+    if (name.rfind(".text.", 0)) continue;
+    const uint8_t *at = image + rows[n].sh_offset;
+    if (memcmp(at, "FKC1", 4)) return BAD_IMAGE;
+    Function f;
+    f.name = name.substr(6);
+    uint32_t count = ((const uint32_t *)at)[1], operations = ((const uint32_t *)at)[2];
+    for (uint32_t i = 0; i < count; i++) f.sizes.push_back(at[12 + i]);
+    const uint8_t *body = at + 12 + (count + 3) / 4 * 4;
+    f.operations.resize(operations);
+    memcpy(f.operations.data(), body, operations * sizeof(Operation));
+    made->functions[f.name] = f;
+  }
+  return made->functions.empty() ? BAD_IMAGE : OK;
+}
+
+extern "C" {
+CUresult cuInit(unsigned) { return OK; }
+CUresult cuGetErrorName(CUresult code, const char **text) {
+  *text = code == BAD_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : code == NO_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
+  return OK;
+}
+CUresult cuDeviceGet(int *device, int n) {
+  *device = n;
+  return n ? 101 : OK;
+}
+CUresult cuDeviceGetName(char *text, int size, int) {
+  snprintf(text, size_t(size), "fake device");
+  return OK;
+}
+CUresult cuDeviceGetAttribute(int *value, int which, int) {
+  std::map<int, int> known = {{16, 4}, {38, 1 << 20}, {97, kSharedBytes}, {75, 9}, {76, 0}};
+  *value = known.count(which) ? known[which] : 0;
+  return OK;
+}
+CUresult cuDevicePrimaryCtxRetain(void **context, int) {
+  heap = (uint8_t *)mmap(nullptr, kHeapBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  *context = heap;
+  return heap == MAP_FAILED ? NO_MEMORY : OK;
+}
+CUresult cuCtxSetCurrent(void *) { return OK; }
+CUresult cuCtxSetLimit(int, size_t) { return sticky; }
+CUresult cuCtxResetPersistingL2Cache() { return sticky; }
+CUresult cuCtxSynchronize() {
+  wait();
+  return sticky;
+}
+CUresult cuStreamCreate(void **stream, unsigned) {
+  *stream = (void *)1;
+  return OK;
+}
+CUresult cuMemAlloc_v2(CUdeviceptr *found, size_t size) {
+  if (sticky) return sticky;
+  CUdeviceptr at = ((CUdeviceptr)heap + kPage - 1) / kPage * kPage;
+  for (auto &[begin, length] : allocations) {
+    if (at + size + kPage <= begin) break;
+    at = (begin + length + 2 * kPage - 1) / kPage * kPage;
+  }
+  if (size > kHeapBytes || at + size + kPage > (CUdeviceptr)heap + kHeapBytes) return NO_MEMORY;
+  allocations[at] = size;
+  *found = at;
+  return OK;
+}
+CUresult cuMemFree_v2(CUdeviceptr at) {
+  if (sticky) return sticky;
+  auto found = allocations.find(at);
+  if (found == allocations.end()) return INVALID;
+  madvise((void *)at, found->second, MADV_DONTNEED);
+  allocations.erase(found);
+  return OK;
+}
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size) {
+  wait();
+  if (sticky) return sticky;
+  if (!mapped(to, size)) return INVALID;
+  memcpy((void *)to, from, size);
+  return OK;
+}
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size) {
+  wait();
+  if (sticky) return sticky;
+  if (!mapped(from, size)) return INVALID;
+  memcpy(to, (void *)from, size);
+  return OK;
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, void *) {
+  if (!mapped(to, size) || !mapped(from, size)) return INVALID;
+  return queue([=] { memmove((void *)to, (void *)from, size); });
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, void *) {
+  if (!mapped(to, count)) return INVALID;
+  return queue([=] { memset((void *)to, value, count); });
+}
+CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, void *) {
+  if (!mapped(to, 2 * count)) return INVALID;
+  return queue([=] { for (size_t i = 0; i < count; i++) ((unsigned short *)to)[i] = value; });
+}
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, void *) {
+  if (!mapped(to, 4 * count)) return INVALID;
+  return queue([=] { for (size_t i = 0; i < count; i++) ((unsigned *)to)[i] = value; });
+}
+CUresult cuModuleLoadData(void **module, const void *image) {
+  if (sticky) return sticky;
+  auto *made = new Module;
+  CUresult code = OK;
+  if (!memcmp(image, ".version", 8)) {
+    for (auto [name, sizes] : {std::pair<std::string, std::vector<int>>{"trusted_add", {8, 8, 8, 4}},
+                               {"trusted_pause", {8}},
+                               {"trusted_overwrite", {4, 4}}})
+      if (strstr((const char *)image, (".entry " + name + "(").c_str())) {
+        Function f;
+        f.name = name, f.sizes = sizes, f.own = true;
+        made->functions[name] = f;
+      }
+    if (made->functions.empty()) code = 218;
+  } else {
+    code = memcmp(image, ELFMAG, 4) ? BAD_IMAGE : read_code((const uint8_t *)image, made);
+  }
+  *module = made;
+  return code;
+}
+CUresult cuModuleUnload(void *module) {
+  delete (Module *)module;
+  return sticky;
+}
+CUresult cuModuleGetFunction(void **function, void *module, const char *name) {
+  auto &known = ((Module *)module)->functions;
+  if (!known.count(name)) return NOT_FOUND;
+  *function = new Function(known[name]);
+  return OK;
+}
+CUresult cuFuncGetAttribute(int *value, int, void *) {
+  *value = 0;
+  return sticky;
+}
+CUresult cuFuncSetAttribute(void *, int which, int value) {
+  return which == 8 && value > kSharedBytes ? INVALID : OK;
+}
+CUresult cuFuncGetParamInfo(void *function, size_t n, size_t *offset, size_t *size) {
+  auto &sizes = ((Function *)function)->sizes;
+  if (n >= sizes.size()) return INVALID;
+  *offset = 8 * n, *size = size_t(sizes[n]);
+  return OK;
+}
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void *stream, *attributes;
+  unsigned attribute_count;
+};
+CUresult cuLaunchKernelEx(const LaunchConfig *config, void *function, void **given, void **) {
+  if (sticky) return sticky;
+  auto *f = (Function *)function;
+  if (config->block[0] > 1024 || config->shared > unsigned(kSharedBytes)) return 701;
+  std::vector<uint64_t> p;
+  for (size_t n = 0; n < f->sizes.size(); n++) {
+    uint64_t value = 0;
+    memcpy(&value, given[n], size_t(f->sizes[n]));
+    p.push_back(value);
+  }
+  Function copy = *f;
+  CUresult said = queue([=] { copy.own ? run_own(copy, p) : run_code(copy, p); });
+  return capturing ? said : OK;  // what goes wrong on the device is told when somebody waits for it
+}
+CUresult cuEventCreate(void **event, unsigned) {
+  *event = new Event;
+  return sticky;
+}
+CUresult cuEventRecord(void *event, void *) {
+  if (!sticky) ((Event *)event)->at = now_ns;
+  return sticky;
+}
+CUresult cuEventQuery(void *) { return sticky; }
+CUresult cuEventElapsedTime(float *ms, void *start, void *end) {
+  *ms = float((((Event *)end)->at - ((Event *)start)->at) * 1e-6);
+  return sticky;
+}
+CUresult cuEventDestroy_v2(void *event) {
+  delete (Event *)event;
+  return sticky;
+}
+CUresult cuStreamBeginCapture_v2(void *, int) {
+  capturing = new Graph;
+  return sticky;
+}
+CUresult cuStreamEndCapture(void *, void **graph) {
+  *graph = capturing;
+  capturing = nullptr;
+  return sticky;
+}
+CUresult cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long) {
+  *made = new Graph(*(Graph *)graph);
+  return sticky;
+}
+CUresult cuGraphDestroy(void *graph) {
+  delete (Graph *)graph;
+  return sticky;
+}
+CUresult cuGraphLaunch(void *graph, void *) {
+  if (sticky) return sticky;
+  spend(500);
+  for (auto &work : *(Graph *)graph) {
+    if (sticky || hung) break;
+    work();
+  }
+  return OK;
+}
+CUresult cuGraphExecDestroy(void *graph) {
+  delete (Graph *)graph;
+  return sticky;
+}
+}

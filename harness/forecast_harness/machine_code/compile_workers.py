@@ -1,0 +1,173 @@
+"""Compilation of candidates in sandboxed workers without a device, as many at once as there are processors."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records.codec import Record
+from forecast_harness.machine_code.cubin_sections import check_cubin
+from forecast_harness.machine_code.records import CompiledKernel, LaunchPlan, MachineCodeError, Program
+from forecast_harness.sandbox.jobs import JobResult, JobStatus, ResourceLimits, SandboxJob
+from forecast_harness.sandbox.lane import SandboxLane
+
+SOURCE_FILE = "solution.py"
+_JOB_ENTRY = "forecast_harness.machine_code.recording.job:main"
+_WARM = ("torch", "triton", "forecast_harness.machine_code.recording.job")
+COMPILE_LIMITS = ResourceLimits(wall_s=60.0, cpu_s=120.0, memory_bytes=4 << 30, trusted_s=30.0)
+MOST_SCRATCH_BYTES = 8 << 30
+
+
+@dataclass(frozen=True)
+class TensorArgument(Record, label="tensor argument", unknown="refuse"):
+    """One tensor of a call: `late` elements lie before its first in its buffer."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    late: int = 0
+    role: str = "input"
+
+    @property
+    def elements(self) -> int:
+        """Of its buffer."""
+        if 0 in self.shape:
+            return max(0, self.late)
+        return self.late + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+
+@dataclass(frozen=True)
+class CallCase(Record, label="call case", unknown="refuse"):
+    """Arguments of one call, without values."""
+
+    tensors: Mapping[str, TensorArgument]
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """A source to be compiled for some calls, in one config."""
+
+    candidate: str
+    source: str
+    entry: str
+    cases: tuple[CallCase, ...]
+    options: Mapping[str, int] = field(default_factory=dict)
+    """Triton's options of every launch, over those that the source gives."""
+    choice: int = 0
+    """Which config a decorated kernel takes."""
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What became of a request: programs, one for each case, or why there are none."""
+
+    request: BuildRequest
+    programs: tuple[Program, ...] = ()
+    error: str = ""
+    """Why the source cannot be compiled, or breaks a rule: a failure of the candidate's."""
+    host_code: str = ""
+    """Why it is no solution of kernels alone: it takes the way of host code."""
+    infrastructure: str = ""
+    """Our failure: nothing is known of the candidate."""
+    seconds: float = 0.0
+
+
+class CompileWorkers:
+    """Workers that compile; use as a context manager. `submit` never blocks."""
+
+    def __init__(self, device: Mapping[str, Any], count: int = 0, scratch: str | Path | None = None) -> None:
+        """`device`: `arch` (90 for sm_90), `properties` as Triton has them; `count`: 0 for all processors."""
+        self.count = count or len(os.sched_getaffinity(0))
+        self._device = dict(device)
+        self._lanes: queue.SimpleQueue[SandboxLane] = queue.SimpleQueue()
+        self._scratch, self._stack = scratch, ExitStack()
+
+    def __enter__(self) -> CompileWorkers:
+        with ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor(self.count, "compile"))
+
+            def open_lane(_: int) -> SandboxLane:
+                return SandboxLane(scratch=self._scratch, warm=_WARM).__enter__()
+
+            for lane in pool.map(open_lane, range(self.count)):
+                stack.callback(lane.close)
+                self._lanes.put(lane)
+            self._pool = pool
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._stack.close()
+
+    def submit(self, request: BuildRequest) -> Future[BuildResult]:
+        """Compile one request on the next free worker."""
+        return self._pool.submit(self._build, request)
+
+    def _build(self, request: BuildRequest) -> BuildResult:
+        lane = self._lanes.get()
+        try:
+            payload = {
+                "file": SOURCE_FILE,
+                "entry": request.entry,
+                "device": self._device,
+                "options": dict(request.options),
+                "choice": request.choice,
+                "cases": [c.to_json() for c in request.cases],
+            }
+            job = SandboxJob(_JOB_ENTRY, payload, {SOURCE_FILE: request.source})
+            result = lane.run(job, COMPILE_LIMITS)
+        finally:
+            self._lanes.put(lane)
+        try:
+            return read_answer(request, result)
+        except (MachineCodeError, RecordError, ValueError, TypeError, KeyError) as error:
+            said = f"the answer breaks a rule: {error}"[:2000]
+            return BuildResult(request, error=said, seconds=result.seconds)
+
+
+def read_answer(request: BuildRequest, result: JobResult) -> BuildResult:
+    """Check all that a cell has said. Raises `MachineCodeError` and the like for what is no answer."""
+    if result.status is JobStatus.INFRA_ERROR:
+        return BuildResult(request, infrastructure=result.detail[:2000], seconds=result.seconds)
+    if result.status is not JobStatus.OK:
+        return BuildResult(request, error=result.detail[:2000], seconds=result.seconds)
+    if not isinstance(result.value, list) or len(result.value) != len(request.cases):
+        raise MachineCodeError(f"one answer is wanted for each of {len(request.cases)} cases")
+    programs = []
+    for number, (value, case) in enumerate(zip(result.value, request.cases, strict=True)):
+        if "host_code" in value:
+            return BuildResult(request, host_code=str(value["host_code"])[:500], seconds=result.seconds)
+        kernels = tuple(
+            replace(CompiledKernel.from_json(told), image=bytes(result.arrays[f"{number}/code-{n}"].data))
+            for n, told in enumerate(value["kernels"])
+        )
+        plan = LaunchPlan.from_json(value["plan"])
+        sizes = {n: buffer_bytes(t) for n, t in case.tensors.items()}
+        plan.check(kernels, sizes, scratch_limit=MOST_SCRATCH_BYTES)
+        for kernel in kernels:
+            check_cubin(kernel)
+        programs.append(Program(request.candidate, kernels, plan))
+    return BuildResult(request, tuple(programs), seconds=result.seconds)
+
+
+def buffer_bytes(tensor: TensorArgument) -> int:
+    """Bytes of a tensor's buffer."""
+    from forecast_harness.sandbox.jobs import byte_size
+
+    return byte_size(tensor.dtype, (tensor.elements,))
+
+
+def builds(
+    candidate: str, source: str, entry: str, cases: Sequence[CallCase], options: Sequence[Mapping[str, int]]
+) -> list[BuildRequest]:
+    """One request for each set of options."""
+    return [BuildRequest(candidate, source, entry, tuple(cases), dict(o)) for o in options]

@@ -1,0 +1,67 @@
+"""Sections of a cubin, which is an ELF file: does the code keep memory of its own?
+
+Code that cannot keep anything from one launch to the next cannot return an earlier launch's outputs. A kernel's
+own memory is a writable section of its file; buffers are wiped and surrounded with canaries by the runner.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from forecast_harness.machine_code.records import CompiledKernel, MachineCodeError
+
+_MAGIC, _CUDA_MACHINE = b"\x7fELF\x02\x01", 190
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_WRITE = 1
+_MOST_SECTIONS = 4096
+MOST_IMAGE_BYTES = 64 << 20
+
+
+class CubinSection(NamedTuple):
+    """One section's name, flags and bytes in memory."""
+
+    name: str
+    flags: int
+    size: int
+
+
+def cubin_sections(image: bytes) -> list[CubinSection]:
+    """All sections. Raises `MachineCodeError` for bytes that are no 64-bit ELF file of CUDA's."""
+    if len(image) > MOST_IMAGE_BYTES:
+        raise MachineCodeError(f"machine code has {len(image)} bytes; at most {MOST_IMAGE_BYTES} are taken")
+    if len(image) < _HEADER.size or not image.startswith(_MAGIC):
+        raise MachineCodeError("machine code must be an ELF file of 64 bits, little-endian")
+    told = _HEADER.unpack_from(image)
+    machine, table, entry_size, count, names = told[2], told[6], told[11], told[12], told[13]
+    if machine != _CUDA_MACHINE:
+        raise MachineCodeError(f"machine code must be for CUDA (ELF machine {_CUDA_MACHINE}), not {machine}")
+    if entry_size != _SECTION.size or not 0 < count <= _MOST_SECTIONS or names >= count:
+        raise MachineCodeError("machine code has no readable table of sections")
+    if table + count * entry_size > len(image):
+        raise MachineCodeError("machine code ends before its table of sections")
+    rows = [_SECTION.unpack_from(image, table + n * entry_size) for n in range(count)]
+    start, size = rows[names][4], rows[names][5]
+    texts = image[start : start + size]
+    return [CubinSection(_name(texts, row[0]), row[2], row[5]) for row in rows]
+
+
+def _name(texts: bytes, at: int) -> str:
+    return texts[at : texts.find(b"\0", at)].decode("ascii", errors="replace")
+
+
+def check_cubin(kernel: CompiledKernel) -> None:
+    """Raises `MachineCodeError` for code without the kernel, or with memory that outlives a launch."""
+    sections = cubin_sections(kernel.image)
+    names = {s.name for s in sections}
+    if f".text.{kernel.name}" not in names:
+        raise MachineCodeError(f"machine code has no kernel {kernel.name!r:.80}")
+    for section in sections:
+        kept = section.name.startswith(".nv.global") or (
+            section.flags & _WRITE and not section.name.startswith((".nv.shared", ".nv.local"))
+        )
+        if kept and section.size:
+            raise MachineCodeError(
+                f"machine code keeps {section.size} bytes from launch to launch in {section.name!r:.80}"
+            )

@@ -1,0 +1,1 @@
+"""What runs in a cell, next to the candidate: its launches are recorded, none happens."""

@@ -1,0 +1,215 @@
+"""Runs in a cell: calls a solution on tensors without memory and answers with machine code and launch plan."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from forecast_harness.machine_code.recording.device import (
+    RecordedLaunch,
+    RecordingDevice,
+    UnsupportedLaunch,
+    ptx_parameters,
+)
+from forecast_harness.machine_code.recording.tensors import HostCode, TensorRecorder, flat_tensors
+from forecast_harness.machine_code.records import (
+    BufferRole,
+    CompiledKernel,
+    KernelArgument,
+    LaunchPlan,
+    PlanBuffer,
+    PlanStep,
+    ReturnedTensor,
+)
+from forecast_harness.sandbox.cell_process import load
+from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
+
+
+def record(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Call `entry` of `file` once, with what `case` says, under `options`; nothing is launched.
+
+    `case` has `tensors` (name -> dtype, shape, stride, late, role) and `scalars`. `options` are Triton's for
+    every launch (`num_warps` ...); `choice` is the number of the config that decorated kernels take. The value
+    has `plan` and `kernels`, and the arrays their machine code; or `host_code`, why the solution is none of
+    kernels alone. Raises what the solution or Triton's compiler raises.
+    """
+    device = _use_recording_device(payload, state)
+    device.launches.clear()
+    asked = {"options": dict(payload.get("options", {})), "choice": int(payload.get("choice", 0))}
+    state["asked"].update(asked)
+    recorder = TensorRecorder()
+    plan = _PlanWriter(recorder, device)
+    try:
+        if "solution" not in state:
+            state["solution"] = getattr(load(payload["file"]), payload["entry"])
+        with recorder.active():
+            given = {
+                name: recorder.give(name, t["dtype"], t["shape"], t["stride"], t["late"])
+                for name, t in payload["case"]["tensors"].items()
+            }
+            returned = state["solution"](**given, **payload["case"]["scalars"])
+            plan.take_launches()
+            outputs = plan.returned(flat_tensors(returned))
+    except (HostCode, UnsupportedLaunch) as error:
+        return CellAnswer({"host_code": str(error)[:500]})
+    except Exception:
+        if recorder.refused:  # the solution caught the refusal, or torch wrapped it
+            return CellAnswer({"host_code": f"torch.{recorder.refused} computes on data"})
+        raise
+    if recorder.refused:
+        return CellAnswer({"host_code": f"torch.{recorder.refused} computes on data"})
+    roles = {name: t["role"] for name, t in payload["case"]["tensors"].items()}
+    buffers = tuple(
+        PlanBuffer(name, BufferRole(roles.get(name, BufferRole.SCRATCH)), size)
+        for name, size in recorder.sizes.items()
+    )
+    made = LaunchPlan(buffers, tuple(plan.steps), outputs)
+    code = {f"code-{n}": TensorBytes("uint8", (len(k.image),), k.image) for n, k in enumerate(plan.kernels)}
+    return CellAnswer({"plan": made.to_json(), "kernels": [k.to_json() for k in plan.kernels]}, code)
+
+
+class _PlanWriter:
+    def __init__(self, recorder: TensorRecorder, device: RecordingDevice) -> None:
+        self._recorder, self._device = recorder, device
+        self.kernels: list[CompiledKernel] = []
+        self.steps: list[PlanStep] = []
+        self._numbers: dict[int, int] = {}
+        recorder.on_fill = self._fill
+
+    def _fill(self, buffer: str, offset: int, size: int, pattern: int, width: int) -> None:
+        self.take_launches()
+        if size:
+            self.steps.append(PlanStep(fill=buffer, offset=offset, size=size, pattern=pattern, width=width))
+
+    def take_launches(self) -> None:
+        """Turn launches since the last call into steps."""
+        for launch in self._device.launches:
+            if 0 not in launch.grid:
+                self.steps.append(self._step(launch))
+        self._device.launches.clear()
+
+    def _step(self, launch: RecordedLaunch) -> PlanStep:
+        source, metadata = launch.compiled
+        key = id(metadata)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.kernels)
+            self.kernels.append(_compiled_kernel(source, metadata, launch.parameters))
+        given = []
+        for kind, value in zip(launch.parameters, launch.arguments, strict=True):
+            if kind.startswith("*"):
+                if not isinstance(value, torch.Tensor):
+                    raise UnsupportedLaunch(f"a pointer that is no tensor: {type(value).__name__}")
+                given.append(KernelArgument(*self._recorder.place(value)))
+            else:
+                number = float(value) if "f" in kind else int(value)
+                given.append(KernelArgument(value=number))
+        return PlanStep(self._numbers[key], launch.grid, tuple(given))
+
+    def returned(self, tensors: list[torch.Tensor]) -> tuple[ReturnedTensor, ...]:
+        """Where the outputs lie. Raises `HostCode` for one that is not contiguous."""
+        found = []
+        for tensor in tensors:
+            if not tensor.is_contiguous():
+                raise HostCode("an output that is not contiguous")
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found.append(ReturnedTensor(*self._recorder.place(tensor), dtype, tuple(tensor.shape)))
+        return tuple(found)
+
+
+_KEEPS: dict[int, Any] = {}
+
+
+def _compiled_kernel(source: Any, metadata: Any, parameters: tuple[str, ...]) -> CompiledKernel:
+    image, text = _assembly(metadata)
+    count = ptx_parameters(text, metadata.name)
+    facts = {
+        "global_scratch_bytes": "global_scratch_size",
+        "global_scratch_align": "global_scratch_align",
+        "profile_scratch_bytes": "profile_scratch_size",
+        "profile_scratch_align": "profile_scratch_align",
+        "num_ctas": "num_ctas",
+    }
+    given = {
+        ours: int(getattr(metadata, theirs)) for ours, theirs in facts.items() if hasattr(metadata, theirs)
+    }
+    _KEEPS[id(metadata)] = metadata
+    return CompiledKernel(
+        metadata.name,
+        int(metadata.target.arch),
+        parameters,
+        scratch_parameters=max(0, count - len(parameters)),
+        shared_bytes=int(metadata.shared),
+        num_warps=int(metadata.num_warps),
+        cooperative=bool(getattr(metadata, "launch_cooperative_grid", False)),
+        image=image,
+        **given,
+    )
+
+
+_ASSEMBLY: dict[str, tuple[bytes, str]] = {}
+"""Machine code and PTX by the compiler's hash of a kernel."""
+
+
+def _assembly(metadata: Any) -> tuple[bytes, str]:
+    return _ASSEMBLY[metadata.hash]
+
+
+def _use_recording_device(payload: Mapping[str, Any], state: dict[str, Any]) -> RecordingDevice:
+    """Put the device in place, once in a cell."""
+    if "device" in state:
+        found: RecordingDevice = state["device"]
+        return found
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    from triton.compiler.compiler import CompiledKernel as TritonKernel
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    facts = payload["device"]
+    device = RecordingDevice(int(facts["arch"]), facts.get("properties", {}))
+    driver.set_active(device)
+    state["device"], state["asked"] = device, {}
+    asked = state["asked"]
+    first_init, run = TritonKernel.__init__, JITFunction.run
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        first_init(self, *args, **kwargs)
+        _ASSEMBLY[self.metadata.hash] = (self.asm["cubin"], self.asm["ptx"])
+
+    def run_with_options(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=warmup, **{**kwargs, **asked["options"]})
+
+    def run_choice(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = self.configs[min(asked["choice"], len(self.configs) - 1)]
+        named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
+        if config.pre_hook is not None:
+            config.pre_hook(named)
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    TritonKernel.__init__ = init
+    JITFunction.run = run_with_options
+    Autotuner.run = run_choice
+    properties = types.SimpleNamespace(
+        multi_processor_count=device.utils.get_device_properties(0)["multiprocessor_count"],
+        name=facts.get("name", ""),
+        major=device.target.arch // 10,
+        minor=device.target.arch % 10,
+        total_memory=int(facts.get("memory_bytes", 80 << 30)),
+        L2_cache_size=int(facts.get("l2_bytes", 50 << 20)),
+        shared_memory_per_block_optin=device.utils.get_device_properties(0)["max_shared_mem"],
+        warp_size=32,
+    )
+    cuda: Any = torch.cuda
+    cuda.is_available = lambda: True
+    cuda.current_device = lambda: 0
+    cuda.device_count = lambda: 1
+    cuda.get_device_properties = lambda *_: properties
+    cuda.get_device_capability = lambda *_: (properties.major, properties.minor)
+    cuda.get_device_name = lambda *_: properties.name
+    return device

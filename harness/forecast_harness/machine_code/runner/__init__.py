@@ -1,0 +1,1 @@
+"""The process that launches machine code, and the handle on it."""

@@ -1,0 +1,93 @@
+"""One piece of device memory in which every buffer lies between canaries, somewhere else each time."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from forecast_harness.machine_code.runner.driver import CudaDriver
+
+_ALIGNMENT = 256
+GAP_BYTES = 4096
+"""Least bytes of canaries between buffers."""
+_MOST_SHIFT = 64
+"""Alignments by which a buffer's place varies, for its addresses to tell nothing."""
+_GROWTH = 1 << 20
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a buffer lies, for one placement."""
+
+    address: int
+    size: int
+
+
+class Arena:
+    """Places buffers. Every byte of it is a buffer's or a canary."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self._address, self._size = 0, 0
+        self._gaps: list[tuple[int, bytes]] = []
+        self._chance = random.SystemRandom()
+        self.places: dict[str, Placed] = {}
+
+    def place(self, sizes: Mapping[str, int]) -> dict[str, Placed]:
+        """Lay out these buffers, in a new order and at new addresses, and write canaries around them.
+
+        Nothing of an earlier placement is left. Raises `DriverError` where the device has too little memory.
+        """
+        names = list(sizes)
+        self._chance.shuffle(names)
+        offset = GAP_BYTES + _ALIGNMENT * self._chance.randrange(_MOST_SHIFT)
+        offsets: dict[str, int] = {}
+        for name in names:
+            offsets[name] = offset
+            shift = GAP_BYTES + _ALIGNMENT * self._chance.randrange(_MOST_SHIFT)
+            offset = _aligned(offset + sizes[name] + shift)
+        self._reserve(offset + GAP_BYTES)
+        self._driver.fill(self._address, 0, 1, self._size)
+        self.places = {n: Placed(self._address + offsets[n], sizes[n]) for n in names}
+        self._gaps, at = [], self._address
+        for name in [*names, ""]:
+            begin = self.places[name].address if name else self._address + self._size
+            if begin > at:
+                self._gaps.append((at, secrets.token_bytes(begin - at)))
+            if name:
+                at = begin + sizes[name]
+        self._driver.synchronize()
+        for address, data in self._gaps:
+            self._driver.upload(address, data)
+        return self.places
+
+    def broken_canaries(self) -> int:
+        """Bytes beside buffers that are not as they were written."""
+        broken = 0
+        for address, data in self._gaps:
+            found = self._driver.download(address, len(data))
+            if found != data:
+                broken += sum(a != b for a, b in zip(found, data, strict=True))
+        return broken
+
+    def wipe(self, names: Collection[str], value: int) -> None:
+        """Queue setting every byte of these buffers."""
+        for name in names:
+            placed = self.places[name]
+            self._driver.fill(placed.address, value, 1, placed.size)
+
+    def _reserve(self, size: int) -> None:
+        if size <= self._size:
+            return
+        if self._address:
+            self._driver.free(self._address)
+            self._address = self._size = 0
+        rounded = -(-size // _GROWTH) * _GROWTH
+        self._address = self._driver.allocate(rounded)
+        self._size = rounded
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

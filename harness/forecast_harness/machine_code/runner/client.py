@@ -1,0 +1,364 @@
+"""The handle on a runner: asks, watches the time, says who is to blame, and starts another one."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Any
+
+from forecast_autotune.records.codec import Record
+from forecast_harness.machine_code.records import MachineCodeError, Program
+from forecast_harness.machine_code.runner.driver import LIBRARY
+from forecast_harness.machine_code.runner.session import TimingLimits, Violation
+from forecast_harness.sandbox import wire
+from forecast_harness.sandbox.containment.levels import module_search_path
+from forecast_harness.sandbox.jobs import SandboxError, TensorBytes, WireError
+
+_COMMAND = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from forecast_harness.machine_code.runner.service import main; main(sys.argv[2])"
+)
+_MARK = struct.Struct("<i")
+_ENVIRONMENT = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_CACHE_PATH",
+    "HOME",
+)
+_MOST_INPUT_SETS = 16
+_OWN_DOING = -1
+"""Marked while no contestant's code runs."""
+
+
+class RunnerFaultKind(StrEnum):
+    """What a program did to the runner."""
+
+    HANG = "hang"
+    DEVICE_ERROR = "device error"
+    """The driver reported an error that ends the context, such as an illegal address."""
+    REFUSED = "refused"
+    """The driver or the runner did not take it: bad code, too many resources, too little memory."""
+    CRASH = "crash"
+    """The runner died, twice."""
+
+
+class ProgramFault(SandboxError):
+    """A program's doing. `candidate` says whose, `kind` what."""
+
+    def __init__(self, kind: RunnerFaultKind, candidate: str, detail: str) -> None:
+        super().__init__(f"{candidate}: {kind}: {detail}")
+        self.kind, self.candidate, self.detail = kind, candidate, detail
+
+
+class RunnerLost(SandboxError):
+    """The runner failed for reasons that are not a program's: nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class FaultRecord(Record, label="fault"):
+    """One fault, for the log."""
+
+    candidate: str
+    kind: str
+    detail: str
+    restart_s: float = 0.0
+    """Seconds until a healthy runner was back; 0 where the old one went on."""
+
+
+@dataclass(frozen=True)
+class ProgramInputs:
+    """What a call is given; `key` names the bytes, so that they are sent once."""
+
+    key: str
+    inputs: Mapping[str, bytes]
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    rotate: Mapping[str, int] = field(default_factory=dict)
+    updates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LaunchOutputs:
+    """Outputs of one launch, and how far its inputs were rotated, in bytes."""
+
+    rotation: Mapping[str, int]
+    outputs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class CheckAnswer:
+    """What launches of a program showed."""
+
+    launches: tuple[LaunchOutputs, ...]
+    violations: tuple[Violation, ...]
+
+
+@dataclass(frozen=True)
+class TimingAnswer:
+    """Seconds of each contestant's launches, and outputs of some."""
+
+    seconds: tuple[tuple[float, ...], ...]
+    stopped: str
+    recorded: bool
+    launches: tuple[LaunchOutputs, ...]
+    violations: tuple[Violation, ...]
+
+
+class RunnerClient:
+    """A runner of one device; use as a context manager. Requests wait for each other.
+
+    `library`: the driver, by name or path. `answer_s`: seconds without an answer after which the program is said
+    to hang. `flush_bytes`: what is written to empty the caches; 0: three times the L2.
+    """
+
+    def __init__(
+        self,
+        library: str = LIBRARY,
+        device: int = 0,
+        *,
+        answer_s: float = 20.0,
+        start_s: float = 60.0,
+        flush_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._orders = {"library": library, "device": device, "flush_bytes": flush_bytes}
+        self._answer_s, self._start_s, self._clock = answer_s, start_s, clock
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._known: list[str] = []
+        self._number = 0
+        self.facts: Mapping[str, Any] = {}
+        """`name`, `arch` and `multiprocessors` of the device."""
+        self.faults: list[FaultRecord] = []
+        self.restarts = 0
+
+    def __enter__(self) -> RunnerClient:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._stop()
+
+    @property
+    def pid(self) -> int:
+        """The runner's process id; 0 while there is none."""
+        return self._process.pid if self._process else 0
+
+    # --- requests ---
+
+    def check(self, program: Program, given: ProgramInputs, launches: int = 3) -> CheckAnswer:
+        """Launch a program in several placements. Raises `ProgramFault`, `RunnerLost`."""
+        value, arrays = self._ask([program], given, {"op": "check", "launches": launches})
+        return CheckAnswer(_launches(value, arrays), _violations(value))
+
+    def time(
+        self, programs: Sequence[Program], given: ProgramInputs, limits: TimingLimits | None = None
+    ) -> TimingAnswer:
+        """Time one program, or two side by side: the second is on trial. Raises `ProgramFault`, `RunnerLost`."""
+        asked = {"op": "time", "limits": (limits or TimingLimits()).to_json()}
+        value, arrays = self._ask(programs, given, asked)
+        seconds = tuple(tuple(float(s) for s in one) for one in value["seconds"])
+        return TimingAnswer(
+            seconds, value["stopped"], value["recorded"], _launches(value, arrays), _violations(value)
+        )
+
+    def check_health(self) -> str:
+        """'' if the runner's own kernel computes what it should, else what is wrong."""
+        with self._lock:
+            return self._health()
+
+    # --- one request ---
+
+    def _ask(
+        self, programs: Sequence[Program], given: ProgramInputs, asked: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+        asked |= {
+            "inputs": given.key,
+            "outputs": dict(given.outputs),
+            "rotate": dict(given.rotate),
+            "updated": list(given.updates),
+            "programs": [p.to_json() for p in programs],
+        }
+        code = {
+            f"code-{n}-{m}": TensorBytes("uint8", (len(k.image),), k.image)
+            for n, p in enumerate(programs)
+            for m, k in enumerate(p.kernels)
+        }
+        with self._lock:
+            for attempt in (0, 1):
+                try:
+                    self._give(given)
+                    return self._answered(programs, asked, code)
+                except _RunnerEnded as ended:
+                    restart_s = self._restart()
+                    blamed = ended.contestant if ended.contestant != _OWN_DOING else None
+                    if ended.certain and blamed is not None:
+                        raise self._fault(ended.kind, programs[blamed], ended.detail, restart_s) from None
+                    if attempt and blamed is not None:
+                        raise self._fault(ended.kind, programs[blamed], ended.detail, restart_s) from None
+                    self.faults.append(FaultRecord("", ended.kind, ended.detail, restart_s))
+                    if attempt:
+                        raise RunnerLost(f"the runner was lost twice: {ended.detail}") from None
+        raise AssertionError("unreachable")
+
+    def _answered(
+        self, programs: Sequence[Program], asked: dict[str, Any], code: Mapping[str, TensorBytes]
+    ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+        value, arrays = self._converse(asked, code)
+        if "failed" not in value:
+            return value, arrays
+        contestant = int(value["contestant"])
+        if value["lost"]:
+            certain = contestant != _OWN_DOING
+            raise _RunnerEnded(RunnerFaultKind.DEVICE_ERROR, contestant, value["failed"], certain)
+        if contestant == _OWN_DOING and not value["code"]:
+            raise RunnerLost(f"the runner: {value['failed']}")
+        # Memory that cannot be had is asked for by the plan, whose sizes are the candidate's.
+        blamed = programs[contestant if contestant != _OWN_DOING else len(programs) - 1]
+        restart_s = self._restart() if self._health() else 0.0
+        raise self._fault(RunnerFaultKind.REFUSED, blamed, value["failed"], restart_s)
+
+    def _fault(self, kind: RunnerFaultKind, program: Program, detail: str, seconds: float) -> ProgramFault:
+        self.faults.append(FaultRecord(program.candidate, kind, detail, seconds))
+        return ProgramFault(kind, program.candidate, detail)
+
+    def _give(self, given: ProgramInputs) -> None:
+        if given.key in self._known:
+            return
+        while len(self._known) >= _MOST_INPUT_SETS:
+            self._converse({"op": "forget", "key": self._known.pop(0)}, {})
+        arrays = {n: TensorBytes("uint8", (len(b),), b) for n, b in given.inputs.items()}
+        self._converse({"op": "inputs", "key": given.key}, arrays)
+        self._known.append(given.key)
+
+    def _health(self) -> str:
+        try:
+            value, _ = self._converse({"op": "health", "seed": secrets.randbits(31)}, {})
+        except _RunnerEnded as ended:
+            return ended.detail
+        return str(value.get("failed") or value.get("wrong", ""))
+
+    def _converse(
+        self, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+        """One request and its answer. Raises `_RunnerEnded`."""
+        if self._process is None:
+            raise RunnerLost("the runner is closed; use `with RunnerClient() as runner:`")
+        self._number += 1
+        limit = self._clock() + self._answer_s
+
+        def wait() -> None:
+            if not select.select([self._channel], [], [], max(0.0, limit - self._clock()))[0]:
+                raise _RunnerEnded(
+                    RunnerFaultKind.HANG, self._marked(), f"no answer within {self._answer_s:g} s", True
+                )
+
+        try:
+            wire.send(self._channel, {**asked, "number": self._number}, dict(arrays))
+            value, given = wire.receive(self._channel, wire.TRUSTED_LIMIT, wait, wire.TRUSTED_LIMIT)
+        except (EOFError, OSError, WireError) as error:
+            detail = f"the runner ended: {error or type(error).__name__}"
+            raise _RunnerEnded(RunnerFaultKind.CRASH, self._marked(), detail, False) from None
+        if not isinstance(value, dict) or value.get("number") != self._number:
+            raise _RunnerEnded(RunnerFaultKind.CRASH, self._marked(), "an answer to another request", False)
+        return value, given
+
+    def _marked(self) -> int:
+        return int(_MARK.unpack(self._marks[:4])[0])
+
+    # --- the process ---
+
+    def _start(self) -> None:
+        self._channel, theirs = socket.socketpair()
+        marks = os.memfd_create("runner-marks")
+        os.ftruncate(marks, 4)
+        self._marks = mmap.mmap(marks, 4)
+        orders = {**self._orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
+        command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(orders)]
+        kept = {n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=kept,
+                pass_fds=[theirs.fileno(), marks],
+                start_new_session=True,
+            )
+        os.close(marks)
+        self._known.clear()
+        if not select.select([self._channel], [], [], self._start_s)[0]:
+            self._stop()
+            raise RunnerLost(f"the runner did not greet within {self._start_s:g} s")
+        try:
+            said, _ = wire.receive(self._channel, wire.TRUSTED_LIMIT)
+        except (EOFError, OSError, WireError) as error:
+            self._stop()
+            raise RunnerLost(f"the runner did not start: {error or type(error).__name__}") from error
+        if "hello" not in said:
+            self._stop()
+            raise RunnerLost(f"the runner cannot use the device: {said.get('broken', said)}")
+        self.facts = said["hello"]
+
+    def _stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._channel.close()
+        self._marks.close()
+        self._process = None
+
+    def _restart(self) -> float:
+        """Another runner, shown to be healthy; the seconds that it took. Raises `RunnerLost`."""
+        began = self._clock()
+        self._stop()
+        self.restarts += 1
+        self._start()
+        if said := self._health():
+            raise RunnerLost(f"the device is not healthy after a restart: {said}")
+        return self._clock() - began
+
+
+class _RunnerEnded(Exception):
+    """The process ended or has to be ended; `certain` where the contestant marked is known to have done it."""
+
+    def __init__(self, kind: RunnerFaultKind, contestant: int, detail: str, certain: bool) -> None:
+        super().__init__(detail)
+        self.kind, self.contestant, self.detail, self.certain = kind, contestant, detail, certain
+
+
+def _launches(value: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> tuple[LaunchOutputs, ...]:
+    return tuple(
+        LaunchOutputs(one["rotation"], tuple(bytes(arrays[f"{n}/{m}"].data) for m in range(one["outputs"])))
+        for n, one in enumerate(value["launches"])
+    )
+
+
+def _violations(value: Mapping[str, Any]) -> tuple[Violation, ...]:
+    try:
+        return tuple(Violation.from_json(v) for v in value["violations"])
+    except (KeyError, TypeError) as error:
+        raise MachineCodeError(f"the runner's answer has no list of violations: {error}") from error

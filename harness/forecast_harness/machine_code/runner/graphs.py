@@ -1,0 +1,128 @@
+"""The driver behind the interface of `torch.cuda`, as far as launches are recorded with it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+from forecast_harness.machine_code.runner.driver import CudaDriver
+from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+
+
+class DriverEvents:
+    """Makes events; all are freed together."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self.driver = driver
+        self._made: list[ctypes.c_void_p] = []
+
+    def mark(self) -> RunnerEvent:
+        """A new event behind all work queued so far."""
+        handle = self.driver.event()
+        self._made.append(handle)
+        event = RunnerEvent(self.driver, handle)
+        event.record()
+        return event
+
+    def free(self) -> None:
+        """Free all that were made."""
+        for handle in self._made:
+            self.driver.destroy_event(handle)
+        self._made.clear()
+
+
+class RunnerEvent:
+    """A `DeviceEvent` of the core's timing."""
+
+    def __init__(self, driver: CudaDriver, handle: ctypes.c_void_p) -> None:
+        self._driver, self._handle = driver, handle
+
+    def record(self) -> None:
+        """Queue it."""
+        self._driver.record(self._handle)
+
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+        return self._driver.passed(self._handle)
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds to a later event."""
+        return self._driver.elapsed_ms(self._handle, end_event._handle)
+
+
+class RunnerGraph:
+    """A `RecordedGraph` of the core's timing."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self._made: ctypes.c_void_p | None = None
+
+    def capture_begin(self, pool: object, mode: str) -> None:
+        """Write down launches from here on."""
+        self._driver.begin_capture()
+
+    def capture_end(self) -> None:
+        """End of what is written down."""
+        self._made = self._driver.end_capture()
+
+    def replay(self) -> None:
+        """Queue it once more."""
+        if self._made is None:
+            raise RuntimeError("a graph is replayed after its recording has ended")
+        self._driver.launch_graph(self._made)
+
+    def free(self) -> None:
+        """Give the graph back."""
+        if self._made is not None:
+            self._driver.destroy_graph(self._made)
+            self._made = None
+
+
+class RunnerCuda:
+    """What `GraphRecorder` takes for `torch.cuda`: one stream, the runner's."""
+
+    def __init__(self, driver: CudaDriver, kernels: TrustedKernels) -> None:
+        self._driver, self._kernels = driver, kernels
+        self._graphs: list[RunnerGraph] = []
+
+    def CUDAGraph(self) -> RunnerGraph:
+        """A new graph."""
+        graph = RunnerGraph(self._driver)
+        self._graphs.append(graph)
+        return graph
+
+    def Stream(self) -> RunnerCuda:
+        """The one stream."""
+        return self
+
+    def wait_stream(self, other: object) -> None:
+        """There is no other."""
+
+    def current_stream(self) -> RunnerCuda:
+        """The one stream."""
+        return self
+
+    def graph_pool_handle(self) -> None:
+        """Nothing is allocated in a recording."""
+        return
+
+    @contextlib.contextmanager
+    def stream(self, stream: object) -> Iterator[None]:
+        """The one stream."""
+        yield
+
+    def _sleep(self, cycles: int) -> None:
+        self._kernels.pause(cycles)
+
+    def free_graphs(self, keep: int) -> None:
+        """Free all graphs but the first `keep`."""
+        for graph in self._graphs[keep:]:
+            graph.free()
+        del self._graphs[keep:]
+
+    @property
+    def graph_count(self) -> int:
+        """How many there are."""
+        return len(self._graphs)

@@ -1,0 +1,174 @@
+"""The runner: a process that launches what it is asked to. It imports no candidate, torch or Triton."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import resource
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_harness.machine_code.records import MOST_STEPS, CompiledKernel, Program
+from forecast_harness.machine_code.runner.contestant import Contestant, LoadedKernel
+from forecast_harness.machine_code.runner.driver import (
+    ATTRIBUTE_L2_BYTES,
+    ATTRIBUTE_MAJOR,
+    ATTRIBUTE_MINOR,
+    ATTRIBUTE_MULTIPROCESSORS,
+    LIMIT_HEAP_BYTES,
+    LIMIT_PRINTF_BYTES,
+    CudaDriver,
+    DriverError,
+)
+from forecast_harness.machine_code.runner.session import (
+    CallInputs,
+    CheckedLaunch,
+    LaunchSession,
+    TimingLimits,
+)
+from forecast_harness.sandbox import wire
+from forecast_harness.sandbox.jobs import TensorBytes
+
+_MOST_LOADED = 4 * MOST_STEPS
+_MARK = struct.Struct("<i")
+_LEAST_FLUSH_BYTES, _FLUSH_FACTOR = 256 << 20, 3
+_HEAP_BYTES = 1 << 20
+
+
+class RunnerService:
+    """Answers requests, one at a time."""
+
+    def __init__(self, driver: CudaDriver, flush_bytes: int, marks: mmap.mmap) -> None:
+        self._driver, self._marks = driver, marks
+        self._session = LaunchSession(driver, flush_bytes, self._mark)
+        self._inputs: dict[str, dict[str, bytes]] = {}
+        self._loaded: OrderedDict[str, LoadedKernel] = OrderedDict()
+
+    def _mark(self, contestant: int) -> None:
+        self._marks[:4] = _MARK.pack(contestant)
+
+    def answer(
+        self, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+        """What was asked for: its value and arrays. Raises `DriverError`, `ForecastAutotuneError`."""
+        if asked["op"] == "health":
+            return {"wrong": self._session.kernels.check_health(int(asked["seed"]))}, {}
+        if asked["op"] == "inputs":
+            self._inputs[asked["key"]] = {n: bytes(a.data) for n, a in arrays.items()}
+            return {}, {}
+        if asked["op"] == "forget":
+            self._inputs.pop(asked["key"], None)
+            return {}, {}
+        contestants = [self._contestant(n, told, arrays) for n, told in enumerate(asked["programs"])]
+        given = CallInputs(
+            self._inputs[asked["inputs"]], asked["outputs"], asked["rotate"], tuple(asked["updated"])
+        )
+        if asked["op"] == "check":
+            launches, violations = self._session.check(contestants[0], given, int(asked["launches"]))
+            return {"violations": [v.to_json() for v in violations]} | _told(launches)[0], _told(launches)[1]
+        found = self._session.time(contestants, given, TimingLimits.from_json(asked["limits"]))
+        value, outputs = _told(found.checked)
+        value |= {"seconds": found.seconds, "stopped": found.stopped, "recorded": found.recorded}
+        return value | {"violations": [v.to_json() for v in found.violations]}, outputs
+
+    def _contestant(
+        self, number: int, told: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> Contestant:
+        program = Program.from_json(told)
+        self._mark(number)  # loading is the candidate's doing
+        loaded = [
+            self._load(replace(kernel, image=bytes(arrays[f"code-{number}-{n}"].data)))
+            for n, kernel in enumerate(program.kernels)
+        ]
+        self._mark(-1)
+        return Contestant(self._driver, program, loaded, f"{number}/")
+
+    def _load(self, kernel: CompiledKernel) -> LoadedKernel:
+        key = kernel.id
+        if key in self._loaded:
+            self._loaded.move_to_end(key)
+            return self._loaded[key]
+        while len(self._loaded) >= _MOST_LOADED:
+            self._loaded.popitem(last=False)[1].unload()
+        made = self._loaded[key] = LoadedKernel(self._driver, kernel)
+        return made
+
+
+def _told(launches: list[CheckedLaunch]) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+    arrays = {
+        f"{n}/{m}": TensorBytes("uint8", (len(data),), data)
+        for n, one in enumerate(launches)
+        for m, data in enumerate(one.outputs)
+    }
+    told = [{"rotation": dict(one.rotation), "outputs": len(one.outputs)} for one in launches]
+    return {"launches": told}, arrays
+
+
+def _leave_with(parent: int) -> None:
+    """End this process once its parent has ended, whatever the device is doing."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(3)
+
+
+def main(text: str) -> NoReturn:
+    """Serve on the socket that `text` names, until it is closed or the device is lost."""
+    orders = json.loads(text)
+    threading.Thread(target=_leave_with, args=(int(orders["parent"]),), daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    channel = socket.socket(fileno=orders["channel"])
+    marks = mmap.mmap(orders["marks"], 4)
+    marks[:4] = _MARK.pack(-1)
+    try:
+        driver = CudaDriver(orders["library"], int(orders["device"]))
+        driver.limit(LIMIT_HEAP_BYTES, _HEAP_BYTES)
+        driver.limit(LIMIT_PRINTF_BYTES, _HEAP_BYTES)
+        flush = orders["flush_bytes"] or max(
+            _LEAST_FLUSH_BYTES, _FLUSH_FACTOR * driver.attribute(ATTRIBUTE_L2_BYTES)
+        )
+        service = RunnerService(driver, flush, marks)
+        arch = 10 * driver.attribute(ATTRIBUTE_MAJOR) + driver.attribute(ATTRIBUTE_MINOR)
+        facts = {
+            "name": driver.device_name,
+            "arch": arch,
+            "multiprocessors": driver.attribute(ATTRIBUTE_MULTIPROCESSORS),
+        }
+    except (DriverError, OSError) as error:
+        wire.send(channel, {"broken": str(error)}, {})
+        os._exit(1)
+    wire.send(channel, {"hello": facts}, {})
+    while True:
+        try:
+            asked, arrays = wire.receive(channel, wire.TRUSTED_LIMIT, header_limit=wire.TRUSTED_LIMIT)
+        except (EOFError, OSError):
+            os._exit(0)
+        value: dict[str, Any]
+        given: dict[str, TensorBytes] = {}
+        lost = False
+        contestant = -1
+        try:
+            value, given = service.answer(asked, arrays)
+        except DriverError as error:
+            (contestant,) = _MARK.unpack(marks[:4])
+            lost = error.sticky
+            value = {"failed": str(error), "code": error.code, "contestant": contestant}
+        except (ForecastAutotuneError, KeyError, RuntimeError) as error:
+            (contestant,) = _MARK.unpack(marks[:4])
+            value = {"failed": f"{type(error).__name__}: {error}"[:2000], "code": 0, "contestant": contestant}
+        marks[:4] = _MARK.pack(-1)
+        wire.send(channel, {"number": asked["number"], **value, "lost": lost}, given)
+        if lost:
+            os._exit(2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,297 @@
+"""Launches of programs on placed buffers: checked, or timed. Runs in the runner."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from forecast_autotune.records.codec import Record
+from forecast_autotune.timing.pauses import (
+    SHORT_LAUNCH_S,
+    mean_without_strays,
+    pause_lengths,
+    pause_seconds,
+)
+from forecast_autotune.timing.recorded_launches import GraphRecorder, RecordedGraph
+from forecast_harness.machine_code.runner.arena import Arena
+from forecast_harness.machine_code.runner.contestant import Contestant
+from forecast_harness.machine_code.runner.driver import LIMIT_PERSISTING_L2, CudaDriver
+from forecast_harness.machine_code.runner.graphs import DriverEvents, RunnerCuda
+from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+
+_RESERVE = "reserve/"
+_PAUSE_ROUNDS = 8
+_LEAST_S = 1e-7
+"""Of a launch behind a pause: what pauses take is known to within some 0.1 us."""
+PAUSES = len(pause_lengths())
+
+
+@dataclass(frozen=True)
+class CallInputs:
+    """What a call is given, and what may become of it."""
+
+    inputs: Mapping[str, bytes]
+    """Bytes by buffer."""
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of buffers that are given to be written."""
+    rotate: Mapping[str, int] = field(default_factory=dict)
+    """Inputs whose contents may be rotated, by multiples of so many bytes."""
+    updated: Sequence[str] = ()
+    """Inputs that may be written."""
+
+
+@dataclass(frozen=True)
+class Violation(Record, label="violation"):
+    """What a right program does not do."""
+
+    contestant: int
+    rule: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class CheckedLaunch:
+    """One launch's outputs, and how its inputs were rotated, in bytes."""
+
+    contestant: int
+    rotation: Mapping[str, int]
+    outputs: Sequence[bytes]
+
+
+@dataclass(frozen=True)
+class TimingLimits(Record, label="timing limits"):
+    """When to stop timing."""
+
+    least: int = 5
+    """Launches of each contestant before any is given up."""
+    most: int = 24
+    bound_s: float = 0.0
+    """Seconds that a contestant must be able to beat; 0: those of the first contestant, if there are two."""
+    checks: int = 2
+    """Launches of the last contestant whose outputs are kept, at random."""
+
+
+@dataclass
+class TimedLaunches:
+    """Seconds of each contestant's launches."""
+
+    seconds: list[list[float]]
+    stopped: str = ""
+    """Why timing ended early; '' where it did not."""
+    recorded: bool = False
+    """Whether launches were replayed behind pauses."""
+    checked: list[CheckedLaunch] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+
+
+class LaunchSession:
+    """A device, with the runner's own kernels. `mark` is called with the contestant about to be launched."""
+
+    def __init__(self, driver: CudaDriver, flush_bytes: int, mark: Callable[[int], None]) -> None:
+        self.driver, self.kernels = driver, TrustedKernels(driver)
+        self._arena, self._mark = Arena(driver), mark
+        self._flush_bytes, self._flush = flush_bytes, driver.allocate(flush_bytes)
+        self._cuda = RunnerCuda(driver, self.kernels)
+        self._recorder = GraphRecorder(self._cuda)
+        self._own_graphs = self._cuda.graph_count
+        self._events = DriverEvents(driver)
+        self._chance = random.SystemRandom()
+        self._pause_cost: float | None = None
+        self._wiped: list[str] = []
+        self._given = CallInputs({})
+
+    # --- placing ---
+
+    def _place(self, given: CallInputs, contestants: Sequence[Contestant]) -> None:
+        sizes = {name: len(data) for name, data in given.inputs.items()}
+        sizes |= {_RESERVE + name: len(data) for name, data in given.inputs.items()}
+        self._wiped = list(given.outputs)
+        sizes |= given.outputs
+        for one in contestants:
+            sizes |= one.scratch
+            self._wiped += list(one.scratch)
+        places = self._arena.place(sizes)
+        for name, data in given.inputs.items():
+            self.driver.upload(places[_RESERVE + name].address, data)
+        for one in contestants:
+            one.bind(places)
+        self._given = given
+
+    def _refresh(self, rotation: Mapping[str, int]) -> None:
+        """Queue new inputs; outputs, scratch, shared memory and caches hold nothing of earlier launches."""
+        places = self._arena.places
+        for name in self._given.inputs:
+            work, reserve = places[name], places[_RESERVE + name]
+            turn = rotation.get(name, 0)
+            self.driver.copy(work.address, reserve.address + turn, work.size - turn)
+            self.driver.copy(work.address + work.size - turn, reserve.address, turn)
+        self._arena.wipe(self._wiped, self._chance.choice((0xFF, 0x7F, self._chance.randrange(256))))
+        self.kernels.overwrite_shared(self._chance.randrange(1 << 32))
+
+    def _rotation(self) -> dict[str, int]:
+        found = {}
+        for name, unit in self._given.rotate.items():
+            turns = len(self._given.inputs[name]) // max(1, unit)
+            found[name] = unit * self._chance.randrange(turns) if turns > 1 else 0
+        return found
+
+    def _outputs(self, contestant: Contestant) -> list[bytes]:
+        found = []
+        for one in contestant.plan.returned:
+            place = self._arena.places[contestant.buffer(one.buffer)]
+            found.append(bytes(self.driver.download(place.address + one.offset, one.size)))
+        if not contestant.plan.returned:
+            places = (self._arena.places[name] for name in self._given.outputs)
+            found = [bytes(self.driver.download(p.address, p.size)) for p in places]
+        return found
+
+    def _changed_inputs(self, rotation: Mapping[str, int]) -> list[str]:
+        changed = []
+        for name, data in self._given.inputs.items():
+            turn = rotation.get(name, 0)
+            place, reserve = self._arena.places[name], self._arena.places[_RESERVE + name]
+            wanted = data[turn:] + data[:turn]
+            if name not in self._given.updated and self.driver.download(place.address, place.size) != wanted:
+                changed.append(name)
+            elif self.driver.download(reserve.address, reserve.size) != data:
+                changed.append(f"the copy of {name}")
+        return changed
+
+    def _violations(self, number: int, rotation: Mapping[str, int]) -> list[Violation]:
+        if broken := self._arena.broken_canaries():
+            return [Violation(number, "out of bounds", f"{broken} bytes beside its buffers were changed")]
+        if changed := self._changed_inputs(rotation):
+            return [Violation(number, "input changed", f"it wrote into {', '.join(changed)}")]
+        return []
+
+    # --- what is asked ---
+
+    def check(
+        self, contestant: Contestant, given: CallInputs, launches: int
+    ) -> tuple[list[CheckedLaunch], list[Violation]]:
+        """Launch several times, each in another placement; the first two on the same inputs.
+
+        Ends with the first violation.
+        """
+        done: list[CheckedLaunch] = []
+        for number in range(launches):
+            self._place(given, [contestant])
+            rotation = self._rotation() if number > 1 else {}
+            self._refresh(rotation)
+            self.driver.synchronize()
+            self._mark(0)
+            contestant.launch()
+            self.driver.synchronize()
+            self._mark(-1)
+            if broken := self._violations(0, rotation):
+                return done, broken
+            done.append(CheckedLaunch(0, rotation, self._outputs(contestant)))
+        return done, []
+
+    def time(
+        self, contestants: Sequence[Contestant], given: CallInputs, limits: TimingLimits
+    ) -> TimedLaunches:
+        """Time launches of all contestants in turn, in a new order each round, until the last cannot win."""
+        self._place(given, contestants)
+        found = TimedLaunches([[] for _ in contestants])
+        last = len(contestants) - 1
+        first = [self._timed(n, one.launch) for n, one in enumerate(contestants)]  # loads, warms up
+        if broken := self._violations(last, self._last_rotation):
+            found.violations = broken
+            return found
+        found.recorded = min(first) < SHORT_LAUNCH_S or any(len(c.plan.steps) > 1 for c in contestants)
+        replays = [self._replays(n, c, found.recorded) for n, c in enumerate(contestants)]
+        pausing = self._cost_of_pauses() if found.recorded else 0.0
+        rounds = -(-limits.most // PAUSES) * PAUSES if found.recorded else limits.most
+        checked = set(self._chance.sample(range(rounds), min(limits.checks, rounds)))
+        try:
+            for number in range(rounds):
+                for n in self._chance.sample(range(len(contestants)), len(contestants)):
+                    launch, pause = replays[n][number % len(replays[n])]
+                    seconds = self._timed(n, launch)
+                    if found.recorded:
+                        seconds = max(seconds - pause_seconds(pause) - pausing, _LEAST_S)
+                    found.seconds[n].append(seconds)
+                    if broken_bytes := self._arena.broken_canaries():
+                        said = f"{broken_bytes} bytes beside its buffers were changed"
+                        found.violations = [Violation(n, "out of bounds", said)]
+                        return found
+                    if n == last and number in checked:
+                        outputs = self._outputs(contestants[n])
+                        found.checked.append(CheckedLaunch(n, self._last_rotation, outputs))
+                found.stopped = cannot_win(found.seconds, limits, found.recorded)
+                if found.stopped:
+                    break
+            found.violations = self._violations(self._last_number, self._last_rotation)
+        finally:
+            self._cuda.free_graphs(self._own_graphs)
+        return found
+
+    def _replays(
+        self, number: int, contestant: Contestant, recorded: bool
+    ) -> list[tuple[Callable[[], None], int]]:
+        """(what queues a launch, the pause before it in cycles)."""
+        if not recorded:
+            return [(contestant.launch, 0)]
+        found = []
+        for pause in pause_lengths():
+            graph, _ = self._recorder.record(contestant.launch, pause)
+            found.append((graph.replay, pause))
+        return found
+
+    def _timed(self, number: int, launch: Callable[[], None]) -> float:
+        """Seconds of one launch with cold caches, by the device's events."""
+        self._last_rotation, self._last_number = self._rotation(), number
+        self._refresh(self._last_rotation)
+        self._flush_caches()
+        self._mark(number)
+        start = self._events.mark()
+        launch()
+        end = self._events.mark()
+        self.driver.synchronize()
+        self._mark(-1)
+        seconds = start.elapsed_time(end) * 1e-3
+        self._events.free()
+        return seconds
+
+    def _flush_caches(self) -> None:
+        self.driver.limit(LIMIT_PERSISTING_L2, 0)
+        self.driver.reset_persisting_l2()
+        self.driver.fill(self._flush, self._chance.randrange(256), 1, self._flush_bytes)
+
+    def _cost_of_pauses(self) -> float:
+        if self._pause_cost is None:
+
+            def replay(graph: RecordedGraph) -> tuple[object, object]:
+                self._flush_caches()
+                start = self._events.mark()
+                graph.replay()
+                return start, self._events.mark()
+
+            self._pause_cost = self._recorder.pause_cost(
+                replay,  # type: ignore[arg-type]
+                self.driver.synchronize,
+                _PAUSE_ROUNDS,
+            )
+            self._events.free()
+        return self._pause_cost
+
+
+def cannot_win(seconds: Sequence[Sequence[float]], limits: TimingLimits, recorded: bool) -> str:
+    """Why the last contestant cannot beat the bound or the first one any more; '' while it can.
+
+    Behind pauses one time tells little, a whole round of them is one; else the fastest of all launches counts.
+    """
+    mine = seconds[-1]
+    if recorded:
+        whole = len(mine) // PAUSES
+        mine = [mean_without_strays(mine[n * PAUSES : (n + 1) * PAUSES]) for n in range(whole)]
+    if len(mine) < (1 if recorded else limits.least) or (len(seconds) < 2 and not limits.bound_s):
+        return ""
+    bound = limits.bound_s
+    if len(seconds) > 1 and not bound:
+        bound = mean_without_strays(seconds[0])
+    return (
+        f"its fastest launch took {min(mine):.3g} s, the bound is {bound:.3g} s" if min(mine) > bound else ""
+    )
