@@ -3,9 +3,10 @@
 It is a roofline per multiprocessor (memory, tensor cores, arithmetic) with corrections for what decides
 most tuning questions: how many programs fit at once, how the last wave is filled, how much latency each
 loop iteration exposes, what reaches memory and caches in pieces, what warps do twice or exchange, and what
-atomic operations wait for. The constants are machine facts of recent NVIDIA parts (latencies and issue
-rates: Luo et al., arXiv 2402.13499) or effective values, one for all kernels, that rank the H200 corpus
-best; none is fitted to one kernel.
+atomic operations wait for. What a multiprocessor holds is the device's (`devices`); the other constants
+are machine facts of recent NVIDIA parts (latencies and issue rates: Luo et al., arXiv 2402.13499) or
+effective values, one for all kernels, that rank the H200 corpus best; none is fitted to one kernel. On
+devices that nobody measured they are guesses: forecasts are wider there.
 All candidates of a problem are costed at once, as arrays of shape [n].
 """
 
@@ -19,7 +20,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.devices import DeviceSpec
+from forecast_autotune.features.devices import DeviceSpec, register_limits
 from forecast_autotune.features.ttir.coalescing import COUNTED_WARPS, VECTOR_ELEMENTS
 from forecast_autotune.features.ttir.extraction import TtirFacts
 from forecast_autotune.records import Config
@@ -72,9 +73,6 @@ class CostConstants:
     """Share of the datasheet's bandwidth that can be had."""
 
 
-_REGISTERS_PER_MULTIPROCESSOR = 65536.0
-_MAX_THREADS_PER_MULTIPROCESSOR = 2048.0
-_MAX_PROGRAMS_PER_MULTIPROCESSOR = 32.0
 _SPILL_BYTES_PER_CYCLE = 64.0
 """Bytes of local memory that a multiprocessor moves in a cycle."""
 _SPILL_BYTES_PER_CYCLE_AND_WARP = 6.0
@@ -96,7 +94,7 @@ class CostBreakdown:
     """Programs per multiprocessor."""
     waves: Array
     registers: Array
-    """Estimated registers per thread, before the 255 limit."""
+    """Estimated registers per thread, before any limit."""
     shared_bytes: Array
     """Estimated shared memory per program."""
     spill_ms: Array
@@ -176,23 +174,31 @@ def _prefetch_depth(facts: FactColumns, stages: Array) -> tuple[Array, Array]:
     return asked, np.maximum(1.0, np.floor((asked - 1.0) / np.maximum(1.0, facts["load_levels"])))
 
 
-def shared_bytes(facts: FactColumns, warps: Array, stages: Array, warp_groups: bool = True) -> Array:
+def shared_bytes(
+    facts: FactColumns,
+    warps: Array,
+    stages: Array,
+    warp_groups: bool = True,
+    spare: int = 0,
+    holds: bool = True,
+) -> Array:
     """Shared memory of one program in bytes, [n], by the rules of Triton's pipeliner and allocator.
 
     A loop with dots keeps `stages - 1` buffers of what it loads ahead, one more of what warp-group
     products (`warp_groups`: the device has them) read in place, and one of each operand that does not
-    come from a load of the loop. Loads that wait for other loads share the stages among them. Outside of
+    come from a load of the loop (`holds`; other devices' stay in registers), and `spare` more of all where
+    copies write while products read. Loads that wait for other loads share the stages among them. Outside of
     loops, operands, tiles whose fastest dimension changes and what warps exchange in reductions live one
     after another.
     """
     asked, ahead = _prefetch_depth(facts, stages)
     groups = _uses_warp_groups(facts, warps, warp_groups)
-    buffers = (ahead + groups) * facts["direct_bytes"] + ahead * facts["indirect_bytes"]
+    buffers = (ahead + groups + spare) * facts["direct_bytes"] + (ahead + spare) * facts["indirect_bytes"]
     buffers = np.where(asked > 1, buffers, facts["direct_once_bytes"])
     # Copies of less than 4 bytes per thread stay in registers.
     wide = (facts["streamed_load_bytes"] >= 4.0 * 32.0 * warps) & (asked > 1)
     buffers = buffers + np.where(wide, (asked - 1.0) * facts["streamed_bytes"], 0.0)
-    held = facts["resident_bytes"] + np.where(groups, facts["cast_bytes"], facts["chained_bytes"])
+    held = holds * (facts["resident_bytes"] + np.where(groups, facts["cast_bytes"], facts["chained_bytes"]))
     across = facts["reduced_across"]
     sharing = np.where(across > 0, facts["reduced_length"], facts["reduced_length"] / 32.0)
     spread = np.where(across > 0, VECTOR_ELEMENTS * 32.0 * warps / np.maximum(across, 1.0), warps)
@@ -216,55 +222,62 @@ def costs(
     # A config without warps will not compile, but must not end the forecast of the others.
     warps = np.maximum(1.0, np.array([float(c.num_warps) for c in configs]))
     stages = np.array([float(c.num_stages) for c in configs])
-    threads = 32.0 * warps
+    ctas = np.maximum(1.0, np.array([float(c.num_ctas) for c in configs]))  # that share one program
+    threads = device.warp_size * warps  # of one of them
+    halves = (
+        threads * ctas / 32.0
+    )  # warps, if they had 32 threads: what the facts on accesses are counted for
     unknown = 4.0 * device.multiprocessors
     sizes = {g: float(math.prod(g)) if g else unknown for g in set(grids)}
     programs = np.array([sizes[g] for g in grids])
     programs = np.maximum(1.0, programs)
     clock = device.clock_ghz * 1e6  # cycles per millisecond
 
-    registers = _registers(facts, threads, k)
-    shared = shared_bytes(facts, warps, stages, device.warp_groups)
-    by_registers = _REGISTERS_PER_MULTIPROCESSOR / (np.minimum(registers, 255.0) * threads)
+    limits = register_limits(configs, device)
+    groups = _uses_warp_groups(facts, warps, device.warp_groups)
+    tensor = np.where(groups & (device.tensor_memory_bytes > 0), facts["accumulator_bytes"], 0.0)
+    registers = _registers(facts, threads * ctas, tensor, k)
+    rules = device.warp_groups, device.spare_buffers, device.operands_held
+    shared = shared_bytes(facts, halves, stages, *rules)
+    # Blocks that share a program divide its tiles; each has whole rows, or columns, of a product's operands.
+    shared = shared / np.where(facts["dot_flops"] > 0, np.sqrt(ctas), ctas)
+    by_registers = device.registers / (np.minimum(registers, limits) * threads)
     by_shared = device.shared_memory_bytes / np.maximum(shared, 1024.0)
-    fits = np.minimum.reduce(
-        [
-            by_registers,
-            by_shared,
-            _MAX_THREADS_PER_MULTIPROCESSOR / threads,
-            np.full(len(threads), _MAX_PROGRAMS_PER_MULTIPROCESSOR),
-        ]
-    )
+    by_tensor = np.where(tensor > 0, ctas * device.tensor_memory_bytes / np.maximum(tensor, 1.0), np.inf)
+    most = np.full(len(threads), float(device.programs))
+    fits = np.minimum.reduce([by_registers, by_shared, by_tensor, device.threads / threads, most])
     resident = np.maximum(1.0, np.floor(fits))
-    resident = np.minimum(resident, np.maximum(1.0, np.ceil(programs / device.multiprocessors)))
-    waves = programs / (device.multiprocessors * resident)
+    launched = programs * ctas
+    resident = np.minimum(resident, np.maximum(1.0, np.ceil(launched / device.multiprocessors)))
+    waves = launched / (device.multiprocessors * resident)
 
     # Cycles one program keeps each unit of its multiprocessor busy.
     line = np.minimum(1.0, np.maximum(facts["mean_contiguous"], 1.0) * 2.0 / 32.0)
     moved = (facts["load_bytes"] + facts["store_bytes"]) / np.maximum(line, 0.06)
     # Bytes per cycle and multiprocessor.
     l2_rate = k.l2_over_dram * device.memory_gb_s * 1e6 / device.multiprocessors / clock
-    lines, requests = _fact_at_warps(facts, "lines", warps), _fact_at_warps(facts, "accesses", warps)
+    lines, requests = _fact_at_warps(facts, "lines", halves), _fact_at_warps(facts, "accesses", halves)
     near = np.maximum(k.line * lines, k.request * requests)
     parted = k.parted * k.l2_over_dram * facts["partial_bytes"]  # not the cache's bytes, but memory's
     added = k.atomic * facts["atomic_elements"]
     memory = _soft_max(k, (moved + parted + added) / l2_rate, near)
-    groups = _uses_warp_groups(facts, warps, device.warp_groups)
     turned = facts["iterations"] * facts["crosswise_bytes"] / k.turning
     turned = np.where(groups, turned, 0.0)
-    repeated = _recompute_factor(facts, warps, groups)
+    repeated = _recompute_factor(facts, warps * ctas, groups)
     share = np.where(groups, facts["chained_flops"] / np.maximum(facts["dot_flops"], 1.0), 1.0)
-    cycles = _dot_cycles(facts, warps, device) * (1.0 + share * (repeated - 1.0))
+    cycles = _dot_cycles(facts, warps * ctas, device) * (1.0 + share * (repeated - 1.0))
     dot = np.maximum(cycles, turned)
     alu = (facts["elementwise"] + 0.5 * facts["conversions"]) / device.fp32_lanes
     alu = alu + facts["integer_ops"] / 64.0 + facts["special"] / 16.0
     alu = k.issue * repeated * (alu + (facts["reduce_elements"] + 2.0 * facts["scan_elements"]) / 64.0)
     across = (facts["reduce_elements"] + facts["elementwise"]) / 64.0
     alu = alu + np.where(_rows_cross_warp_groups(facts, warps), across, 0.0)
-    exchange = k.exchange * _fact_at_warps(facts, "exchanged", warps)
+    exchange = k.exchange * _fact_at_warps(facts, "exchanged", halves)
     alu = alu + exchange
-    spilt = _spilled_bytes(facts, registers, threads)
+    spilt = _spilled_bytes(facts, registers, threads * ctas, limits)
     spill = spilt / _SPILL_BYTES_PER_CYCLE
+    # What one of the blocks that share a program does of it.
+    memory, dot, alu, spill, spilt = memory / ctas, dot / ctas, alu / ctas, spill / ctas, spilt / ctas
 
     # Latency of the iterations that pipelining does not hide; other resident programs may.
     pipelined = facts["direct_bytes"] + facts["indirect_bytes"] + facts["streamed_bytes"] > 0
@@ -289,7 +302,7 @@ def costs(
     dram = np.full(len(busy), unique / (device.memory_gb_s * 1e6 * k.dram_share))
     again = k.again_ms * programs * facts["atomic_repeats"]
     total = np.maximum(_soft_max(k, cycles / clock, dram, again), k.program_ms * programs) + k.launch_ms
-    scale = programs / device.multiprocessors / clock
+    scale = launched / device.multiprocessors / clock
     return CostBreakdown(
         total,
         np.maximum(memory * scale, dram),
@@ -332,11 +345,12 @@ def _rows_cross_warp_groups(facts: FactColumns, warps: Array) -> npt.NDArray[np.
     return np.asarray((rows > 0) & (facts["reduce_elements"] > 0) & split)
 
 
-def _registers(facts: FactColumns, threads: Array, k: CostConstants) -> Array:
+def _registers(facts: FactColumns, threads: Array, tensor: Array, k: CostConstants) -> Array:
     """Registers per thread before the limit: accumulators whole, the rest as far as it must be held.
 
     Pipelined dot operands stay in shared memory, and of a tile of pointers only one per vector is held.
     Without dots, or with several per iteration (attention), the products in between are held as well.
+    Of `tensor` bytes, [n], the registers are not needed: accumulators in tensor memory.
     A loop with dots also keeps the address (two registers) of each 16 bytes that it loads ahead; these the
     compiler rather computes again than spills.
     """
@@ -345,21 +359,21 @@ def _registers(facts: FactColumns, threads: Array, k: CostConstants) -> Array:
     several |= (facts["straight_dot_bytes"] > 0) & (facts["pipelined_bytes"] == 0)
     rest = np.maximum(0.0, live - facts["accumulator_bytes"] - facts["pipelined_dot_bytes"])
     held = np.where(several, live, facts["accumulator_bytes"] + k.held * rest)
-    tensors = 24.0 + held / 4.0 / threads
+    tensors = 24.0 + np.maximum(0.0, held - tensor) / 4.0 / threads
     addresses = np.where(facts["dot_flops"] > 0, facts["pipelined_bytes"] / 8.0 / threads, 0.0)
     return np.asarray(np.maximum(tensors, np.minimum(255.0, tensors + addresses)))
 
 
-def _spilled_bytes(facts: FactColumns, registers: Array, threads: Array) -> Array:
+def _spilled_bytes(facts: FactColumns, registers: Array, threads: Array, limits: Array) -> Array:
     """Local memory that one program writes and reads again, over all iterations.
 
     ptxas gives up whole tiles rather than single registers. An accumulator that alone takes all registers of
     a thread goes there and back around every product.
     """
-    spilt = 4.0 * np.maximum(0.0, registers - 255.0) * threads
+    spilt = 4.0 * np.maximum(0.0, registers - limits) * threads
     accumulator = facts["accumulator_bytes"]
     whole = np.maximum(spilt, np.minimum(4.0 * spilt, accumulator))
-    whole = np.where(accumulator / 4.0 / threads >= 255.0, np.maximum(whole, accumulator), whole)
+    whole = np.where(accumulator / 4.0 / threads >= limits, np.maximum(whole, accumulator), whole)
     spilt = np.where(facts["dot_flops"] > 0, whole, spilt)
     return np.asarray(2.0 * spilt * np.maximum(1.0, facts["iterations"]))
 
@@ -380,7 +394,7 @@ def _dot_cycles(facts: FactColumns, warps: Array, device: DeviceSpec) -> Array:
         groups = np.maximum(1.0, np.minimum(warps / 4.0, m / 64.0))
         per_tile = np.where(there, 2.0 * m * n * depth, 1.0)
         operand = (m * depth + n * depth * groups) * bits / 8.0 / 128.0
-        fill = np.where(there, np.minimum(1.0, m / 64.0) * np.minimum(1.0, warps / 4.0), 1.0)
+        fill = np.where(there, np.minimum(1.0, m / device.matrix_rows) * np.minimum(1.0, warps / 4.0), 1.0)
         cycles += flops / per_tile * np.maximum(per_tile / (rates * fill), operand)
     return cycles
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.features.devices import is_known_device
+from forecast_autotune.features.devices import is_known_device, is_measured_device
 from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Candidate, Device
 from forecast_autotune.records.codec import Record, from_json, reader_of
@@ -35,7 +35,7 @@ ALL_GROUPS = "pooled"
 GROUPS = (INFORMED, FAMILIAR, STRANGE, RELATED, FAR, FEW, UNINFORMED, UNKNOWN)
 """IR was read; of a kernel like those that were learned from, or unlike them; the kernel was tuned at a like
 shape, too, or at others only; the list is short, whatever was tuned; IR was not read; nothing is known of the
-device's speeds, with or without IR."""
+device's speeds, with or without IR, or it has a datasheet alone and the IR was read."""
 FAMILIARITY_BOUNDS = (0.5, 0.85)
 """Distances (`corpus`) below which a kernel is familiar, and from which on it is strange: of kernels whose
 family was left out of the fit, about a quarter each."""
@@ -252,8 +252,12 @@ def calibration_group(
     away: float | None = None,
 ) -> str:
     """The group of a problem: an unknown device outweighs what its IR says, that the list's length, that what
-    was tuned before (`relatives.kinship`), and that how far the kernel lies from those learned from."""
-    if not is_known_device(device):
+    was tuned before (`relatives.kinship`), and that how far the kernel lies from those learned from.
+
+    To a forecast that goes by the IR, a device with a datasheet is as unknown as one without, if nothing was
+    ever measured on its like.
+    """
+    if not is_known_device(device) or (informed and not is_measured_device(device)):
         return UNKNOWN
     if not informed:
         return UNINFORMED

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.config_encoder import ConfigEncoder
-from forecast_autotune.features.devices import is_known_device as device_known
+from forecast_autotune.features.devices import is_known_device, is_measured_device
 from forecast_autotune.features.stored_facts import facts_by_unit
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
@@ -198,7 +198,9 @@ class AnalyticSurrogate:
 
     def _residual_scale(self, problem: Problem, before: Prior) -> float:
         scale = 1.0 if before.informed else self.hyper.uninformed
-        return scale if device_known(problem.device) else scale * self.hyper.unknown_device
+        # Without IR the formula says nothing, so that nothing hangs on whether the device was measured.
+        sure = is_measured_device(problem.device) if before.informed else is_known_device(problem.device)
+        return scale if sure else scale * self.hyper.unknown_device
 
     def _observations(
         self,

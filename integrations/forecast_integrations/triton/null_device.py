@@ -34,29 +34,49 @@ def time_by_shape(metadata: KernelMetadata) -> float:
     return 0.1 * (shared + 1 / shared) + 0.01 * abs(metadata.num_warps - 8)
 
 
+def target_of(device: Device) -> GPUTarget:
+    """What Triton compiles for on such a device: its backend, architecture and threads of a warp."""
+    arch = int(device.arch) if device.backend == "cuda" else device.arch
+    return GPUTarget(device.backend, arch, device.warp_size)
+
+
+_numbers: dict[Device | None, int] = {None: 0}
+"""The kinds of null devices that this process has had, besides the first; see `NullDevice.get_current_device`."""
+
+
 class NullDevice:
     """Stands in for `triton.runtime.driver.active`; see `null_device()`."""
 
-    def __init__(self, clock: TimeModel, arch: int = 90, shared_memory_bytes: int = 232448) -> None:
+    def __init__(
+        self,
+        clock: TimeModel,
+        arch: int = 90,
+        shared_memory_bytes: int = 232448,
+        device: Device | None = None,
+    ) -> None:
+        """An H200, or whatever `device` is a record of: kernels are compiled for its backend and architecture."""
         self.now_ms = 0.0
         self.launches = 0
         self.clock = clock
-        self.target = GPUTarget("cuda", arch, 32)
-        self.utils = _NullUtils(shared_memory_bytes)
+        self._device = device or Device(
+            "null H200", "cuda", str(arch), 132, shared_memory_bytes, 65536, 2048, 60 * 2**20
+        )
+        self.target = target_of(self._device)
+        self._number = _numbers.setdefault(self._device, len(_numbers)) if device else 0
+        self.utils = _NullUtils(self._device)
         self.launcher_cls = self._launcher
-        self._arch, self._shared = arch, shared_memory_bytes
 
     def forecast_device(self) -> Device:
         """The device record that our integration reports for it."""
-        return Device("null H200", "cuda", str(self._arch), 132, self._shared, 65536, 2048, 60 * 2**20)
+        return self._device
 
     def get_current_target(self) -> GPUTarget:
         """The target kernels are compiled for."""
         return self.target
 
     def get_current_device(self) -> int:
-        """Always the first."""
-        return 0
+        """A number of its own for each kind: by it, Triton remembers what it has compiled in this process."""
+        return self._number
 
     def get_current_stream(self, device: int | None = None) -> int:
         """The default stream."""
@@ -96,15 +116,15 @@ class NullDevice:
 
 
 class _NullUtils:
-    def __init__(self, shared_memory_bytes: int) -> None:
-        self._shared = shared_memory_bytes
+    def __init__(self, device: Device) -> None:
+        self._of = device
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {
-            "max_shared_mem": self._shared,
-            "multiprocessor_count": 132,
-            "max_num_regs": 65536,
-            "warpSize": 32,
+            "max_shared_mem": self._of.shared_memory_bytes,
+            "multiprocessor_count": self._of.multiprocessors,
+            "max_num_regs": self._of.registers_per_multiprocessor,
+            "warpSize": self._of.warp_size,
         }
 
     def load_binary(
@@ -139,9 +159,13 @@ class _NullEvent:
 
 @contextmanager
 def null_device(
-    clock: TimeModel = time_by_shape, *, shared_memory_bytes: int = 232448
+    clock: TimeModel = time_by_shape, *, shared_memory_bytes: int = 232448, device: Device | None = None
 ) -> Iterator[NullDevice]:
-    """Make a null device Triton's active driver for the length of a `with` block."""
+    """Make a null device Triton's active driver for the length of a `with` block.
+
+    An H200 with this much shared memory, or the one that `device` is a record of, such as
+    `datasheet_device("mi300x")`: any that this Triton compiles for.
+    """
     from triton.compiler import compiler
     from triton.runtime.driver import driver
 
@@ -149,11 +173,11 @@ def null_device(
     forget = getattr(getattr(compiler, "max_shared_mem", None), "cache_clear", lambda: None)
     name = "_active" if "_active" in vars(driver) else "active"  # up to Triton 3.4
     before = vars(driver)[name]
-    device = NullDevice(clock, shared_memory_bytes=shared_memory_bytes)
-    driver.set_active(device)
+    stand_in = NullDevice(clock, shared_memory_bytes=shared_memory_bytes, device=device)
+    driver.set_active(stand_in)
     forget()
     try:
-        yield device
+        yield stand_in
     finally:
         setattr(driver, name, before)
         forget()
