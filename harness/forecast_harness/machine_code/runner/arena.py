@@ -25,7 +25,7 @@ class Placed:
     size: int
 
 
-class Arena:
+class CanaryArena:
     """Places buffers. Every byte of it is a buffer's or a canary."""
 
     def __init__(self, driver: CudaDriver) -> None:

@@ -93,7 +93,7 @@ class ProgramInputs:
 
 
 @dataclass(frozen=True)
-class LaunchOutputs:
+class ObservedLaunch:
     """Outputs of one launch, and how far its inputs were rotated, in bytes."""
 
     rotation: Mapping[str, int]
@@ -104,7 +104,7 @@ class LaunchOutputs:
 class CheckAnswer:
     """What launches of a program showed."""
 
-    launches: tuple[LaunchOutputs, ...]
+    launches: tuple[ObservedLaunch, ...]
     violations: tuple[Violation, ...]
 
 
@@ -115,7 +115,7 @@ class TimingAnswer:
     seconds: tuple[tuple[float, ...], ...]
     stopped: str
     recorded: bool
-    launches: tuple[LaunchOutputs, ...]
+    launches: tuple[ObservedLaunch, ...]
     violations: tuple[Violation, ...]
 
 
@@ -350,9 +350,9 @@ class _RunnerEnded(Exception):
         self.kind, self.contestant, self.detail, self.certain = kind, contestant, detail, certain
 
 
-def _launches(value: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> tuple[LaunchOutputs, ...]:
+def _launches(value: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> tuple[ObservedLaunch, ...]:
     return tuple(
-        LaunchOutputs(one["rotation"], tuple(bytes(arrays[f"{n}/{m}"].data) for m in range(one["outputs"])))
+        ObservedLaunch(one["rotation"], tuple(bytes(arrays[f"{n}/{m}"].data) for m in range(one["outputs"])))
         for n, one in enumerate(value["launches"])
     )
 

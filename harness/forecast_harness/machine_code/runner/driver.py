@@ -38,7 +38,7 @@ class _LaunchAttribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
 
 
-class _LaunchConfig(ctypes.Structure):
+class _DriverLaunch(ctypes.Structure):
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
@@ -198,7 +198,7 @@ class CudaDriver:
         cooperative: bool = False,
     ) -> None:
         """Queue a launch; `arguments` are ctypes values, and `grid` counts clusters along its first axis."""
-        config, attributes = _LaunchConfig(), (_LaunchAttribute * 3)()
+        config, attributes = _DriverLaunch(), (_LaunchAttribute * 3)()
         config.grid[:] = [grid[0] * clusters, grid[1], grid[2]]
         config.block[:] = [threads, 1, 1]
         config.shared, config.stream = shared, self.stream

@@ -14,7 +14,7 @@ from forecast_autotune.timing.pauses import (
     pause_seconds,
 )
 from forecast_autotune.timing.recorded_launches import GraphRecorder, RecordedGraph
-from forecast_harness.machine_code.runner.arena import Arena
+from forecast_harness.machine_code.runner.arena import CanaryArena
 from forecast_harness.machine_code.runner.contestant import Contestant
 from forecast_harness.machine_code.runner.driver import LIMIT_PERSISTING_L2, CudaDriver
 from forecast_harness.machine_code.runner.graphs import DriverEvents, RunnerCuda
@@ -90,7 +90,7 @@ class LaunchSession:
 
     def __init__(self, driver: CudaDriver, flush_bytes: int, mark: Callable[[int], None]) -> None:
         self.driver, self.kernels = driver, TrustedKernels(driver)
-        self._arena, self._mark = Arena(driver), mark
+        self._arena, self._mark = CanaryArena(driver), mark
         self._flush_bytes, self._flush = flush_bytes, driver.allocate(flush_bytes)
         self._cuda = RunnerCuda(driver, self.kernels)
         self._recorder = GraphRecorder(self._cuda)
