@@ -35,6 +35,7 @@ from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.open_question import SCHEMA, OpenQuestion, question_key, version_of_labels
 from forecast_autotune.llm.writers import TextGenerator
 from forecast_autotune.records.json_fields import decode_json
+from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.store.files import append
 
 Array = npt.NDArray[np.float64]
@@ -202,9 +203,8 @@ class RecordedAnswers:
 def _read_file(path: Path, changed: int, size: int) -> RecordedAnswers:
     """Read a file as it was changed at a time; what is returned is shared."""
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.name.endswith(".gz") else data).decode("utf-8")
-    except (OSError, EOFError, ValueError) as error:
+        text = read_document(path)
+    except (OSError, RecordError) as error:
         raise SettingsError(f"{path} cannot be read ({error}): write it again") from None
     found: RecordedAnswers | None = None
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,0 +1,184 @@
+"""Claim: no damage to stores, imports, tables, decisions and recorded answers stops what a user does.
+
+Each case is a function of the seed and its number: it damages one to three sound files (bits, numbers, texts,
+nesting, lines, kinds of files) and then tunes, shows, explains, exports, imports, replays and clears. A fault is a
+traceback, a call of more than `--deadline` seconds, a peak beyond `--memory` MiB, a row lost that was not
+touched, a status that does not fit what was said, and a config that nobody offered.
+
+    python -m benchmarks.hardening.fuzz_records --cases 10000 --out benchmarks/results/fuzz_records.json
+    python -m benchmarks.hardening.fuzz_records --only 4711
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.child_processes import module_command
+from benchmarks.lib.environment import host_environment
+
+BATCH = 100
+"""Cases of one child process."""
+ADDRESS_SPACE = 12 << 30
+"""Bytes; a case that asks for all memory there is must not take the machine along."""
+MAX_KEPT = 200
+"""Faulty cases of which the result tells all; the others are counted."""
+
+
+class CaseDeadline(BaseException):
+    """The case at hand has taken too long; no handler of ordinary errors may take it for one."""
+
+
+def peak_mib() -> float:
+    """Most memory that this process has held since `forget_peak`."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def forget_peak() -> None:
+    """Let the peak begin anew from what is held now."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def run_batch(seed: int, numbers: list[int], deadline_s: float, memory_mib: float) -> None:
+    """The child: print one JSON line per case."""
+    from benchmarks.lib.hardening.damaged_records import RecordFuzzer
+
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    said, sys.stdout = sys.stdout, sys.stderr  # nothing that a case prints may pass for a result
+
+    def expired(number: int, frame: Any) -> None:
+        raise CaseDeadline
+
+    signal.signal(signal.SIGALRM, expired)
+    with tempfile.TemporaryDirectory(prefix="fuzz-records-") as folder:
+        os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(Path(folder) / "own cache")
+        fuzzer = RecordFuzzer(Path(folder), seed)
+        for number in numbers:
+            forget_peak()
+            begin = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, deadline_s)
+            try:
+                case = asdict(fuzzer.run(number))
+            except CaseDeadline as late:
+                case = {"number": number, "faults": [{"fault": "hang", "where": _where(late), "detail": ""}]}
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            case |= {"seconds": round(time.monotonic() - begin, 3), "peak_mib": round(peak_mib(), 1)}
+            if case["peak_mib"] > memory_mib:
+                case["faults"].append({"fault": "memory", "where": "", "detail": f"{case['peak_mib']} MiB"})
+            print(json.dumps(case), file=said, flush=True)
+
+
+def _where(late: BaseException) -> str:
+    frame, names = late.__traceback__, []
+    while frame is not None:
+        names.append(f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}")
+        frame = frame.tb_next
+    return " < ".join(reversed(names))[:300]
+
+
+def run_cases(a: argparse.Namespace, numbers: list[int]) -> Iterator[dict[str, Any]]:
+    """Run one batch in children; whoever dies is replaced, and the case it died of told."""
+    left = list(numbers)
+    while left:
+        command = [*module_command(__file__), "--child", ",".join(map(str, left)), "--seed", str(a.seed)]
+        command += ["--deadline", str(a.deadline), "--memory", str(a.memory)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert child.stdout is not None
+        stopper: threading.Timer | None = None
+        try:
+            while True:
+                # A first line comes after Python's imports as well.
+                stopper = threading.Timer(3 * a.deadline + 60, child.kill)
+                stopper.start()
+                line = child.stdout.readline()
+                stopper.cancel()
+                if not line:
+                    break
+                case = json.loads(line)
+                left.remove(case["number"])
+                yield case
+        finally:
+            if stopper is not None:
+                stopper.cancel()
+            child.kill()
+            child.communicate()
+        if left:
+            detail = f"exit {child.returncode}"
+            yield {"number": left.pop(0), "faults": [{"fault": "died", "where": "child", "detail": detail}]}
+
+
+def summary_of(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts over all cases, and the worst of each."""
+    from benchmarks.lib.hardening.damaged_records import FAULTS
+
+    counts = Counter(f["fault"] for case in cases for f in case["faults"])
+    damage = Counter(d.partition(":")[0] for case in cases for d in case.get("damage", ()))
+    return {
+        "cases": len(cases),
+        "faulty": sum(bool(case["faults"]) for case in cases),
+        "faults": {name.replace(" ", "_"): counts.get(name, 0) for name in FAULTS},
+        "peak_mib": max((case.get("peak_mib", 0.0) for case in cases), default=0.0),
+        "slowest_s": max((case.get("seconds", 0.0) for case in cases), default=0.0),
+        "kinds": dict(sorted(Counter(case.get("kind", "") for case in cases).items())),
+        "damage": dict(sorted(damage.items())),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="child processes at a time")
+    parser.add_argument("--deadline", type=float, default=30.0, help="seconds a case may take")
+    parser.add_argument("--memory", type=float, default=1024.0, help="MiB that a case may hold at most")
+    parser.add_argument("--only", type=int, help="run this case alone, and print what it found")
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.child or a.only is not None:
+        numbers = [a.only] if a.child is None else [int(n) for n in a.child.split(",")]
+        run_batch(a.seed, numbers, a.deadline, a.memory)
+        return 0
+    batches = [list(range(i, min(i + BATCH, a.cases))) for i in range(0, a.cases, BATCH)]
+    cases: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(a.jobs) as pool:
+        for done in pool.map(lambda batch: list(run_cases(a, batch)), batches):
+            cases += done
+            faulty = sum(bool(case["faults"]) for case in cases)
+            print(f"{len(cases)} cases, {faulty} with faults", file=sys.stderr, flush=True)
+    summary = summary_of(cases)
+    print(json.dumps(summary, indent=1))
+    if a.out:
+        result = {
+            "claim": "damaged records stop nothing",
+            "environment": host_environment(a.seed),
+            "options": {"cases": a.cases, "deadline_s": a.deadline, "memory_mib": a.memory},
+            "summary": summary,
+            "faulty": [case for case in cases if case["faults"]][:MAX_KEPT],
+        }
+        a.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(summary["faulty"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
