@@ -177,7 +177,7 @@ class Settings:
     remote_wait_s: float = _variable(
         "_REMOTE_WAIT",
         _number(0.0, 60.0),
-        0.2,
+        1.0,
         "most seconds that a decision on a new key waits for the remote store; launches of known keys never do",
     )
     mode: Mode = _variable("_MODE", _mode, Mode.TUNE, " | ".join(Mode))

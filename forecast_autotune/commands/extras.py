@@ -17,6 +17,8 @@ _EXTRAS = {
     "jinja2": "llm",
     "httpx": "llm",
     "ray": "ray",
+    "fsspec": "remote",
+    "redis": "remote",
     "transformers": "transformers",
     "safetensors": "transformers",
     "vllm": "vllm",

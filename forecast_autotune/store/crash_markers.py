@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,8 @@ from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
 from forecast_autotune.store.files import StoreNotes, host_name, problem_file, write_all
 from forecast_autotune.store.log import encode
 from forecast_autotune.store.record_files import read_record
+
+_PROCESS_ID = re.compile("[0-9]{1,9}")
 
 
 @contextlib.contextmanager
@@ -49,7 +52,7 @@ def recover_crashes(directory: Path | None, problem: Problem, notes: StoreNotes)
     for path in directory.glob(_marker_name(problem, None)):
         pid = path.stem.rpartition("-")[2]
         # A note with our own number is from before a restart: we are not launching anything now.
-        if not pid.isdigit() or (int(pid) != os.getpid() and _is_alive(int(pid))):
+        if not _PROCESS_ID.fullmatch(pid) or (int(pid) != os.getpid() and _is_alive(int(pid))):
             continue
         candidate = read_record(path, _sound_candidate, "no candidate", notes)
         if candidate is not None:

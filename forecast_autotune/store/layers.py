@@ -1,8 +1,11 @@
-"""What lies below the user's own store: read-only bundles, asked in their order.
+"""What lies below the user's own store: read-only bundles, asked in their order, and a remote store behind them.
 
 The user's own decision comes first, and its measurements are joined by all that bundles hold of the problem. A
 problem's id names its device class, its toolchain and its kernel's source, so what a bundle holds under an id was
 measured on the like of what runs here; whether the candidates are the same is asked by whoever uses a decision.
+
+The remote store is asked for what neither the user's store nor a bundle has decided; its rows are copied into the
+user's store. What is measured here is handed to it behind the program's back.
 """
 
 from __future__ import annotations
@@ -10,19 +13,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.errors import StoreError
+from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table
+from forecast_autotune.settings import Settings
 from forecast_autotune.store.bundles.discovery import VARIABLE, bundle_folders
+from forecast_autotune.store.directory import KernelDirectory, LogEntry
 from forecast_autotune.store.files import StoreNotes
-from forecast_autotune.store.merging.rows import KernelRows, kernel_of
+from forecast_autotune.store.merging.rows import KernelRows, canonical_line, kernel_of
+from forecast_autotune.store.remote.entries import entry_of, sound_rows
 
 if TYPE_CHECKING:
     from forecast_autotune.store.bundles.reading import Bundle
+    from forecast_autotune.store.remote.client import RemoteClient
+
+_REMOTE = ("FORECAST_AUTOTUNE_REMOTE", "FORECAST_AUTOTUNE_REMOTE_WAIT")
 
 
 class StoreLayers:
@@ -33,9 +43,29 @@ class StoreLayers:
         notes: is told of those that are refused.
     """
 
-    def __init__(self, folders: Sequence[Path] | None, notes: StoreNotes) -> None:
+    def __init__(
+        self, folders: Sequence[Path] | None, notes: StoreNotes, remote: RemoteClient | None = None
+    ) -> None:
         self._folders, self._notes = folders, notes
         self._bundles: list[Bundle] | None = [] if folders is not None and not folders else None
+        self.remote = remote
+        self._fetched: set[str] = set()
+        """Problems whose remote rows were copied."""
+        self._told: set[str] = set()
+        """Problems that the remote store was told of."""
+
+    @classmethod
+    def configured(cls, notes: StoreNotes) -> StoreLayers:
+        """The layers that this process is told of. Raises `SettingsError` for an address that is none."""
+        given = {name: value for name in _REMOTE if (value := os.environ.get(name)) is not None}
+        if not given.get(_REMOTE[0]):
+            return cls(None, notes)
+        from forecast_autotune.store.remote.client import RemoteClient
+
+        settings = Settings.from_environment(given)
+        remote = RemoteClient(settings.remote, notes, settings.remote_wait_s)
+        remote.start()
+        return cls(None, notes, remote)
 
     @property
     def bundles(self) -> list[Bundle]:
@@ -53,12 +83,50 @@ class StoreLayers:
                     self._notes.add(str(error))
         return self._bundles
 
-    def decision(self, problem: Problem) -> Decision | None:
-        """The first one that a bundle holds on a problem."""
+    def decision(self, problem: Problem, directory: KernelDirectory) -> Decision | None:
+        """The user's own, which `directory` files, else the first bundle's, else what the remote store knows.
+
+        What that holds of the problem is copied to `directory`.
+        """
+        if (own := directory.decision(problem.id)) is not None:
+            return own
         for rows in self._rows(problem):
             if (row := rows.decisions.get(problem.id)) is not None:
                 return Decision.from_json(row.data)
-        return None
+        if self.remote is None or problem.id in self._fetched:
+            return None
+        lines = self.remote.ask(entry_of(kernel_of(problem), problem.id), problem.id)
+        if lines is None:
+            return None
+        self._fetched.add(problem.id)
+        return self._copied(lines, problem, directory)
+
+    def _copied(self, lines: list[bytes], problem: Problem, directory: KernelDirectory) -> Decision | None:
+        try:
+            rows = sound_rows(lines, problem.id)
+            measured = [Measurement.from_json(row.data) for row in rows.of_problem(problem.id)]
+            decided = [Decision.from_json(row.data) for row in rows.decisions.values()]
+        except RecordError as error:
+            said = f"the remote store's rows of {problem.id} are ignored: {error}"
+            self._notes.add(said[:300], topic="remote")
+            return None
+        if measured:
+            directory.add([LogEntry.of(problem, m) for m in measured], unique=True)
+        for decision in decided:
+            directory.put_decision(problem, decision)
+        return directory.decision(problem.id)
+
+    def offer(self, problem: Problem, record: Measurement | Decision) -> None:
+        """Hand a new record to the remote store, if there is one, without waiting for it."""
+        if self.remote is None:
+            return
+        lines = [canonical_line(record.to_json())]
+        if problem.id not in self._told:
+            self._told.add(problem.id)
+            # Without IR and facts, of which there may be megabytes.
+            told = replace(problem, ttir={}, extra={})
+            lines.insert(0, canonical_line(told.to_json()))
+        self.remote.offer(entry_of(kernel_of(problem), problem.id), problem.id, lines)
 
     def measurements(self, problem: Problem, own: list[Measurement]) -> list[Measurement]:
         """The user's own measurements of a problem and those of all bundles, each once, oldest first."""
@@ -90,4 +158,4 @@ class StoreLayers:
 def layer_configuration() -> tuple[str, ...]:
     """What says which layers there are: a store opened under another one has others."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    return os.environ.get(VARIABLE, ""), str(main)
+    return str(main), *(os.environ.get(name, "") for name in (VARIABLE, *_REMOTE))

@@ -57,7 +57,7 @@ class Store:
 
     @classmethod
     def default(cls, root: Path | None = None) -> Store:
-        """The process-wide store of a directory, over the bundles that this process is told of.
+        """The process-wide store of a directory, over the bundles and the remote store configured.
 
         Without `root` that is FORECAST_AUTOTUNE_CACHE_DIR or, if unset or empty, the user's cache
         directory for `forecast-autotune`.
@@ -70,7 +70,7 @@ class Store:
         with _DEFAULTS_MUTEX:
             if name not in _DEFAULTS:
                 _DEFAULTS[name] = cls(root)
-                _DEFAULTS[name]._layers = StoreLayers(None, _DEFAULTS[name]._notes)
+                _DEFAULTS[name]._layers = StoreLayers.configured(_DEFAULTS[name]._notes)
             return _DEFAULTS[name]
 
     @property
@@ -117,11 +117,12 @@ class Store:
         entry = _entry(problem, measurement)
         with self._mutex:
             self._directory(problem).add([entry])
+        self._layers.offer(problem, measurement)
 
     def decision(self, problem: Problem) -> Decision | None:
         """The stored decision: one small file is opened. A damaged file is noted and counts as none."""
         with self._mutex:
-            return self._directory(problem).decision(problem.id) or self._layers.decision(problem)
+            return self._layers.decision(problem, self._directory(problem))
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
         """Store a decision atomically, in place of an earlier one.
@@ -136,6 +137,7 @@ class Store:
             )
         with self._mutex:
             self._directory(problem).put_decision(problem, decision)
+            self._layers.offer(problem, decision)
             if decision.verdicts:
                 # Rare (an audit, a second tuning), so that what is known is simply read again.
                 self._verdicts.pop(device_directory(problem.device.slug), None)

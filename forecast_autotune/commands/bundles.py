@@ -1,0 +1,68 @@
+"""`store bundle` and `store install`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from forecast_autotune.commands.output import CommandError, Output
+from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.store.bundles.compiled import install_compiled
+from forecast_autotune.store.bundles.reading import Bundle
+from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
+from forecast_autotune.store.merging.row_stores import StoreFolder
+
+
+def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
+    """Write a store's rows as a bundle, and read it back."""
+    root = open_store(options).root
+    if root is None:
+        raise CommandError("a store in memory has no folder")
+    wanted = BundleOptions(
+        kernel=options.kernel or "",
+        device=options.device or "",
+        sources=options.sources,
+        compiled=parse_user_directory(options.compiled) if options.compiled else None,
+    )
+    folder = parse_user_directory(options.folder).absolute()
+    write_bundle(StoreFolder(root, output.remark), folder, wanted)
+    manifest = Bundle.open(folder).manifest
+    covers = [cover.to_json() for cover in manifest.covers]
+    data = {
+        "bundle": str(folder),
+        "digest": manifest.digest,
+        "files": len(manifest.files),
+        "bytes": sum(entry.size for entry in manifest.files.values()),
+        "carries": list(manifest.carries),
+        "covers": covers,
+    }
+    lines = [
+        f"{c.kernel} on {c.device}: {c.decisions} decisions, {c.measurements} measurements ({'; '.join(c.toolchains)})"
+        for c in manifest.covers
+    ]
+    carried = f", carries code: {', '.join(manifest.carries)}" if manifest.carries else ", carries no code"
+    output.emit(
+        data, *lines, f"{folder}: {data['files']} files, {data['bytes']} bytes{carried}", manifest.digest
+    )
+    return 0
+
+
+def install_bundle(options: argparse.Namespace, output: Output) -> int:
+    """Put a bundle's compiled kernels into Triton's cache."""
+    bundle = Bundle.open(parse_user_directory(options.bundle))
+    if options.digest is not None and options.digest != bundle.manifest.digest:
+        raise CommandError(
+            f"{bundle.path} has digest {bundle.manifest.digest}, not {options.digest}: nothing installed"
+        )
+    files = bundle.compiled()
+    if not files:
+        raise CommandError(
+            f"{bundle.path} carries no compiled kernels: make it with `store bundle --compiled`"
+        )
+    named = options.cache or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"
+    cache = parse_user_directory(named).absolute()
+    count = install_compiled(files, cache)
+    data = {"installed": count, "files": len(files), "cache": str(cache), "digest": bundle.manifest.digest}
+    output.emit(data, f"installed {count} of {len(files)} files in {cache}")
+    return 0

@@ -1,0 +1,129 @@
+"""`store merge`, `diff`, `verify` and `gc`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.errors import StoreError
+from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.store.bundles.manifest import MANIFEST
+from forecast_autotune.store.bundles.reading import Bundle
+from forecast_autotune.store.merging.compaction import compact
+from forecast_autotune.store.merging.merge import KernelDifference, differences, merge
+from forecast_autotune.store.merging.row_stores import Complain, RowSource, RowTarget, StoreFolder
+
+
+def merge_stores(options: argparse.Namespace, output: Output) -> int:
+    """Add the rows of other stores to one."""
+    into = _target(options.into, options, output.remark)
+    sources = [row_source(text, output.remark) for text in options.sources]
+    if any(source.name == into.name for source in sources):
+        raise UsageError(f"{into.name} is a source and the target: name another --into")
+    counts = merge(sources, into)
+    data = {**counts.to_json(), "into": into.name, "sources": [source.name for source in sources]}
+    output.emit(
+        data, f"added {counts.added} of {counts.rows} rows of {counts.kernels} kernels to {into.name}"
+    )
+    return 0
+
+
+def diff_stores(options: argparse.Namespace, output: Output) -> int:
+    """Say how two stores differ."""
+    first = row_source(options.first, output.remark)
+    second = (
+        row_source(options.second, output.remark) if options.second else _own_store(options, output.remark)
+    )
+    found = list(differences(first, second))
+    data = {"first": first.name, "second": second.name, "kernels": [_difference_json(d) for d in found]}
+    shown = [_difference_line(d) for d in found] or ["the two hold the same"]
+    output.emit(data, *shown)
+    return 0
+
+
+def verify_stores(options: argparse.Namespace, output: Output) -> int:
+    """Read everything in stores and bundles; say what is wrong."""
+    places = [parse_user_directory(text) for text in options.places] or [_own_root(options)]
+    checked = [_checked(place) for place in places]
+    lines = []
+    for entry in checked:
+        wrong = entry["wrong"]
+        lines += [
+            f"{entry['place']}: {entry['rows']} rows of {entry['kernels']} kernels, {len(wrong)} faults"
+        ]
+        lines += [f"  {text}" for text in wrong[:20]]
+    output.emit({"places": checked}, *lines)
+    return 1 if any(entry["wrong"] for entry in checked) else 0
+
+
+def compact_store(options: argparse.Namespace, output: Output) -> int:
+    """Remove what no reader counts."""
+    root = _own_root(options)
+    counts = compact(StoreFolder(root))
+    what = f"removed {counts.lines} lines and {counts.parts} unfinished files, {counts.bytes} bytes"
+    output.emit({**counts.to_json(), "store": str(root)}, f"{what}, from {root}")
+    return 0
+
+
+def row_source(text: str, complain: Complain) -> RowSource:
+    """What a user names: a bundle, a store's folder or a remote store. Raises `StoreError` where nothing is."""
+    if "://" in text:
+        from forecast_autotune.store.remote.backends import remote_rows
+
+        return remote_rows(text)
+    path = parse_user_directory(text)
+    if (path / MANIFEST).exists():
+        return Bundle.open(path)
+    if not path.is_dir():
+        raise StoreError(f"{path}: there is no such folder")
+    return StoreFolder(path, complain)
+
+
+def _target(text: str | None, options: argparse.Namespace, complain: Complain) -> RowTarget:
+    if text is None:
+        return _own_store(options, complain)
+    if "://" in text:
+        from forecast_autotune.store.remote.backends import remote_rows
+
+        return remote_rows(text)
+    path = parse_user_directory(text)
+    if (path / MANIFEST).exists():
+        raise UsageError(f"{path} is a bundle, which never changes: merge into a store, and bundle that")
+    return StoreFolder(path.absolute(), complain)
+
+
+def _own_root(options: argparse.Namespace) -> Path:
+    root = open_store(options).root
+    if root is None:
+        raise CommandError("a store in memory has no folder")
+    return root
+
+
+def _own_store(options: argparse.Namespace, complain: Complain) -> StoreFolder:
+    return StoreFolder(_own_root(options), complain)
+
+
+def _checked(place: Path) -> dict[str, Any]:
+    wrong: list[str] = []
+    kernels = rows = 0
+    try:
+        source = row_source(str(place), wrong.append)
+        for kernel in source.kernels():
+            kernels += 1
+            rows += len(source.rows(kernel))
+    except StoreError as error:
+        wrong.append(str(error))
+    return {"place": str(place), "kernels": kernels, "rows": rows, "wrong": wrong}
+
+
+def _difference_json(found: KernelDifference) -> dict[str, Any]:
+    return {**vars(found), "kernel": list(found.kernel)}
+
+
+def _difference_line(found: KernelDifference) -> str:
+    counts = f"{found.only_first} measurements only here, {found.only_second} only there"
+    decided = f"{found.decided_by_first} and {found.decided_by_second} decisions"
+    return f"{'/'.join(found.kernel)}: {counts}; {decided}, {len(found.decided_otherwise)} decided otherwise"

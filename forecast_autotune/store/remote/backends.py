@@ -1,0 +1,231 @@
+"""Where a remote store is kept. Nothing else loads the clients of Redis and fsspec, and this only when asked to.
+
+An entry is a problem: `DEVICE/KERNEL/PROBLEM`, by the names that stores on disk have. It is a set of rows, each
+under the SHA-256 of its line. Nothing is ever replaced, so writers need no locks.
+
+| address | an entry is | a row is |
+|---|---|---|
+| `redis://`, `rediss://` | a hash `forecast_autotune:v1:ENTRY` | a field of it |
+| any other | a folder `ADDRESS/v1/ENTRY` | a line of a file in it, whose name is the SHA-256 of the file |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from forecast_autotune.errors import StoreError
+from forecast_autotune.settings import Settings
+from forecast_autotune.store.files import VERSION
+from forecast_autotune.store.merging.rows import KernelName, KernelRows
+from forecast_autotune.store.remote.entries import Entry, entry_of, sound_rows
+
+MAX_ENTRY_BYTES = 16 * 1024 * 1024
+"""Of the rows of one problem that are read."""
+CONNECT_S, ANSWER_S = 1.0, 2.0
+"""Seconds that one step of a conversation may take."""
+_REDIS_PREFIX = "forecast_autotune"
+_SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD", "AUTH", "CREDENTIAL")
+
+
+class RemoteBackend(Protocol):
+    """A place for entries. Methods raise whatever the place's client raises."""
+
+    def entries(self) -> Iterator[Entry]:
+        """What is there."""
+        ...
+
+    def lines(self, entry: Entry) -> list[bytes]:
+        """The lines of an entry, in any order; none where there is no such entry."""
+        ...
+
+    def add(self, entry: Entry, lines: Mapping[str, bytes]) -> None:
+        """Add lines, by their digests."""
+        ...
+
+
+def open_backend(address: str) -> RemoteBackend:
+    """The place that an address names. Raises `SettingsError` for no address, `ImportError` without its client."""
+    address = Settings().with_(remote=address).remote
+    if address.startswith(("redis://", "rediss://")):
+        return RedisBackend(address)
+    return FileSystemBackend(address)
+
+
+class RedisBackend:
+    """Hashes on a Redis server. User and password come from REDIS_USERNAME and REDISCLI_AUTH."""
+
+    def __init__(self, address: str) -> None:
+        import redis
+
+        self._client: Any = redis.Redis.from_url(
+            address,
+            username=os.environ.get("REDIS_USERNAME") or None,
+            password=os.environ.get("REDISCLI_AUTH") or None,
+            socket_connect_timeout=CONNECT_S,
+            socket_timeout=ANSWER_S,
+        )
+
+    def entries(self) -> Iterator[Entry]:
+        """Keys of ours, by scanning."""
+        start = f"{_REDIS_PREFIX}:{VERSION}:"
+        for key in self._client.scan_iter(match=f"{start}*", count=1000):
+            parts = key.decode("utf-8", "replace").removeprefix(start).split("/")
+            if len(parts) == 3:
+                yield parts[0], parts[1], parts[2]
+
+    def lines(self, entry: Entry) -> list[bytes]:
+        """Values of a hash, in pieces."""
+        found, size = [], 0
+        for _, line in self._client.hscan_iter(_key(entry), count=500):
+            size += len(line)
+            if size > MAX_ENTRY_BYTES:
+                raise StoreError(f"an entry of more than {MAX_ENTRY_BYTES} bytes")
+            found.append(line)
+        return found
+
+    def add(self, entry: Entry, lines: Mapping[str, bytes]) -> None:
+        """Set the fields that are not there."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for digest, line in lines.items():
+                pipeline.hsetnx(_key(entry), digest, line)
+            pipeline.execute()
+
+
+def _key(entry: Entry) -> str:
+    return f"{_REDIS_PREFIX}:{VERSION}:{'/'.join(entry)}"
+
+
+class FileSystemBackend:
+    """Files of lines on whatever fsspec reaches. Credentials come from the environment of its clients."""
+
+    def __init__(self, address: str) -> None:
+        from fsspec.core import url_to_fs
+
+        self._files: Any
+        self._files, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
+        self._root = f"{root.rstrip('/')}/{VERSION}"
+
+    def entries(self) -> Iterator[Entry]:
+        """Folders three levels down."""
+        with contextlib.suppress(FileNotFoundError):
+            seen = set()
+            for path in self._files.find(self._root):
+                parts = path.rstrip("/").split("/")
+                if len(parts) >= 4 and (entry := (parts[-4], parts[-3], parts[-2])) not in seen:
+                    seen.add(entry)
+                    yield entry
+
+    def lines(self, entry: Entry) -> list[bytes]:
+        """The lines of all files of a folder."""
+        try:
+            listed = self._files.ls(self._folder(entry), detail=True)
+        except FileNotFoundError:
+            return []
+        files = [info for info in listed if str(info["name"]).endswith(".jsonl")]
+        if sum(int(info["size"] or 0) for info in files) > MAX_ENTRY_BYTES:
+            raise StoreError(f"an entry of more than {MAX_ENTRY_BYTES} bytes")
+        found: list[bytes] = []
+        for info in files:
+            data = self._files.cat_file(info["name"], start=0, end=int(info["size"] or 0))
+            name = str(info["name"]).rsplit("/", 1)[-1]
+            if f"{hashlib.sha256(data).hexdigest()}.jsonl" != name:
+                raise StoreError(f"{name} has other contents than were written")
+            found += data.splitlines(keepends=True)
+        return found
+
+    def add(self, entry: Entry, lines: Mapping[str, bytes]) -> None:
+        """Write one more file, unless it is there."""
+        data = b"".join(lines[digest] for digest in sorted(lines))
+        folder = self._folder(entry)
+        path = f"{folder}/{hashlib.sha256(data).hexdigest()}.jsonl"
+        if self._files.exists(path):
+            return
+        self._files.makedirs(folder, exist_ok=True)
+        if "file" in _protocols(self._files):
+            part = f"{path}.{os.getpid()}.part"
+            self._files.pipe_file(part, data)
+            self._files.mv(part, path)
+        else:
+            self._files.pipe_file(path, data)
+
+    def _folder(self, entry: Entry) -> str:
+        return "/".join((self._root, *entry))
+
+
+def _protocols(files: Any) -> tuple[str, ...]:
+    named = files.protocol
+    return (named,) if isinstance(named, str) else tuple(named)
+
+
+class RemoteRows:
+    """A remote store as commands merge it: slowly, in this process, raising what goes wrong."""
+
+    def __init__(self, address: str, backend: RemoteBackend) -> None:
+        self._address, self._backend = address, backend
+        self._listed: dict[KernelName, list[Entry]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its address."""
+        return self._address
+
+    def kernels(self) -> list[KernelName]:
+        """What there are rows of, in order. Raises `StoreError`."""
+        with self._told():
+            self._listed = {}
+            for entry in self._backend.entries():
+                self._listed.setdefault(entry[:2], []).append(entry)
+        return sorted(self._listed)
+
+    def rows(self, kernel: KernelName) -> KernelRows:
+        """All rows of a kernel whose problem is known. Raises `StoreError`."""
+        if self._listed is None:
+            self.kernels()
+        found = KernelRows()
+        for entry in (self._listed or {}).get(kernel, ()):
+            with self._told():
+                found = found.joined(sound_rows(self._backend.lines(entry)))
+        return found.with_problems()[0]
+
+    def add(self, kernel: KernelName, rows: KernelRows) -> int:
+        """Add what is not there; returns how many rows changed it. Raises `StoreError`."""
+        by_problem: dict[str, KernelRows] = {}
+        for row in rows:
+            by_problem.setdefault(row.problem, KernelRows()).add(row)
+        count = 0
+        for name, mine in by_problem.items():
+            entry = entry_of(kernel, name)
+            with self._told():
+                fresh = mine.missing_from(sound_rows(self._backend.lines(entry)))
+                if fresh:
+                    self._backend.add(entry, {row.digest: row.line for row in fresh})
+            count += len(fresh)
+        self._listed = None
+        return count
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except ImportError:
+            raise
+        except Exception as error:
+            raise StoreError(f"{self._address}: {plain_reason(error)}") from None
+
+
+def remote_rows(address: str) -> RemoteRows:
+    """The remote store at an address. Raises `SettingsError` for no address, `ImportError` without its client."""
+    return RemoteRows(address, open_backend(address))
+
+
+def plain_reason(error: BaseException) -> str:
+    """What went wrong, as one short line without the secrets that the environment holds."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    for name, value in os.environ.items():
+        if len(value) >= 4 and any(part in name.upper() for part in _SECRET):
+            text = text.replace(value, "***")
+    return text[:200]

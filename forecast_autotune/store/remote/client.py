@@ -1,0 +1,365 @@
+"""A process's side of a remote store: what it asks for, what it hands on, and what it does not wait for.
+
+Nothing here opens a connection: a daemon thread passes bytes to and from a worker process (`worker`). What a
+tuner measured goes into a queue of bounded size and from there, in batches, to the worker; a full queue drops
+what is newest, which the store on disk has anyway. A question waits for at most `wait_s`; after one that was
+answered too late, no other waits until the remote store is quick again. Whatever goes wrong costs one warning:
+the worker is ended, and nothing is asked of the remote store for a while.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.store.files import StoreNotes
+from forecast_autotune.store.remote.frames import FrameError, encode_frame, read_frame, write_frame
+
+QUEUE_BYTES = 4 * 1024 * 1024
+"""Of what waits to be written."""
+BATCH_S = 0.25
+"""How long a row waits for others before it is sent."""
+BATCH_BYTES = 256 * 1024
+MAX_ANSWERS = 64
+"""Answers that came too late to be waited for, and are kept for who asks again."""
+START_S, ANSWER_S = 20.0, 6.0
+"""Seconds until the worker is ready, and until it answers, before it is ended."""
+PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
+"""How long nothing is asked after a failure; twice as long after each further one."""
+EXIT_S = 1.0
+"""How long the end of a program waits until what it measured is handed to the worker."""
+
+WORKER = "forecast_autotune.store.remote.worker"
+_VARIABLE = "FORECAST_AUTOTUNE_REMOTE"
+
+
+@dataclass
+class RemoteCounts:
+    """What a client did, for tests and for those who look."""
+
+    asked: int = 0
+    answered: int = 0
+    """In time."""
+    sent: int = 0
+    """Rows that the remote store took."""
+    dropped: int = 0
+    """Rows that it did not get."""
+    failures: int = 0
+
+
+@dataclass
+class _Queue:
+    """Rows that wait to be written, by problem."""
+
+    rows: OrderedDict[tuple[str, ...], list[str]] = field(default_factory=OrderedDict)
+    size: int = 0
+    since: float = 0.0
+
+
+class RemoteClient:
+    """One remote store, shared by all threads of a process.
+
+    Args:
+        address: as in FORECAST_AUTOTUNE_REMOTE.
+        notes: is told of the first thing that goes wrong.
+        wait_s: the most seconds that `ask` takes.
+        command: what starts a worker, for tests.
+        pause_s: how long nothing is asked after a failure.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        notes: StoreNotes,
+        wait_s: float,
+        *,
+        command: Sequence[str] = (sys.executable, "-P", "-m", WORKER),
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self.address, self.wait_s = address, wait_s
+        self.counts = RemoteCounts()
+        self._notes, self._command, self._pause_s = notes, command, pause_s
+        self._failed_s = pause_s
+        self._reset()
+        _CLIENTS.add(self)
+
+    def _reset(self) -> None:
+        self._news = threading.Condition()
+        self._queue = _Queue()
+        self._questions: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, ...], list[bytes]] = OrderedDict()
+        self._prompt = True
+        """Whether the last answer came within `wait_s`."""
+        self._silent_until = 0.0
+        self._thread: threading.Thread | None = None
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._requests = 0
+        self._busy = False
+        self._closing = False
+
+    # --- what a program's own threads call ---
+
+    def start(self) -> None:
+        """Start the worker, so that the first question does not wait for that."""
+        with self._news:
+            self._awaken()
+
+    def offer(self, entry: Sequence[str], problem_id: str, lines: Sequence[bytes]) -> None:
+        """Hand rows of a problem on, some time. Takes microseconds, whatever the remote store does."""
+        name = (*entry, problem_id)
+        size = sum(map(len, lines))
+        with self._news:
+            if self._queue.size + size > QUEUE_BYTES or self._closing:
+                self.counts.dropped += len(lines)
+                return
+            if not self._queue.rows:
+                self._queue.since = time.monotonic()
+            self._queue.rows.setdefault(name, []).extend(line.decode("ascii") for line in lines)
+            self._queue.size += size
+            self._awaken()
+
+    def ask(self, entry: Sequence[str], problem_id: str) -> list[bytes] | None:
+        """Lines that the remote store holds of a problem; None where it does not say so in time."""
+        name = (*entry, problem_id)
+        with self._news:
+            if name not in self._answers:
+                if self._closing or time.monotonic() < self._silent_until:
+                    return None
+                self.counts.asked += 1
+                self._questions[name] = None
+                if len(self._questions) > MAX_ANSWERS:
+                    self._questions.popitem(last=False)
+                self._awaken()
+                if self._prompt:
+                    self._prompt = self._news.wait_for(lambda: name not in self._questions, self.wait_s)
+            found = self._answers.pop(name, None)
+            self.counts.answered += found is not None
+            return found
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was offered is written; whether it was. For commands and tests."""
+        with self._news:
+            self._queue.since = 0.0
+            self._awaken()
+            return self._news.wait_for(lambda: not self._queue.rows and not self._busy, timeout_s)
+
+    def close(self, timeout_s: float = EXIT_S) -> None:
+        """Hand on what is queued, and leave; the worker writes it and ends by itself."""
+        with self._news:
+            thread, self._closing = self._thread, True
+            self._news.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def _awaken(self) -> None:
+        if self._thread is None and not self._closing:
+            self._thread = threading.Thread(target=self._serve, name="forecast-autotune-remote", daemon=True)
+            self._thread.start()
+        self._news.notify_all()
+
+    # --- what the daemon thread does ---
+
+    def _serve(self) -> None:
+        try:
+            self._ready()
+        except FrameError as error:
+            self._fail(error)
+        while True:
+            with self._news:
+                self._news.wait_for(self._has_work, self._next_batch_s())
+                if self._closing and not self._queue.rows:
+                    break
+                if time.monotonic() < self._silent_until:
+                    if self._closing:
+                        break
+                    self._drop_questions()
+                    continue
+                question = next(iter(self._questions), None)
+                batch = self._take_batch() if question is None else None
+                self._busy = True
+            try:
+                if question is not None:
+                    self._get(question)
+                elif batch is not None:
+                    self._put(*batch)
+            except FrameError as error:
+                self._fail(error)
+                if batch is not None:
+                    self.counts.dropped += len(batch[1])
+            finally:
+                with self._news:
+                    self._busy = False
+                    self._news.notify_all()
+        self._end_worker(kill=False)
+
+    def _has_work(self) -> bool:
+        if self._closing:
+            return True
+        if time.monotonic() < self._silent_until:
+            return bool(self._questions)
+        due = bool(self._queue.rows) and self._next_batch_s() == 0.0
+        return bool(self._questions) or due
+
+    def _next_batch_s(self) -> float | None:
+        """Seconds until something has to be done unasked; None: until something comes."""
+        now = time.monotonic()
+        if not self._queue.rows:
+            return None
+        if now < self._silent_until:
+            return self._silent_until - now
+        full = self._queue.size >= BATCH_BYTES or self._closing
+        return 0.0 if full else max(0.0, self._queue.since + BATCH_S - now)
+
+    def _take_batch(self) -> tuple[tuple[str, ...], list[str]] | None:
+        if not self._queue.rows:
+            return None
+        name, lines = next(iter(self._queue.rows.items()))
+        taken: list[str] = []
+        size = 0
+        while lines and (not taken or size + len(lines[0]) <= BATCH_BYTES):
+            size += len(lines[0])
+            taken.append(lines.pop(0))
+        if not lines:
+            del self._queue.rows[name]
+        self._queue.size -= size
+        return name, taken
+
+    def _get(self, name: tuple[str, ...]) -> None:
+        begin = time.monotonic()
+        answer = self._request({"do": "get", "entry": name[:-1], "problem": name[-1]})
+        lines = answer.get("lines")
+        if not isinstance(lines, list) or not all(isinstance(line, str) and line.isascii() for line in lines):
+            raise FrameError("it does not speak the protocol")
+        with self._news:
+            self._prompt = time.monotonic() - begin <= self.wait_s
+            self._answers[name] = [line.encode("ascii") for line in lines]
+            if len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+            self._questions.pop(name, None)
+            self._failed_s = self._pause_s
+
+    def _put(self, name: tuple[str, ...], lines: list[str]) -> None:
+        request = {"do": "put", "entry": name[:-1], "lines": lines}
+        if self._closing:
+            # Nobody waits for an answer any more: the worker goes on for a while by itself.
+            self._send(request, time.monotonic() + EXIT_S)
+        else:
+            self._request(request)
+        self.counts.sent += len(lines)
+
+    def _ready(self) -> None:
+        if self._worker is None:
+            self._request({"do": "ready"}, START_S)
+
+    def _request(self, message: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
+        self._open_worker()
+        deadline = time.monotonic() + timeout_s
+        number = self._send(message, deadline)
+        assert self._worker is not None
+        assert self._worker.stdout is not None
+        answer = read_frame(self._worker.stdout.fileno(), deadline)
+        if answer.get("id") != number:
+            raise FrameError("it does not speak the protocol")
+        if "error" in answer:
+            raise FrameError(str(answer["error"])[:200])
+        return answer
+
+    def _send(self, message: dict[str, Any], deadline: float) -> int:
+        self._open_worker()
+        assert self._worker is not None
+        assert self._worker.stdin is not None
+        self._requests += 1
+        frame = encode_frame({**message, "id": self._requests})
+        write_frame(self._worker.stdin.fileno(), frame, deadline)
+        return self._requests
+
+    def _open_worker(self) -> None:
+        if self._worker is not None:
+            return
+        package = str(Path(__file__).parents[3])
+        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, _VARIABLE: self.address, "FORECAST_AUTOTUNE": "0", "PYTHONPATH": path}
+        try:
+            self._worker = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the program; what it measured is still written
+            )
+        except (OSError, ValueError) as error:
+            raise FrameError(f"no process can be started for it ({error})") from error
+        assert self._worker.stdin is not None
+        os.set_blocking(self._worker.stdin.fileno(), False)
+
+    def _end_worker(self, *, kill: bool) -> None:
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        with contextlib.suppress(OSError):
+            if kill:
+                worker.kill()
+            for stream in (worker.stdin, worker.stdout):
+                if stream is not None:
+                    stream.close()
+        # Unless it was ended it may still be writing: it ends by itself, soon after this process.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(None if kill else 0.2)
+        worker.returncode = 0 if worker.returncode is None else worker.returncode
+
+    def _fail(self, error: FrameError) -> None:
+        self._end_worker(kill=True)
+        with self._news:
+            self.counts.failures += 1
+            self._silent_until = time.monotonic() + self._failed_s
+            self._failed_s = min(2 * self._failed_s, LONGEST_PAUSE_S)
+            self._drop_questions()
+        said = f"the remote store {self.address} is not used for a while: {error}; tuning goes on without it"
+        with contextlib.suppress(Warning):  # where warnings are errors, this thread goes on all the same
+            self._notes.add(said, topic="remote")
+
+    def _drop_questions(self) -> None:
+        self._questions.clear()
+        self._news.notify_all()
+
+    def _after_fork(self) -> None:
+        # The worker and its pipes are the parent's. Closed, so that the worker hears of the parent's end.
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            for stream in (worker.stdin, worker.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            worker.returncode = 0
+        self._reset()
+
+
+_CLIENTS: weakref.WeakSet[RemoteClient] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    end = time.monotonic() + EXIT_S
+    for client in list(_CLIENTS):
+        client.close(max(0.0, end - time.monotonic()))
+
+
+def _reset_all_after_fork() -> None:
+    for client in list(_CLIENTS):
+        client._after_fork()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_all_after_fork)

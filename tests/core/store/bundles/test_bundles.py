@@ -1,0 +1,312 @@
+"""Bundles: what goes in is used elsewhere as it was decided; what was changed since is refused whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.errors import StoreError
+from forecast_autotune.records import Decision, Device, Evidence
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store, StoreWarning
+from forecast_autotune.store.bundles import discovery
+from forecast_autotune.store.bundles.manifest import MANIFEST, BundledFile, BundleError, Manifest
+from forecast_autotune.store.bundles.reading import Bundle
+from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
+from forecast_autotune.store.merging.merge import merge, row_digests
+from forecast_autotune.store.merging.row_stores import StoreFolder
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.testing import TableMeasurer, example_table
+from forecast_autotune.tuning.loop import TuningTask, tune
+from tests.core.store.bundles.bundled import PROBLEMS, bundle, filled
+from tests.core.store.stored import A100, H200, decided, measured, problem
+
+
+def reseal(folder: Path, change: Callable[[Manifest], Manifest] = lambda m: m) -> None:
+    """Make the manifest fit the files, as somebody would who wants to be believed."""
+    old = Manifest.of_bytes((folder / MANIFEST).read_bytes())
+    files = {
+        p.relative_to(folder).as_posix(): BundledFile.of(p.read_bytes())
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != MANIFEST
+    }
+    (folder / MANIFEST).write_bytes(change(replace(old, files=files)).sealed().to_bytes())
+
+
+def rows_file(folder: Path, kernel: str = "softmax") -> Path:
+    (found,) = folder.glob(f"rows/*/{kernel}-*.jsonl")
+    return found
+
+
+def test_a_bundle_holds_the_rows_and_no_code(tmp_path: Path) -> None:
+    opened = Bundle.open(bundle(tmp_path))
+    source = StoreFolder(tmp_path / "source")
+    assert row_digests(opened) == row_digests(source)
+    assert opened.manifest.carries == ()
+    text = b"".join(p.read_bytes() for p in opened.path.rglob("*.jsonl"))
+    assert b"module {}" not in text
+    assert b'"source":""' in text
+    covered = sorted(
+        (c.kernel, c.slug, c.problems, c.measurements, c.decisions) for c in opened.manifest.covers
+    )
+    assert covered == [
+        ("matmul", A100.slug, 1, 3, 1),
+        ("matmul", H200.slug, 2, 6, 2),
+        ("softmax", H200.slug, 1, 3, 1),
+    ]
+
+
+def test_equal_stores_give_equal_bundles(tmp_path: Path) -> None:
+    first, second = bundle(tmp_path / "1"), tmp_path / "2" / "bundle"
+    merged = StoreFolder(tmp_path / "merged")
+    merge([StoreFolder(tmp_path / "1" / "source")], merged)
+    write_bundle(merged, second)
+    names = sorted(p.relative_to(first) for p in first.rglob("*") if p.is_file())
+    assert [(first / n).read_bytes() for n in names] == [(second / n).read_bytes() for n in names]
+
+
+def test_sources_go_along_when_asked_for(tmp_path: Path) -> None:
+    opened = Bundle.open(bundle(tmp_path, BundleOptions(sources=True, kernel="soft")))
+    assert opened.manifest.carries == ("sources",)
+    assert [c.kernel for c in opened.manifest.covers] == ["softmax"]
+    assert b"module {}" in rows_file(opened.path).read_bytes()
+
+
+def test_a_bundle_needs_a_new_folder_and_something_to_hold(tmp_path: Path) -> None:
+    made = bundle(tmp_path)
+    with pytest.raises(StoreError, match="is not empty"):
+        write_bundle(StoreFolder(tmp_path / "source"), made)
+    with pytest.raises(StoreError, match="holds nothing"):
+        write_bundle(StoreFolder(tmp_path / "source"), tmp_path / "new", BundleOptions(kernel="conv"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_decision_without_its_rows_is_not_bundled(tmp_path: Path) -> None:
+    p = problem()
+    store = Store(tmp_path / "source")
+    store.add(p, measured(p, 32))
+    store.put_decision(p, decided(p, 16))
+    write_bundle(StoreFolder(tmp_path / "source"), tmp_path / "bundle")
+    assert Bundle.open(tmp_path / "bundle").manifest.covers[0].decisions == 0
+
+
+# --- refusal ---
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def drop_line(folder: Path) -> None:
+    path = rows_file(folder)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line for line in lines if b'"outcome":"ok"' not in line))
+    reseal(folder)
+
+
+def with_edited_row(folder: Path, **changes: object) -> None:
+    path = rows_file(folder)
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    lines[-1].update(changes)
+    text = "".join(json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n" for line in lines)
+    path.write_text(text)
+    reseal(folder)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (lambda b: flip(rows_file(b), 100), "other contents"),
+    "a cut file": (lambda b: os.truncate(rows_file(b), 50), "50 bytes, not"),
+    "a longer file": (lambda b: rows_file(b).open("ab").write(b"\n"), "more than|bytes, not"),
+    "a missing file": (lambda b: rows_file(b).unlink(), "is missing"),
+    "another file": (lambda b: (b / "rows" / "note.txt").write_text("x"), "does not belong"),
+    "a hidden file": (lambda b: (b / ".hidden").write_text("x"), "does not belong"),
+    "an empty folder": (lambda b: (b / "extra").mkdir(), "does not belong"),
+    "a linked folder": (lambda b: (b / "linked").symlink_to("/"), "does not belong"),
+    "no manifest": (lambda b: (b / MANIFEST).unlink(), "no manifest.json"),
+    "a cut manifest": (lambda b: os.truncate(b / MANIFEST, 200), "no manifest"),
+    "a space in the manifest": (
+        lambda b: (b / MANIFEST).write_bytes((b / MANIFEST).read_bytes() + b" "),
+        "edited",
+    ),
+    "a flipped bit in the manifest": (lambda b: flip(b / MANIFEST, 300), "manifest"),
+    "a pipe": (lambda b: (rows_file(b).unlink(), os.mkfifo(rows_file_path(b))), "named pipe"),
+    "a file of code, sealed": (
+        lambda b: ((b / "setup.py").write_text("x"), reseal(b)),
+        "nothing that a bundle",
+    ),
+    "a decision without rows, sealed": (drop_line, "rests on a time that is not there"),
+    "rows out of order, sealed": (
+        lambda b: (
+            rows_file(b).write_bytes(b"".join(reversed(rows_file(b).read_bytes().splitlines(keepends=True)))),
+            reseal(b),
+        ),
+        "not in order",
+    ),
+    "a foreign problem, sealed": (
+        lambda b: with_edited_row(b, problem="x"),
+        "not in order|does not describe|rests",
+    ),
+    "a wrong type, sealed": (lambda b: with_edited_row(b, stated_risk="high"), "is no record"),
+    "rows under another name, sealed": (
+        lambda b: (rows_file(b).rename(rows_file(b).with_name("other-0123.jsonl")), reseal(b)),
+        "another kernel",
+    ),
+    "covers nothing, sealed": (lambda b: reseal(b, lambda m: replace(m, covers=())), "covers something else"),
+    "another time, sealed": (lambda b: reseal(b, lambda m: replace(m, newest="")), "another time"),
+    "untold code, sealed": (
+        lambda b: reseal(b, lambda m: replace(m, carries=("compiled",))),
+        "whether it carries",
+    ),
+    "unknown code, sealed": (lambda b: reseal(b, lambda m: replace(m, carries=("magic",))), "unknown kinds"),
+}
+_PLACES: dict[Path, Path] = {}
+
+
+def rows_file_path(folder: Path) -> Path:
+    return _PLACES[folder]
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_was_changed_is_refused_whole_in_one_line(tmp_path: Path, name: str) -> None:
+    made = bundle(tmp_path)
+    _PLACES[made] = rows_file(made)
+    damage, said = DAMAGE[name]
+    damage(made)
+    with pytest.raises(BundleError, match=said) as refused:
+        Bundle.open(made)
+    assert str(refused.value).startswith(f"the bundle {made} is refused: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_files_may_be_links_as_hubs_lay_them_out(tmp_path: Path) -> None:
+    made = bundle(tmp_path)
+    for path in [p for p in made.rglob("*") if p.is_file()]:
+        blob = tmp_path / "blobs" / f"{path.parent.name}-{path.name}"
+        blob.parent.mkdir(exist_ok=True)
+        path.rename(blob)
+        path.symlink_to(blob)
+    assert len(Bundle.open(made).kernels()) == 3
+
+
+# --- layers ---
+
+
+@pytest.fixture
+def layered(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's empty store over a bundle."""
+    made = bundle(tmp_path)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(made))
+    return made
+
+
+def test_the_users_store_comes_first_and_is_the_only_one_written_to(layered: Path, root: Path) -> None:
+    p = problem()
+    before = {path: path.read_bytes() for path in layered.rglob("*") if path.is_file()}
+    store = Store.default()
+    assert store.decision(p) == replace(decided(p), at="2026-01-01T00:00:00+00:00", median_ms=0.5)
+    assert len(store.measurements(p)) == 3
+    store.add(p, measured(p, 128, 0.25, "2026-02-01"))
+    store.put_decision(p, decided(p, 128))
+    assert store.decision(p) == decided(p, 128)
+    assert [m.candidate for m in store.measurements(p)][-1] == measured(p, 128).candidate
+    assert len(Store(root).measurements(p)) == 1, "a store that is opened by its path is that store"
+    assert {path: path.read_bytes() for path in layered.rglob("*") if path.is_file()} == before
+
+
+def test_what_was_merged_from_a_bundle_is_not_counted_twice(layered: Path, root: Path) -> None:
+    merge([Bundle.open(layered)], StoreFolder(root))
+    assert len(Store.default().measurements(problem())) == 3
+
+
+def test_relatives_come_from_bundles_too(layered: Path) -> None:
+    found = Store.default().relatives(problem(512))
+    assert {r.problem.id for r in found} >= {problem().id, problem(2048).id}
+
+
+def test_bundles_are_asked_in_order_and_a_refused_one_is_left_out(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = bundle(tmp_path / "1"), bundle(tmp_path / "2")
+    p = problem()
+    flip(rows_file(first), 10)
+    places = os.pathsep.join([str(tmp_path / "nowhere"), str(first), "", str(second)])
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", places)
+    store = Store.default()
+    with pytest.warns(StoreWarning) as told:
+        assert store.decision(p) is not None
+    assert [str(w.message).split(" is refused")[0] for w in told] == [
+        f"the bundle {tmp_path / 'nowhere'}",
+        f"the bundle {first}",
+    ]
+    assert [b.path for b in store._layers.bundles] == [second]
+
+
+def test_a_folder_beside_the_program_and_packages_are_found(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = tmp_path / "app" / discovery.BESIDE / "h200"
+    bundle(tmp_path).rename(tmp_path / "made")
+    shutil.copytree(tmp_path / "made", beside)
+    shutil.copytree(tmp_path / "made", tmp_path / "shelf" / "kernels_of_mine" / "tuned")
+    (tmp_path / "shelf" / "kernels_of_mine" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path / "shelf"))
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", str(tmp_path / "app" / "serve.py"), raising=False
+    )
+    entries = [
+        EntryPoint(name, value, discovery.GROUP)
+        for name, value in (("mine", "kernels_of_mine.tuned"), ("gone", "no_such_package.tuned"))
+    ]
+    monkeypatch.setattr(discovery, "entry_points", lambda group: EntryPoints(entries))
+    found = discovery.bundle_folders()
+    assert found[0] == beside
+    assert found[2] == tmp_path / "shelf" / "kernels_of_mine" / "tuned"
+    assert "the bundle gone" in str(found[1])
+    with pytest.warns(StoreWarning, match="gone"):
+        assert Store.default().decision(problem()) is not None
+    assert "kernels_of_mine" not in sys.modules
+
+
+def test_a_bundled_decision_is_used_without_a_measurement(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = example_table()
+    measurers: list[TableMeasurer] = []
+
+    def decide(store: Store, **changes: object) -> Decision:
+        def measurer() -> TableMeasurer:
+            measurers.append(TableMeasurer(table, workers=2))
+            return measurers[-1]
+
+        task = TuningTask(table.problem, list(table.by_candidate()))
+        if device := changes.pop("device", None):
+            task.problem = replace(table.problem, id="another", device=device)  # type: ignore[arg-type]
+        settings = Settings().with_(**changes)
+        return tune(task, measurer, store=store, surrogate=AnalyticSurrogate(), settings=settings)
+
+    made = decide(Store(tmp_path / "ci"))
+    write_bundle(StoreFolder(tmp_path / "ci"), tmp_path / "bundle")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(tmp_path / "bundle"))
+    assert len(measurers) == 1
+    for mode in ("tune", "frozen", "skip"):
+        found = decide(Store.default(), mode=mode)
+        assert (found.chosen, found.evidence, found.measured) == (made.chosen, Evidence.STORED, 0)
+    assert len(measurers) == 1
+    again = decide(Store.default(), tolerance=0.03)
+    assert again.known >= made.measured, "its rows answer other settings, too"
+    with pytest.raises(LookupError, match="holds nothing"):
+        decide(Store.default(), mode="frozen", device=Device("another"))
+
+
+def test_filled_covers_every_problem(tmp_path: Path) -> None:
+    assert len(row_digests(filled(tmp_path))) == 4 * len(PROBLEMS)
