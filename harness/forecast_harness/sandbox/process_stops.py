@@ -22,7 +22,9 @@ STOP, CHECK, RESUME = b"S", b"?", b"C"
 """Questions: `STOP` is answered by an empty report at once and by the number of processes that go on once all
 others stand still; `CHECK` by the number of those that did not stand still since; `RESUME` by nothing."""
 
-_MOST_PASSES = 200
+_MOST_SETTLING_S = {True: 10.0, False: 2.0}
+"""Seconds until those that go on are counted, with a namespace and without. With one, none can be started any
+more, and those left only wait for a processor, on which they will stop."""
 _PASS_S = 0.0003
 _STANDING_STATES = "TtZXD"
 """Stopped, traced, dead, or within a system call after which it will stop."""
@@ -68,7 +70,8 @@ class ProcessStopper:
         """Wait until all stand still; how many do not: they fork faster than they can be stopped."""
         before: Mapping[int, int] | None = None
         running: list[int] = []
-        for _ in range(_MOST_PASSES):
+        limit = time.monotonic() + _MOST_SETTLING_S[self._alone]
+        while time.monotonic() < limit:
             states = {pid: linux.task_states(pid) for pid in self._processes()}
             running = [pid for pid, found in states.items() if set(found) - set(_STANDING_STATES)]
             self._used = {pid: linux.processor_time_ns(pid) for pid, found in states.items() if found}
@@ -80,7 +83,7 @@ class ProcessStopper:
                 if not self._alone:
                     self._signal(signal.SIGSTOP)
                 time.sleep(_PASS_S)
-        return len(running)
+        return max(1, len(running))
 
     def _moved(self) -> int:
         """How many have used a processor since they were stopped, or are new."""
