@@ -16,6 +16,8 @@ _STAGE_UNIT = 0.7
 """One more pipeline stage counts as this many doublings."""
 _CATEGORY_UNIT = 1.5
 """Two different words (booleans, strings, variants) are this many doublings apart."""
+_NO_REGISTER_LIMIT = 256
+"""What a `maxnreg` that is not given stands for: the next doubling beyond what can be named."""
 _COORDINATE_LIMIT = 1e6
 """Squares of larger coordinates are no numbers any more; a meta-parameter may be any integer."""
 
@@ -43,7 +45,9 @@ class ConfigEncoder:
             values = columns[name].values
             if len(values) < 2:
                 continue
-            if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+            if name == "maxnreg":
+                numeric.append((name, True))
+            elif all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
                 numeric.append((name, min(values) > 0 and name != "num_stages"))
             else:
                 words.append((name, tuple(sorted(set(map(repr, values))))))
@@ -82,6 +86,8 @@ class ConfigEncoder:
 
 
 def _coordinate(name: str, value: Scalar, logarithmic: bool) -> float:
+    if name == "maxnreg" and value is None:
+        value = _NO_REGISTER_LIMIT
     if not isinstance(value, int | float):
         return 0.0
     if logarithmic:

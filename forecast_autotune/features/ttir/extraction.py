@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forecast_autotune.features.devices import COMPILE_OPTIONS
 from forecast_autotune.features.ttir import coalescing, tensors
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.features.ttir.integers import ASSUMED_EXTENT, IntegerAnalysis
@@ -58,8 +59,11 @@ _CONVERSIONS = frozenset(("tt.trans", "tt.reshape", "tt.join", "tt.split", "tt.c
 
 
 def assignment_key(kwargs: Mapping[str, Scalar]) -> str:
-    """The canonical name of a constexpr assignment: `A=1,B=2`, sorted by parameter name."""
-    return ",".join(f"{name}={kwargs[name]}" for name in sorted(kwargs))
+    """The canonical name of a constexpr assignment: `A=1,B=2`, sorted by parameter name.
+
+    Without the compiler's own options, which TTIR does not depend on.
+    """
+    return ",".join(f"{name}={kwargs[name]}" for name in sorted(kwargs) if name not in COMPILE_OPTIONS)
 
 
 def assignment_of(candidate: Candidate) -> str:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from forecast_autotune.features.devices import device_spec, is_known_device
+from forecast_autotune.features.devices import (
+    datasheet_device,
+    device_spec,
+    is_known_device,
+    is_measured_device,
+)
 from forecast_autotune.records import Device
 
 
@@ -55,3 +60,54 @@ def test_what_the_driver_reports_replaces_the_datasheet() -> None:
     device = Device("NVIDIA A40", multiprocessors=12, l2_bytes=7, shared_memory_bytes=5)
     found = device_spec(device)
     assert (found.multiprocessors, found.l2_bytes, found.shared_memory_bytes) == (12, 7, 5)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"])
+def test_a_device_of_the_measured_architecture_counts_as_measured(name: str) -> None:
+    assert is_measured_device(Device(name))
+    assert is_measured_device(Device(name, "cuda", "90"))
+
+
+@pytest.mark.parametrize(
+    "model", ["mi300x", "mi355x", "rx 7900 xtx", "b200", "rtx 5090", "gpu max 1550", "a100"]
+)
+def test_a_datasheet_alone_is_no_measurement(model: str) -> None:
+    device = datasheet_device(model)
+    assert is_known_device(device)
+    assert not is_measured_device(device)
+
+
+def test_a_device_like_no_model_but_of_the_measured_architecture_counts_as_measured() -> None:
+    device = Device("null H800", "cuda", "90")
+    assert is_measured_device(device)
+    assert not is_known_device(device)
+
+
+def test_an_architecture_says_what_a_multiprocessor_holds() -> None:
+    cdna = device_spec(datasheet_device("mi300x"))
+    assert (cdna.backend, cdna.warp_size, cdna.registers, cdna.shared_memory_bytes) == (
+        "hip",
+        64,
+        131072,
+        65536,
+    )
+    blackwell, consumer = device_spec(datasheet_device("b200")), device_spec(datasheet_device("rtx 5090"))
+    assert blackwell.warp_groups
+    assert blackwell.tensor_memory_bytes == 256 * 1024
+    assert not consumer.warp_groups
+    assert (consumer.threads, consumer.programs, consumer.shared_memory_bytes) == (1536, 24, 99 * 1024)
+
+
+def test_a_device_of_an_unknown_model_has_the_limits_of_its_target() -> None:
+    spec = device_spec(Device("AMD Instinct of tomorrow", "hip", "gfx950"))
+    assert (spec.warp_size, spec.shared_memory_bytes) == (64, 160 * 1024)
+
+
+def test_no_two_models_share_a_directory() -> None:
+    models = ("mi300a", "mi300x", "mi325x", "mi355x", "b200", "gb200", "h200", "rtx 5080", "rtx 5090")
+    assert len({datasheet_device(model).slug for model in models}) == len(models)
+
+
+def test_a_model_without_a_datasheet_is_refused_with_those_that_have_one() -> None:
+    with pytest.raises(KeyError, match=r"no datasheet of 'voodoo 2': there are .*mi300x"):
+        datasheet_device("voodoo 2")

@@ -1,0 +1,128 @@
+"""Devices of other vendors and generations, of which Triton compiles for some anywhere: the whole path without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends import backends
+
+from forecast_autotune import autotune
+from forecast_autotune.features.devices import datasheet_device
+from forecast_autotune.store import Store
+from forecast_integrations.device import current_device
+from forecast_integrations.triton.null_device import null_device
+from tests.integrations.null import by_launch_options, double, fresh, launch
+
+MODELS = ("mi300x", "b200")
+
+
+@pytest.fixture(autouse=True)
+def _clean(clean_environment: None) -> None:
+    """No variable of the developer's decides a test, and kernels of a test are compiled in it."""
+
+
+def options(model: str) -> list[Any]:
+    """Configs of `double` with an option of the model's own backend."""
+    if model == "mi300x":
+        return [
+            triton.Config({"BLOCK": 128, "waves_per_eu": waves}, num_warps=warps, num_stages=2)
+            for waves in (0, 2)
+            for warps in (2, 4)
+        ]
+    return [
+        triton.Config({"BLOCK": 128}, num_warps=warps, num_stages=2, maxnreg=limit)
+        for limit in (None, 64)
+        for warps in (2, 4)
+    ]
+
+
+def compiled(kind: str, root: Path) -> int:
+    return len(list(root.rglob(f"*.{kind}")))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_kernel_is_forecast_compiled_and_tuned_for_a_device_that_is_not_here(
+    model: str, tmp_path: Path
+) -> None:
+    device = datasheet_device(model)
+    tuner = autotune(configs=options(model), key=["n"], store=tmp_path / "store")(fresh(double))
+    with null_device(by_launch_options, device=device):
+        kernel = launch(tuner)
+        assert current_device() == device
+    assert tuner.decision.measured >= 1
+    assert ("hsaco" if device.backend == "hip" else "cubin") in kernel.asm
+    (table,) = Store(tmp_path / "store").tables()
+    assert table.problem.device == device
+    assert {m.outcome for m in table.measurements} == {"ok"}
+    assert compiled("hsaco" if device.backend == "hip" else "cubin", tmp_path / "binaries") >= 1
+
+
+def test_devices_never_share_a_decision_a_measurement_or_a_binary(tmp_path: Path) -> None:
+    seen: dict[str, str] = {}
+    kernel = fresh(double)
+    for model in ("rtx 5090", "mi300x", "rtx 5090"):
+        tuner = autotune(configs=options(model), key=["n"], store=tmp_path / "store")(kernel)
+        with null_device(by_launch_options, device=datasheet_device(model)):
+            launched = launch(tuner)
+            again = model in seen
+            assert (tuner.decision.evidence == "stored") is again
+            assert launched.metadata.target.arch == (120 if model == "rtx 5090" else "gfx942")
+        seen[model] = launched.hash
+    tables = list(Store(tmp_path / "store").tables())
+    assert len({t.problem.id for t in tables}) == len({t.problem.device.slug for t in tables}) == 2
+    assert len(set(seen.values())) == 2
+
+
+def test_candidates_that_differ_in_the_compilers_options_are_traced_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from forecast_integrations.triton import trace
+
+    asked: list[int] = []
+    plain: Callable[..., Any] = trace.trace_many
+
+    def counted(fn: Any, args: Any, kwargs: Any, assignments: Any, **rest: Any) -> Any:
+        listed = list(assignments)
+        asked.append(len(listed))
+        return plain(fn, args, kwargs, listed, **rest)
+
+    monkeypatch.setattr(trace, "trace_many", counted)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", "threads")  # traced in this process
+    tuner = autotune(configs=options("mi300x"), key=["n"], store=False)(fresh(double))
+    with null_device(by_launch_options, device=datasheet_device("mi300x")):
+        launch(tuner)
+    assert sum(asked) == 1
+
+
+def test_an_interval_on_a_device_that_nobody_measured_is_wider(tmp_path: Path) -> None:
+    from forecast_autotune.features.trace import trace_many
+    from forecast_autotune.surrogates.factory import default_surrogate
+    from forecast_autotune.surrogates.protocol import Query
+    from forecast_integrations.triton import describe
+
+    x = torch.empty(4096)
+    listed = [triton.Config({"BLOCK": b}, num_warps=w) for b in (128, 256, 512) for w in (1, 2, 4, 8)]
+    by_candidate = describe.configs_by_candidate(listed)
+    named = {"x": x, "out": x, "n": 4096}
+    widths: dict[str, float] = {}
+    for model in ("h200", "mi300x", "b200"):
+        with null_device(device=datasheet_device(model)):
+            grid = lambda meta: (triton.cdiv(4096, meta["BLOCK"]),)  # noqa: E731
+            problem = describe.describe(double, describe.kernel_record(double), named, ("4096",), grid)
+            values = [dict(c.kwargs) for c in listed]
+            texts = {k: t for k, t in trace_many(double, (x, x, 4096), {}, values) if isinstance(t, str)}
+        grids = describe.launch_grids(by_candidate, grid, named, double)
+        found = default_surrogate().forecast(Query(problem, list(by_candidate), grids, ttir=texts))
+        widths[model] = float(found.sd.mean()) * float(found.interval_factors[-1])
+        assert found.group == ("unknown device" if model != "h200" else "informed, few")
+    assert widths["mi300x"] > 1.2 * widths["h200"]
+    assert widths["b200"] > 1.2 * widths["h200"]
+
+
+def test_this_triton_compiles_for_both_vendors() -> None:
+    assert {"nvidia", "amd"} <= set(backends)
