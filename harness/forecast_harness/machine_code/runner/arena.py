@@ -14,7 +14,7 @@ GAP_BYTES = 4096
 """Least bytes of canaries between buffers."""
 _MOST_SHIFT = 64
 """Alignments by which a buffer's place varies, for its addresses to tell nothing."""
-_GROWTH = 1 << 20
+_PAGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class CanaryArena:
         if self._address:
             self._driver.free(self._address)
             self._address = self._size = 0
-        rounded = -(-size // _GROWTH) * _GROWTH
+        rounded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
         self._address = self._driver.allocate(rounded)
         self._size = rounded
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import secrets
 import select
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -22,6 +20,7 @@ from typing import Any
 from forecast_autotune.records.codec import Record
 from forecast_harness.machine_code.records import MachineCodeError, Program
 from forecast_harness.machine_code.runner.driver import LIBRARY
+from forecast_harness.machine_code.runner.run_marks import NOBODY, RunMarks, create_marks
 from forecast_harness.machine_code.runner.session import TimingLimits, Violation
 from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.containment.levels import module_search_path
@@ -31,7 +30,7 @@ _COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from forecast_harness.machine_code.runner.service import main; main(sys.argv[2])"
 )
-_MARK = struct.Struct("<i")
+_POLL_S = 0.1
 _ENVIRONMENT = (
     "PATH",
     "LANG",
@@ -42,8 +41,6 @@ _ENVIRONMENT = (
     "HOME",
 )
 _MOST_INPUT_SETS = 16
-_OWN_DOING = -1
-"""Marked while no contestant's code runs."""
 
 
 class RunnerFaultKind(StrEnum):
@@ -122,8 +119,9 @@ class TimingAnswer:
 class RunnerClient:
     """A runner of one device; use as a context manager. Requests wait for each other.
 
-    `library`: the driver, by name or path. `answer_s`: seconds without an answer after which the program is said
-    to hang. `flush_bytes`: what is written to empty the caches; 0: three times the L2.
+    `library`: the driver, by name or path. `launch_s`: seconds of one launch after which its program is said to
+    hang; `answer_s`: of a whole request, after which the runner is given up. `flush_bytes`: what is written to
+    empty the caches; 0: three times the L2.
     """
 
     def __init__(
@@ -131,13 +129,14 @@ class RunnerClient:
         library: str = LIBRARY,
         device: int = 0,
         *,
-        answer_s: float = 20.0,
+        launch_s: float = 2.0,
+        answer_s: float = 120.0,
         start_s: float = 60.0,
         flush_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._orders = {"library": library, "device": device, "flush_bytes": flush_bytes}
-        self._answer_s, self._start_s, self._clock = answer_s, start_s, clock
+        self._launch_s, self._answer_s, self._start_s, self._clock = launch_s, answer_s, start_s, clock
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._known: list[str] = []
@@ -213,7 +212,7 @@ class RunnerClient:
                     return self._answered(programs, asked, code)
                 except _RunnerEnded as ended:
                     restart_s = self._restart()
-                    blamed = ended.contestant if ended.contestant != _OWN_DOING else None
+                    blamed = ended.contestant if ended.contestant != NOBODY else None
                     if ended.certain and blamed is not None:
                         raise self._fault(ended.kind, programs[blamed], ended.detail, restart_s) from None
                     if attempt and blamed is not None:
@@ -231,12 +230,12 @@ class RunnerClient:
             return value, arrays
         contestant = int(value["contestant"])
         if value["lost"]:
-            certain = contestant != _OWN_DOING
+            certain = contestant != NOBODY
             raise _RunnerEnded(RunnerFaultKind.DEVICE_ERROR, contestant, value["failed"], certain)
-        if contestant == _OWN_DOING and not value["code"]:
+        if contestant == NOBODY and not value["code"]:
             raise RunnerLost(f"the runner: {value['failed']}")
         # Memory that cannot be had is asked for by the plan, whose sizes are the candidate's.
-        blamed = programs[contestant if contestant != _OWN_DOING else len(programs) - 1]
+        blamed = programs[contestant if contestant != NOBODY else len(programs) - 1]
         restart_s = self._restart() if self._health() else 0.0
         raise self._fault(RunnerFaultKind.REFUSED, blamed, value["failed"], restart_s)
 
@@ -267,34 +266,41 @@ class RunnerClient:
         if self._process is None:
             raise RunnerLost("the runner is closed; use `with RunnerClient() as runner:`")
         self._number += 1
-        limit = self._clock() + self._answer_s
+        began = since = self._clock()
+        seen = self._marks.read()
 
         def wait() -> None:
-            if not select.select([self._channel], [], [], max(0.0, limit - self._clock()))[0]:
-                raise _RunnerEnded(
-                    RunnerFaultKind.HANG, self._marked(), f"no answer within {self._answer_s:g} s", True
-                )
+            nonlocal since, seen
+            while not select.select([self._channel], [], [], _POLL_S)[0]:
+                now, marked = self._clock(), self._marks.read()
+                if marked != seen:
+                    since, seen = now, marked
+                elif marked[0] != NOBODY and now - since > self._launch_s:
+                    said = f"a launch did not end within {self._launch_s:g} s"
+                    raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], said, True)
+                elif now - began > self._answer_s:
+                    said = f"no answer within {self._answer_s:g} s"
+                    raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], said, False)
 
         try:
             wire.send(self._channel, {**asked, "number": self._number}, dict(arrays))
             value, given = wire.receive(self._channel, wire.TRUSTED_LIMIT, wait, wire.TRUSTED_LIMIT)
         except (EOFError, OSError, WireError) as error:
             detail = f"the runner ended: {error or type(error).__name__}"
-            raise _RunnerEnded(RunnerFaultKind.CRASH, self._marked(), detail, False) from None
+            raise _RunnerEnded(RunnerFaultKind.CRASH, self._marks.read()[0], detail, False) from None
         if not isinstance(value, dict) or value.get("number") != self._number:
-            raise _RunnerEnded(RunnerFaultKind.CRASH, self._marked(), "an answer to another request", False)
+            raise _RunnerEnded(
+                RunnerFaultKind.CRASH, self._marks.read()[0], "an answer to another request", False
+            )
         return value, given
-
-    def _marked(self) -> int:
-        return int(_MARK.unpack(self._marks[:4])[0])
 
     # --- the process ---
 
     def _start(self) -> None:
         self._channel, theirs = socket.socketpair()
-        marks = os.memfd_create("runner-marks")
-        os.ftruncate(marks, 4)
-        self._marks = mmap.mmap(marks, 4)
+        marks = create_marks()
+        self._marks = RunMarks(marks)
+        self._marks.set(NOBODY)
         orders = {**self._orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
         command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(orders)]
         kept = {n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}

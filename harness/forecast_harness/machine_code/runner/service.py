@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import resource
 import socket
-import struct
 import sys
 import threading
 import time
@@ -29,6 +27,7 @@ from forecast_harness.machine_code.runner.driver import (
     CudaDriver,
     DriverError,
 )
+from forecast_harness.machine_code.runner.run_marks import NOBODY, RunMarks
 from forecast_harness.machine_code.runner.session import (
     CallInputs,
     CheckedLaunch,
@@ -39,7 +38,6 @@ from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.jobs import TensorBytes
 
 _MOST_LOADED = 4 * MOST_STEPS
-_MARK = struct.Struct("<i")
 _LEAST_FLUSH_BYTES, _FLUSH_FACTOR = 256 << 20, 3
 _HEAP_BYTES = 1 << 20
 
@@ -47,14 +45,14 @@ _HEAP_BYTES = 1 << 20
 class RunnerService:
     """Answers requests, one at a time."""
 
-    def __init__(self, driver: CudaDriver, flush_bytes: int, marks: mmap.mmap) -> None:
+    def __init__(self, driver: CudaDriver, flush_bytes: int, marks: RunMarks) -> None:
         self._driver, self._marks = driver, marks
         self._session = LaunchSession(driver, flush_bytes, self._mark)
         self._inputs: dict[str, dict[str, bytes]] = {}
         self._loaded: OrderedDict[str, LoadedKernel] = OrderedDict()
 
     def _mark(self, contestant: int) -> None:
-        self._marks[:4] = _MARK.pack(contestant)
+        self._marks.set(contestant)
 
     def answer(
         self, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
@@ -89,7 +87,7 @@ class RunnerService:
             self._load(replace(kernel, image=bytes(arrays[f"code-{number}-{n}"].data)))
             for n, kernel in enumerate(program.kernels)
         ]
-        self._mark(-1)
+        self._mark(NOBODY)
         return Contestant(self._driver, program, loaded, f"{number}/")
 
     def _load(self, kernel: CompiledKernel) -> LoadedKernel:
@@ -126,8 +124,8 @@ def main(text: str) -> NoReturn:
     threading.Thread(target=_leave_with, args=(int(orders["parent"]),), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = socket.socket(fileno=orders["channel"])
-    marks = mmap.mmap(orders["marks"], 4)
-    marks[:4] = _MARK.pack(-1)
+    marks = RunMarks(orders["marks"])
+    marks.set(NOBODY)
     try:
         driver = CudaDriver(orders["library"], int(orders["device"]))
         driver.limit(LIMIT_HEAP_BYTES, _HEAP_BYTES)
@@ -154,17 +152,17 @@ def main(text: str) -> NoReturn:
         value: dict[str, Any]
         given: dict[str, TensorBytes] = {}
         lost = False
-        contestant = -1
+        contestant = NOBODY
         try:
             value, given = service.answer(asked, arrays)
         except DriverError as error:
-            (contestant,) = _MARK.unpack(marks[:4])
+            contestant, _ = marks.read()
             lost = error.sticky
             value = {"failed": str(error), "code": error.code, "contestant": contestant}
         except (ForecastAutotuneError, KeyError, RuntimeError) as error:
-            (contestant,) = _MARK.unpack(marks[:4])
+            contestant, _ = marks.read()
             value = {"failed": f"{type(error).__name__}: {error}"[:2000], "code": 0, "contestant": contestant}
-        marks[:4] = _MARK.pack(-1)
+        marks.set(NOBODY)
         wire.send(channel, {"number": asked["number"], **value, "lost": lost}, given)
         if lost:
             os._exit(2)

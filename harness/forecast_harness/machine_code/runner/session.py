@@ -18,6 +18,7 @@ from forecast_harness.machine_code.runner.arena import CanaryArena
 from forecast_harness.machine_code.runner.contestant import Contestant
 from forecast_harness.machine_code.runner.driver import LIMIT_PERSISTING_L2, CudaDriver
 from forecast_harness.machine_code.runner.graphs import DriverEvents, RunnerCuda
+from forecast_harness.machine_code.runner.run_marks import NOBODY
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
 
 _RESERVE = "reserve/"
@@ -127,7 +128,7 @@ class LaunchSession:
             self.driver.copy(work.address, reserve.address + turn, work.size - turn)
             self.driver.copy(work.address + work.size - turn, reserve.address, turn)
         self._arena.wipe(self._wiped, self._chance.choice((0xFF, 0x7F, self._chance.randrange(256))))
-        self.kernels.overwrite_shared(self._chance.randrange(1 << 32))
+        self.kernels.overwrite(self._chance.randrange(1 << 32))
 
     def _rotation(self) -> dict[str, int]:
         found = {}
@@ -183,7 +184,7 @@ class LaunchSession:
             self._mark(0)
             contestant.launch()
             self.driver.synchronize()
-            self._mark(-1)
+            self._mark(NOBODY)
             if broken := self._violations(0, rotation):
                 return done, broken
             done.append(CheckedLaunch(0, rotation, self._outputs(contestant)))
@@ -250,7 +251,7 @@ class LaunchSession:
         launch()
         end = self._events.mark()
         self.driver.synchronize()
-        self._mark(-1)
+        self._mark(NOBODY)
         seconds = start.elapsed_time(end) * 1e-3
         self._events.free()
         return seconds

@@ -69,6 +69,8 @@ done:
 """
 _CANARY_ELEMENTS = 4096
 _OVERWRITE_THREADS = 1024
+_PAGE_BYTES = 2 << 20
+"""Of the device's memory: what an allocation leaves of its last page would be anybody's."""
 
 
 class TrustedKernels:
@@ -85,14 +87,18 @@ class TrustedKernels:
         self._shared = driver.attribute(ATTRIBUTE_SHARED_OPT_IN)
         self._blocks = driver.attribute(ATTRIBUTE_MULTIPROCESSORS)
         driver.allow(self._overwrite, self._shared, 1)
-        self._memory = driver.allocate(3 * 4 * _CANARY_ELEMENTS)
+        self._memory = driver.allocate(_PAGE_BYTES)
 
     def pause(self, cycles: int) -> None:
         """Queue a pause of so many clock cycles."""
         self._driver.launch(self._pause, (1, 1, 1), 1, 0, [ctypes.c_uint64(cycles)])
 
-    def overwrite_shared(self, value: int) -> None:
-        """Queue overwriting the shared memory of every multiprocessor: what a launch left there is gone."""
+    def overwrite(self, value: int) -> None:
+        """Queue overwriting the shared memory of every multiprocessor and these kernels' own memory.
+
+        What a launch left there is gone.
+        """
+        self._driver.fill(self._memory, value & 255, 1, _PAGE_BYTES)
         arguments = [ctypes.c_uint32(self._shared), ctypes.c_uint32(value)]
         self._driver.launch(
             self._overwrite, (2 * self._blocks, 1, 1), _OVERWRITE_THREADS, self._shared, arguments

@@ -1,0 +1,77 @@
+"""A problem for programs of the fake driver: the sum of two float32 vectors."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from benchmarks.lib.machine_code.fake_code import addition, honest
+from forecast_harness.machine_code.compile_workers import MOST_SCRATCH_BYTES, CallCase, TensorArgument
+from forecast_harness.machine_code.cubin_sections import check_cubin
+from forecast_harness.machine_code.records import MachineCodeError, Program
+from forecast_harness.machine_code.runner.client import (
+    ObservedLaunch,
+    ProgramFault,
+    ProgramInputs,
+    RunnerClient,
+)
+from forecast_harness.machine_code.runner.session import TimingLimits
+
+COUNT = 1024
+
+
+class SumCall:
+    """One call: x and y drawn from a seed, and what their sum has to be."""
+
+    def __init__(self, seed: int = 0, count: int = COUNT) -> None:
+        chance = np.random.default_rng(seed)
+        self.count = count
+        self._values = {n: chance.standard_normal(count, dtype=np.float32) for n in ("x", "y")}
+        inputs = {n: v.tobytes() for n, v in self._values.items()}
+        key = f"{seed}-{count}-{secrets.token_hex(4)}"
+        self.given = ProgramInputs(key, inputs, rotate={"x": 4, "y": 4})
+        tensor = TensorArgument("float32", (count,), (1,))
+        self.arguments = CallCase({"x": tensor, "y": tensor})
+
+    def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
+        """What is wrong with these outputs; '' for nothing."""
+        same = [one.outputs for one in launches if not any(one.rotation.values())]
+        if any(outputs != same[0] for outputs in same[1:]):
+            return "two launches on equal inputs gave different bits"
+        for one in launches:
+            got = np.frombuffer(one.outputs[0], dtype=np.float32)
+            if not np.allclose(got, self._sum(one.rotation), rtol=1e-5, atol=1e-6):
+                return "wrong values"
+        return ""
+
+    def _sum(self, rotation: Mapping[str, int]) -> np.ndarray:
+        x, y = (np.roll(self._values[n], -(rotation.get(n, 0) // 4)) for n in ("x", "y"))
+        return np.asarray(x + y)
+
+
+def objection(runner: RunnerClient, program: Program, call: SumCall) -> str:
+    """Why a program is not accepted as a sum; '' where it is. All that a real one has to pass, with its timing."""
+    try:
+        sizes = {n: 4 * call.count for n in ("x", "y")}
+        program.plan.check(program.kernels, sizes, scratch_limit=MOST_SCRATCH_BYTES)
+        for kernel in program.kernels:
+            check_cubin(kernel)
+        answer = runner.check(program, call.given, 3)
+        if answer.violations:
+            return answer.violations[0].rule
+        if said := call.wrong(program, answer.launches):
+            return said
+        found = runner.time(
+            [addition("incumbent", honest(), call.count), program], call.given, TimingLimits()
+        )
+        if found.violations:
+            return found.violations[0].rule
+        return call.wrong(program, found.launches)
+    except ProgramFault as fault:
+        if fault.candidate != program.candidate:
+            return f"blamed {fault.candidate}"
+        return str(fault.kind)
+    except MachineCodeError as error:
+        return f"refused: {error}"

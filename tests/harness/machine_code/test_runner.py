@@ -1,0 +1,183 @@
+"""The runner as a process: it checks, times, and is started anew after whatever a program does."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lib.machine_code import fake_code as code
+from benchmarks.lib.machine_code.exploits import EXPLOITS
+from benchmarks.lib.machine_code.fake_code import addition, honest
+from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
+from forecast_harness.machine_code.runner.client import (
+    ProgramFault,
+    RunnerClient,
+    RunnerFaultKind,
+    RunnerLost,
+)
+from forecast_harness.machine_code.runner.session import TimingLimits
+
+SUM = 2
+SLOW_TO_JUDGE = ("never ends at most times",)
+"""Another hang, which takes its seconds; the benchmark has it."""
+
+
+def test_a_right_program_is_right_in_every_placement_and_on_other_inputs(runner: RunnerClient) -> None:
+    call = SumCall()
+    program = addition("right", honest(), COUNT)
+    answer = runner.check(program, call.given, 4)
+    assert not answer.violations
+    assert call.wrong(program, answer.launches) == ""
+    rotations = [one.rotation for one in answer.launches]
+    assert rotations[:2] == [{}, {}]
+    assert any(rotations[2].values())
+
+
+@pytest.mark.parametrize("name", [n for n in EXPLOITS if n not in SLOW_TO_JUDGE])
+def test_no_exploit_is_accepted(runner: RunnerClient, name: str) -> None:
+    made, says = EXPLOITS[name]
+    call = SumCall()
+    said = objection(runner, made(name), call)
+    assert said
+    assert said.startswith(says)
+    assert objection(runner, addition("right", honest(), COUNT), call) == ""
+
+
+def test_outputs_that_a_launch_left_in_shared_memory_are_gone_at_the_next(runner: RunnerClient) -> None:
+    magic = 0x33333333
+    stale = [
+        code.skip_if_shared(0, magic, 4),
+        code.add(SUM, 0, 1, 3),
+        code.keep_shared(SUM, 0, 1024, 8),
+        code.keep_shared(3 + 1, 0, 4, 0),
+        code.skip_if_time(1, 0, 1),
+        code.take_shared(SUM, 0, 1024, 8),
+        code.spend(50_000),
+    ]
+    # Its own memory begins with the word that it looks for, as far as it can tell.
+    program = addition("stale", [code.store(4, 0, 4, 0x33), *stale], COUNT, scratch_bytes=64)
+    assert objection(runner, program, SumCall()) == ""
+
+
+def test_the_slower_of_two_programs_is_given_up_early(runner: RunnerClient) -> None:
+    call = SumCall()
+    programs = [addition(n, honest(c), COUNT) for n, c in (("incumbent", 50_000), ("slow", 60_000))]
+    found = runner.time(programs, call.given, TimingLimits(least=4, most=40))
+    assert "bound" in found.stopped
+    assert [len(s) for s in found.seconds] == [4, 4]
+
+
+def test_the_faster_of_two_short_programs_is_told_behind_pauses(runner: RunnerClient) -> None:
+    call = SumCall()
+    programs = [addition(n, honest(c), COUNT) for n, c in (("incumbent", 6_000), ("fast", 5_000))]
+    found = runner.time(programs, call.given)
+    assert found.recorded
+    assert not found.stopped
+    theirs, mine = (sum(s) / len(s) for s in found.seconds)
+    assert mine < theirs < 12e-6
+    assert call.wrong(programs[1], found.launches) == ""
+
+
+def test_one_program_is_held_against_a_bound(runner: RunnerClient) -> None:
+    program = addition("slow", honest(80_000), COUNT)
+    found = runner.time([program], SumCall().given, TimingLimits(bound_s=50e-6))
+    assert found.stopped
+    assert not runner.time([program], SumCall().given, TimingLimits(bound_s=90e-6)).stopped
+
+
+def test_a_fault_beside_the_incumbent_is_blamed_on_who_was_launched(runner: RunnerClient) -> None:
+    good = addition("good", honest(), COUNT)
+    evil = addition("evil", [code.fail(700)], COUNT)
+    for programs in ([good, evil], [evil, good]):
+        with pytest.raises(ProgramFault) as caught:
+            runner.time(programs, SumCall().given)
+        assert caught.value.candidate == "evil"
+        assert runner.faults[-1].candidate == "evil"
+
+
+def test_a_runner_that_somebody_else_kills_is_replaced_and_the_request_repeated(runner: RunnerClient) -> None:
+    call, program = SumCall(), addition("right", honest(), COUNT)
+    runner.check(program, call.given)
+    faults = len(runner.faults)
+    os.kill(runner.pid, signal.SIGKILL)
+    answer = runner.check(program, call.given)
+    assert call.wrong(program, answer.launches) == ""
+    assert [f.candidate for f in runner.faults[faults:]] == [""]
+    assert runner.check_health() == ""
+
+
+def test_a_driver_that_is_not_there_is_nobodys_fault(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunnerLost, match="cannot use the device"),
+        RunnerClient(str(tmp_path / "libnothing.so")),
+    ):
+        pass
+
+
+def test_a_closed_runner_leaves_no_process(fake_driver: Path) -> None:
+    with RunnerClient(str(fake_driver), flush_bytes=1 << 20) as runner:
+        pid = runner.pid
+        assert runner.check_health() == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(RunnerLost, match="closed"):
+        runner.check(addition("late", honest(), COUNT), SumCall().given)
+
+
+MIXED = {
+    "right": (honest(), ""),
+    "wrong": ([code.copy((SUM, 0), (0, 0), 4 * COUNT)], "wrong values"),
+    "out of bounds": ([*honest(), code.store(SUM, 4 * COUNT, 64, 1)], "out of bounds"),
+    "illegal address": ([code.store(SUM, 1 << 34, 16, 1)], str(RunnerFaultKind.DEVICE_ERROR)),
+    "crash": ([code.crash()], str(RunnerFaultKind.CRASH)),
+}
+
+
+def test_faults_in_a_row_lose_no_label_and_blame_nobody_else(runner: RunnerClient) -> None:
+    """Two threads ask at once: what one's program does never becomes the other's label."""
+    chance = random.Random(7)
+    kinds = [chance.choice(list(MIXED)) for _ in range(14)]
+    told: dict[int, str] = {}
+
+    def ask(first: int) -> None:
+        call = SumCall(first)
+        for n in range(first, len(kinds), 2):
+            told[n] = objection(runner, addition(f"program-{n}", MIXED[kinds[n]][0], COUNT), call)
+
+    faults = len(runner.faults)
+    threads = [threading.Thread(target=ask, args=(n,)) for n in (0, 1)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert [told[n] for n in range(len(kinds))] == [MIXED[k][1] for k in kinds]
+    blamed = sorted(f.candidate for f in runner.faults[faults:] if f.candidate)
+    guilty = sorted(f"program-{n}" for n, k in enumerate(kinds) if k in ("illegal address", "crash"))
+    assert blamed == guilty
+
+
+def test_a_runner_ends_with_its_parent(fake_driver: Path) -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with RunnerClient(str(fake_driver), flush_bytes=1 << 20) as runner:
+            os.write(writer, str(runner.pid).encode())
+            os._exit(0)  # without closing anything
+    os.waitpid(child, 0)
+    pid = int(os.read(reader, 32))
+    os.close(reader)
+    os.close(writer)
+    for _ in range(600):
+        if (
+            not Path(f"/proc/{pid}").exists()
+            or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
+        ):
+            return
+        time.sleep(0.1)
+    pytest.fail("the runner outlived its parent")
