@@ -96,6 +96,7 @@ NOT_FAST = {
     "core/llm/test_prompt.py",
     "core/llm/test_serving.py",
     "core/report/test_report.py",
+    "core/store/remote/test_remote_store.py",
     "core/tuning/test_replay.py",
 }
 

@@ -28,6 +28,8 @@ MAX_ENTRY_BYTES = 16 * 1024 * 1024
 CONNECT_S, ANSWER_S = 1.0, 2.0
 """Seconds that one step of a conversation may take."""
 _REDIS_PREFIX = "forecast_autotune"
+_FOLDERS = {"file", "local", "sftp", "ssh", "smb", "hdfs", "arrow_hdfs", "webhdfs", "dbfs", "memory"}
+"""Of fsspec's protocols: those where a file needs a folder."""
 _SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD", "AUTH", "CREDENTIAL")
 
 
@@ -144,7 +146,8 @@ class FileSystemBackend:
         path = f"{folder}/{hashlib.sha256(data).hexdigest()}.jsonl"
         if self._files.exists(path):
             return
-        self._files.makedirs(folder, exist_ok=True)
+        if _FOLDERS & set(_protocols(self._files)):  # elsewhere it could make a bucket
+            self._files.makedirs(folder, exist_ok=True)
         if "file" in _protocols(self._files):
             part = f"{path}.{os.getpid()}.part"
             self._files.pipe_file(part, data)
