@@ -49,20 +49,14 @@ _SPECIAL = frozenset(
     ("arith.divf", "arith.remf", "tt.precise_sqrt", "tt.precise_divf", "tt.extern_elementwise")
 )
 _ELEMENTWISE = frozenset(
-    (
-        *("tt.addptr", "tt.clampf", "tt.fp_to_fp", "tt.int_to_ptr", "tt.ptr_to_int", "tt.mulhiui"),
-        "tt.elementwise_inline_asm",
-    )
-)
+    ("tt.addptr", "tt.clampf", "tt.fp_to_fp", "tt.int_to_ptr", "tt.ptr_to_int", "tt.mulhiui")
+) | {"tt.elementwise_inline_asm"}
 _FREE = frozenset(("arith.constant", "arith.bitcast"))
 _CONVERSIONS = frozenset(("tt.trans", "tt.reshape", "tt.join", "tt.split", "tt.cat", "tt.gather"))
 
 
 def assignment_key(kwargs: Mapping[str, Scalar]) -> str:
-    """The canonical name of a constexpr assignment: `A=1,B=2`, sorted by parameter name.
-
-    Without the compiler's own options, which TTIR does not depend on.
-    """
+    """The canonical name of a constexpr assignment: `A=1,B=2`, sorted; without what only the compiler reads."""
     return ",".join(f"{name}={kwargs[name]}" for name in sorted(kwargs) if name not in COMPILE_OPTIONS)
 
 
