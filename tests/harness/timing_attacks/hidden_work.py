@@ -187,7 +187,8 @@ replace(inside.BlockStore, "patch", wrapped)
 
 _TIMER = """
 class Event(ctypes.Structure):
-    _fields_ = [("value", ctypes.c_void_p), ("number", ctypes.c_int), ("how", ctypes.c_int), ("rest", ctypes.c_char * 48)]
+    _fields_ = [("value", ctypes.c_void_p), ("number", ctypes.c_int), ("how", ctypes.c_int)]
+    _fields_ += [("rest", ctypes.c_char * 48)]
 
 
 class Interval(ctypes.Structure):

@@ -224,9 +224,10 @@ def answer(result):
 FINISHES_LATE = {
     "a_thread_fills_the_output": """
 def run(**given):
-    tensor = next(iter(given.values()))
-    found = torch.empty_like(honest(**given)) if "shape" not in kept else torch.empty(kept["shape"], dtype=kept["dtype"])
-    kept["shape"], kept["dtype"] = found.shape, found.dtype
+    key = tuple(t.shape for t in given.values())
+    if key not in kept:
+        kept[key] = honest(**given)
+    found = torch.empty_like(kept[key])
     source = {n: t.clone() for n, t in given.items()}
     threading.Thread(target=lambda: found.copy_(honest(**source)), daemon=True).start()
     return found

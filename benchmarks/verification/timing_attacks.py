@@ -1,0 +1,181 @@
+"""Claims: on a host no cheat of the clock is called faster, equals seldom are, and 2 % are found.
+
+    python -m benchmarks.verification.timing_attacks --out benchmarks/results/timing_attacks_cpu.json \
+        [--packs softmax matmul layer_norm] [--stages attacks equals gains] [--only TEXT] [--equals 30] [--gains 20]
+
+`attacks`: every variant of every family of `tests.harness.timing_attacks`, verified and then compared with the
+plain solution that it contains. `equals`: contests of a plain solution with itself. `gains`: contests of a
+solution whose launches take some milliseconds with one that is told to take 2 % less. Runs on the CPU alone,
+in one lane; other work on the machine makes it slower and more often undecided.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from forecast_harness.bench import BENCH_LIMITS
+from forecast_harness.packs import Pack, Solution, load_pack, make_solution
+from forecast_harness.sandbox.api import JobStatus, SandboxJob, SandboxLane
+from forecast_harness.timing.paired_comparison import DEFAULT_RULES, ComparisonOutcome, StoppingRules
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import verify
+from tests.harness.timing_attacks.families import sources
+
+PACKS = ("softmax", "matmul", "layer_norm")
+STAGES = ("attacks", "equals", "gains")
+GAIN = 0.02
+_TURNS = 3000
+_SPIN = """import torch
+
+scratch = torch.ones(4096)
+
+
+def run(x):
+    for _ in range({turns}):
+        scratch.mul_(1.0)
+    return torch.softmax(x, -1)
+"""
+_REFUSED = "refused"
+
+
+def contest(
+    pack: Pack, incumbent: Solution, candidate: Solution, lane: SandboxLane, rules: StoppingRules
+) -> Mapping[str, Any]:
+    """One contest's value: its `duel`, or who was `caught` and why."""
+    files = {"incumbent/solution.py": incumbent.source, "candidate/solution.py": candidate.source}
+    contestants = [
+        {"file": f"{folder}/solution.py", "entry": one.entry, "language": str(one.language)}
+        for folder, one in (("incumbent", incumbent), ("candidate", candidate))
+    ]
+    payload = {"pack": pack.to_json(), "contestants": contestants}
+    payload |= {"plan": VerificationPlan().to_json(), "rules": rules.to_json()}
+    result = lane.run(SandboxJob("forecast_harness.verify.timing_job:main", payload, files), BENCH_LIMITS)
+    if result.status is JobStatus.OK:
+        value: Mapping[str, Any] = result.value
+        return value
+    return {"caught": 1, "reasons": [{"code": str(result.fault), "detail": result.detail[-300:]}]}
+
+
+def try_attack(pack: Pack, name: str, source: str, lane: SandboxLane, rules: StoppingRules) -> dict[str, Any]:
+    """What becomes of one attack: refused with its reasons, or how its contests with the plain solution end."""
+    begin = time.perf_counter()
+    attack = make_solution(name, source)
+    verdict = verify(pack, attack, lane)
+    row: dict[str, Any] = {"found": _REFUSED, "reasons": [], "gains": [], "own_gains": []}
+    if not verdict.accepted:
+        row["reasons"] = [f"{r.code}: {r.detail[:160]}" for r in verdict.reasons]
+    while verdict.accepted and len(row["gains"]) < 2:
+        value = contest(pack, pack.solution("torch_plain"), attack, lane, rules)
+        if "caught" in value:
+            row["found"] = _REFUSED if value["caught"] == 1 else "incumbent refused"
+            row["reasons"] = [f"{r['code']}: {r['detail'][:160]}" for r in value["reasons"]]
+            break
+        row["found"] = value["duel"]["outcome"]
+        row["gains"].append(value["duel"]["gain"])
+        row["own_gains"].append(value["duel"].get("own_gain"))
+        if row["found"] != ComparisonOutcome.FASTER:
+            row["reasons"] = [value["duel"]["reason"]]
+            break
+    return {**row, "verify_s": round(verdict.seconds, 3), "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def summarize_attacks(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts of what was found, over all and by family."""
+    families = {r["family"]: [s for s in rows if s["family"] == r["family"]] for r in rows}
+    return {
+        "attacks": len(rows),
+        "families": len(families),
+        "packs": len({r["pack"] for r in rows}),
+        "called_faster": [
+            f"{r['pack']}: {r['family']}: {r['variant']}" for r in rows if r["found"] == "faster"
+        ],
+        "by_family": {name: dict(Counter(r["found"] for r in found)) for name, found in families.items()},
+        "median_verify_s": sorted(r["verify_s"] for r in rows)[len(rows) // 2] if rows else None,
+    }
+
+
+def summarize_contests(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Shares by outcome, and the median gain."""
+    told = [r["duel"] for r in rows if "duel" in r]
+    gains = sorted(d["gain"] for d in told)
+    return {
+        "contests": len(rows),
+        "outcomes": dict(Counter(d["outcome"] for d in told)),
+        "refused": [r["reasons"] for r in rows if "duel" not in r],
+        "median_gain": gains[len(gains) // 2] if gains else None,
+        "median_blocks": sorted(d["blocks"] for d in told)[len(told) // 2] if told else None,
+    }
+
+
+def _short(value: Mapping[str, Any]) -> dict[str, Any]:
+    if "duel" not in value:
+        return {"caught": value["caught"], "reasons": value["reasons"]}
+    return {"duel": {k: v for k, v in value["duel"].items() if k != "differences"}}
+
+
+def main() -> int:
+    """Run the benchmark."""
+    made = parser(__doc__)
+    made.add_argument("--packs", nargs="+", default=list(PACKS))
+    made.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
+    made.add_argument("--only", default="", help="attacks whose family or variant contains this")
+    made.add_argument("--blocks", type=int, default=60, help="most blocks of an attack's contest")
+    made.add_argument("--equals", type=int, default=30, help="contests of equals, all packs together")
+    made.add_argument("--gains", type=int, default=20, help="contests with a gain of 2 %%")
+    made.set_defaults(stub_only=True)
+    a = parse_arguments(made)
+    report = ResultFile(a, "on a host no cheat of the clock is called faster")
+    summary: dict[str, Any] = {}
+    packs = [load_pack(name) for name in a.packs]
+    with SandboxLane() as lane:
+        summary["level"] = lane.level.name.lower()
+        if "attacks" in a.stages:
+            rows = []
+            for pack in packs:
+                for (family, variant), source in sources(pack).items():
+                    if a.only and a.only not in family and a.only not in variant:
+                        continue
+                    found = try_attack(pack, variant, source, lane, StoppingRules(most=a.blocks))
+                    row = {"pack": pack.definition.name, "family": family, "variant": variant, **found}
+                    rows.append(row)
+                    report.add("attacks", row)
+                    say(
+                        f"{row['pack']}: {family}: {variant}: {row['found']} {row['gains']} {row['reasons']}"[
+                            :200
+                        ]
+                    )
+            summary["attacks"] = summarize_attacks(rows)
+        if "equals" in a.stages:
+            rows = []
+            for n in range(a.equals):
+                pack = packs[n % len(packs)]
+                plain = pack.solution("torch_plain")
+                row = {
+                    "pack": pack.definition.name,
+                    **_short(contest(pack, plain, plain, lane, DEFAULT_RULES)),
+                }
+                rows.append(row)
+                report.add("equals", row)
+                say(f"equals: {row}"[:200])
+            summary["equals"] = summarize_contests(rows)
+        if "gains" in a.stages:
+            pack, rows = load_pack("softmax"), []
+            slow = make_solution("slow", _SPIN.format(turns=_TURNS))
+            fast = make_solution("fast", _SPIN.format(turns=round(_TURNS * (1 - GAIN))))
+            for _ in range(a.gains):
+                row = _short(contest(pack, slow, fast, lane, DEFAULT_RULES))
+                rows.append(row)
+                report.add("gains", row)
+                say(f"gain: {row}"[:200])
+            summary["gains"] = summarize_contests(rows)
+    report.finish(summary)
+    return int(bool(summary.get("attacks", {}).get("called_faster")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
