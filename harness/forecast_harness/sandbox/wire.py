@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import socket
 import struct
 from collections.abc import Callable
@@ -22,6 +23,8 @@ _MOST_HEADER_BYTES = 4 << 20
 """Of JSON from an untrusted side: parsed, it may take thirty times as much."""
 TRUSTED_LIMIT = 1 << 40
 """A limit for frames from a trusted side, which only memory bounds."""
+_MOST_DIGITS = 40
+"""Of an integer: more than 128 bits have."""
 _LARGE_BYTES = 4 << 20
 """Bytes from which on it pays to receive into memory that nobody has filled before."""
 _SOCKET_BUFFER_BYTES = 1 << 20
@@ -80,10 +83,10 @@ def receive(
     if magic != _MAGIC or length > header_limit:
         raise WireError(f"no frame: it begins with {magic!r} and a header of {length} bytes")
     try:
-        header = json.loads(_read_exactly(channel, length, wait), parse_constant=_reject_constant)
+        header = _read_json(_read_exactly(channel, length, wait))
         named = [(str(n), str(d), tuple(s)) for n, d, s in header["arrays"]]
         value = header["value"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise WireError(f"the header is malformed: {error!r:.200}") from error
     if len({name for name, _, _ in named}) != len(named):
         raise WireError("an array is named twice")
@@ -97,8 +100,26 @@ def receive(
     return value, arrays
 
 
+def _read_json(data: bytearray) -> Any:
+    return json.loads(
+        data, parse_constant=_reject_constant, parse_int=_bounded_integer, parse_float=_finite_number
+    )
+
+
 def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _bounded_integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:  # no float holds it, and whoever computes with it fails
+        raise ValueError(f"an integer has {len(digits)} digits, at most {_MOST_DIGITS} are read")
+    return int(digits)
+
+
+def _finite_number(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"{digits:.40} is no finite number")
+    return number
 
 
 def _read_exactly(channel: socket.socket, count: int, wait: WaitForData) -> bytearray:

@@ -19,6 +19,7 @@ from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, TensorBytes
 from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.variants.launch_file import BASE_FILE
+from forecast_harness.verify.launches.answers import check_answer
 from forecast_harness.verify.launches.arena import build_arena, changed_bytes
 from forecast_harness.verify.launches.launcher import CELL_ENTRIES
 
@@ -104,6 +105,7 @@ class BaseKernelRunner:
                 payload,
                 {"block": TensorBytes("uint8", (arena.block.numel(),), arena.data())},
             )
+            check_answer("launch", answer, block_bytes=arena.block.numel())
         except CandidateFault as fault:
             if fault.fault is not Fault.EXCEPTION or "CUDA" in fault.detail:
                 self.close()  # all later launches of a process fail after an illegal address in one

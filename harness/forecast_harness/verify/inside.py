@@ -27,7 +27,7 @@ from forecast_harness.verify.launches import tracing
 from forecast_harness.verify.launches.arena import Slot, aligned_size, output_spans
 from forecast_harness.verify.launches.block_store import BlockStore, address_range, bytes_at
 from forecast_harness.verify.launches.digest import BlockHasher, complement_spans, digest_values
-from forecast_harness.verify.launches.process_watch import process_report, remember_process
+from forecast_harness.verify.launches.process_watch import note_question, process_report, remember_process
 from forecast_harness.verify.launches.replay_buffers import BlockReplayBuffers
 from forecast_harness.verify.problems.argument_codec import decode_arguments
 
@@ -37,6 +37,8 @@ _frombuffer, _uint8 = torch.frombuffer, torch.uint8
 _pointer = torch.Tensor.data_ptr
 _size, _stride = torch.Tensor.size, torch.Tensor.stride
 _is_neg, _is_conj = torch.Tensor.is_neg, torch.Tensor.is_conj
+_iterate_tuple, _iterate_list = tuple.__iter__, list.__iter__
+_bases = type.__dict__["__mro__"].__get__
 _full, _narrow, _cpu = torch.full, torch.Tensor.narrow, torch.Tensor.cpu
 
 
@@ -68,6 +70,7 @@ def place(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
 
     `patches` lists slots; arrays `at0` (numbers of elements) and `to0` (their new bits) belong to the first.
     """
+    note_question(state)
     held: BlockStore = state["held"]
     if "block" in arrays:
         held.put(payload["name"], arrays["block"])
@@ -87,6 +90,7 @@ def launch(
     the bytes of every output. Where the question has a `seed`, there are no arrays, but `digests` instead
     (see `_digests`).
     """
+    note_question(state)
     slots = _restored(payload, arrays, state)
     call = _bound(payload, arrays, state, slots)
     _poison(int(payload["output_bytes"]), state)
@@ -134,6 +138,7 @@ def window(
     most. `act` says what to do: `launch`; `again`: copy the last launch's outputs once more; `nothing`;
     or `null`: return tensors like those listed in `null`, as a launch that costs nothing does.
     """
+    note_question(state)
     held: BlockStore = state["held"]
     held.adopt(state["shared"], int(payload["size"]))
     slots = [Slot.from_json(s) for s in payload["slots"]]
@@ -174,12 +179,14 @@ def _nothing(payload: Mapping[str, Any], state: dict[str, Any]) -> list[torch.Te
 
 def again(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """Read the last outputs once more, and the `block` if that is asked for: nothing may have changed."""
+    note_question(state)
     answer = _answered(payload, [], state)
     return CellAnswer({**answer.value, "harness": process_report(state)}, answer.arrays)
 
 
 def idle(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """All that `launch` does around the kernels, without them: the cost of asking, see `DeviceTimer.idle`."""
+    note_question(state)
     slots = _restored(payload, arrays, state)
     _poison(int(payload["output_bytes"]), state)
     if state["device"] != "cpu":
@@ -327,7 +334,7 @@ def _described(
     the inputs' block). Places are address, bytes from its first to its last element, and the tensor. Only
     captured functions of the base class touch the candidate's objects.
     """
-    items = list(result) if type(result) in (tuple, list) else [] if result is None else [result]
+    items = _items_of(result)
     found: list[dict[str, Any]] = []
     spans: dict[int, tuple[int, int, torch.Tensor]] = {}
     block = state["held"].block
@@ -350,6 +357,20 @@ def _described(
         found.append({"dtype": kind, "shape": shape, "stride": stride, "alias": alias_})
         spans[n] = at, span, item
     return found, spans
+
+
+def _items_of(result: Any) -> list[Any]:
+    """What a result holds: a tuple's or a list's items, whatever subclass of them it is (named tuples, say).
+
+    Nothing of the candidate's runs, be it called `__iter__` or `__class__`.
+    """
+    kind = type(result)
+    if result is None:
+        return []
+    for base, iterate in ((tuple, _iterate_tuple), (list, _iterate_list)):
+        if any(one is base for one in _bases(kind)):  # no `==`, which a metaclass may define
+            return list(iterate(result))
+    return [result]
 
 
 def _bytes_at(address: int, size: int, owner: torch.Tensor) -> TensorBytes:

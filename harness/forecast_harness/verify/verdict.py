@@ -55,7 +55,7 @@ class ReasonCode(StrEnum):
     GLOBAL_STATE = "global_state"
     """Changed a precision or default setting of the process."""
     THREADS = "threads"
-    """Left threads running."""
+    """Threads that it left running computed while nothing was asked."""
     CLOCK = "clock"
     """Two clocks disagree about how long it took."""
     IMPOSSIBLE = "impossible"

@@ -16,7 +16,13 @@ torch = pytest.importorskip("torch")
 from forecast_harness.packs import load_pack, make_solution
 from forecast_harness.packs.load import builtin_names
 from forecast_harness.packs.schema import Pack, PackFormat, Workload
-from forecast_harness.sandbox.api import CellAnswer, ResourceLimits, SandboxLane, TensorBytes
+from forecast_harness.sandbox.api import (
+    CandidateFault,
+    CellAnswer,
+    ResourceLimits,
+    SandboxLane,
+    TensorBytes,
+)
 from forecast_harness.verify import cost_control
 from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.launches.launcher import Launcher
@@ -179,12 +185,19 @@ def test_a_verdict_says_where_the_time_went(judging: SandboxLane) -> None:
     assert "host" not in verdict.facts
 
 
-@pytest.mark.parametrize("said", ["nan", "inf", "-inf", 1e300, -3.0])
-def test_a_forged_time_breaks_no_sum(said: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [1e6, 0.0, -3.0])
+def test_a_time_that_is_none_breaks_no_sum(said: float, tmp_path: Path) -> None:
     spent = PhaseTimer()
     launcher = Launcher(Forger(said), PackFormat.OWN, random.Random(0), "cpu", spent)
     launcher.launch(case_of(load_pack("softmax"), tmp_path))
     assert 0 <= spent.to_json()["inside"] <= spent.to_json()["launch"]
+
+
+@pytest.mark.parametrize("said", ["nan", "inf", math.nan, -math.inf, 1e300, 10**400, True, None])
+def test_a_time_of_another_form_is_forged(said: Any, tmp_path: Path) -> None:
+    launcher = Launcher(Forger(said), PackFormat.OWN, random.Random(0), "cpu", PhaseTimer())
+    with pytest.raises(CandidateFault, match="seconds must be a number"):
+        launcher.launch(case_of(load_pack("softmax"), tmp_path))
 
 
 class Forger:

@@ -35,6 +35,8 @@ EXPLOITS = [on_host_small(e) for e in corpus.read_corpus(HERE / "exploits")]
 HONEST = [on_host_small(e) for e in corpus.read_corpus(HERE / "honest")]
 MODES = {f"{'A' if n < 20 else 'B' if n < 31 else 'C' if n < 44 else 'D'}{n:02}" for n in range(1, 49)}
 LIMITS = ResourceLimits(wall_s=90, trusted_s=120)
+COMPILING_LIMITS = ResourceLimits(wall_s=400, trusted_s=120, cpu_s=400)
+"""For what runs a C++ compiler several times, on a machine that others use."""
 
 
 def plan(entry: corpus.CorpusEntry) -> VerificationPlan:
@@ -47,7 +49,11 @@ def plan(entry: corpus.CorpusEntry) -> VerificationPlan:
 
 
 def on_cpu(entries: list[corpus.CorpusEntry]) -> list[object]:
-    return [pytest.param(e, id=e.name) for e in entries if e.backend == "cpu"]
+    return [
+        pytest.param(e, id=e.name, marks=[pytest.mark.slow] if "compiled" in e.name else [])
+        for e in entries
+        if e.backend == "cpu"
+    ]
 
 
 def test_every_mode_has_an_exploit() -> None:
@@ -83,8 +89,9 @@ def attempted(entry: corpus.CorpusEntry, lane: SandboxLane) -> corpus.CorpusResu
     How often honest ones are refused is measured on an idle machine (`benchmarks.verification.solutions`).
     """
     machine = {str(ReasonCode.HARNESS), *([str(ReasonCode.CLOCK)] if "accepted" in entry.expected else [])}
+    limits = COMPILING_LIMITS if "compiled" in entry.name else LIMITS
     for _ in range(3):
-        tried = corpus.verify_entry(entry, lane, plan(entry), LIMITS)
+        tried = corpus.verify_entry(entry, lane, plan(entry), limits)
         if not any(code in tried.found for code in machine):
             break
     return tried

@@ -17,6 +17,7 @@ from forecast_harness.search.judging.race_rules import RaceRules, drift_correcte
 from forecast_harness.search.judging.timed_calls import TimedCall
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.variants.base_kernel import BaseKernel
+from forecast_harness.verify.launches.answers import read_error, read_times
 from forecast_harness.verify.timing_job import ContestantRejected
 from forecast_harness.verify.verdict import Reason, ReasonCode
 
@@ -46,7 +47,8 @@ class KernelClock:
         """Geometric mean over calls of the seconds of one launch. Raises `ContestantRejected`."""
         asked = {"which": which, "launches": self._launches[which]}
         try:
-            said = self._cell.ask(f"{CELL_MODULE}:launch", asked).value["seconds"]
+            answer = self._cell.ask(f"{CELL_MODULE}:launch", asked)
+            said = read_times(answer, len(self._launches[which]))
         except CandidateFault as fault:
             code = ReasonCode.TIMEOUT if "time" in str(fault.fault) else ReasonCode.FAILS
             raise ContestantRejected(which, [Reason(code, str(fault)[:2000])]) from fault
@@ -176,7 +178,7 @@ def _check_agreement(cell: Cell, writes: Sequence[Any], first: Sequence[Any], se
     """Compare results at real sizes. Raises `ContestantRejected`."""
     pairs = [list(p) for p in zip(first, second, strict=True)]
     try:
-        error = float(cell.ask(f"{CELL_MODULE}:compare", {"pairs": pairs, "writes": writes}).value["error"])
+        error = read_error(cell.ask(f"{CELL_MODULE}:compare", {"pairs": pairs, "writes": writes}))
     except CandidateFault as fault:
         raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.FAILS, str(fault)[:2000])]) from fault
     if error > _MAX_RELATIVE_ERROR:

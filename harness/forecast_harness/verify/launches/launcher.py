@@ -22,6 +22,7 @@ from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
 from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.verify.cell_limits import MAX_LAUNCH_BYTES, oversize_message
 from forecast_harness.verify.cost_control import PhaseTimer
+from forecast_harness.verify.launches.answers import check_answer
 from forecast_harness.verify.launches.arena import Arena, build_arena
 from forecast_harness.verify.launches.outputs import (
     LaunchOutputs,
@@ -239,7 +240,9 @@ class Launcher:
         begin = time.perf_counter()
         with self._phase_timer.phase(question):
             answer = self._cell.ask(f"{CELL_ENTRIES}:{question}", payload, arrays)
-        return answer, time.perf_counter() - begin
+        taken = time.perf_counter() - begin
+        check_answer(question, answer)
+        return answer, taken
 
     def _build(self, case: LaunchCase, shift: int = 0) -> Arena:
         with self._phase_timer.phase("build"):
@@ -344,5 +347,13 @@ def malformed_answers_as_forgery() -> Iterator[None]:
     """Read an answer. The cell's own code never gives one that breaks the form: the candidate did."""
     try:
         yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
         raise CandidateFault(Fault.FORGED, f"an answer makes no sense: {error!r}") from error

@@ -79,7 +79,11 @@ def process_findings(value: Mapping[str, Any], label: str) -> list[Reason]:
         changes = ", ".join(f"{n} to {v}" for n, v in said["flags"].items())
         found.append(Reason(ReasonCode.GLOBAL_STATE, f"set {changes} for the whole process", label))
     if said["threads"]:
-        found.append(Reason(ReasonCode.THREADS, f"left threads running: {said['threads']}", label))
+        found.append(
+            Reason(
+                ReasonCode.THREADS, f"computed while nothing was asked: {'; '.join(said['threads'])}", label
+            )
+        )
     return found
 
 

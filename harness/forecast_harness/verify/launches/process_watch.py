@@ -20,9 +20,13 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 # Captured on import, before the candidate's code loads.
-_threads = threading.enumerate
+_cpu_seconds, _clock = time.process_time, time.perf_counter
 _modes = torch.overrides._get_current_function_mode_stack
 _dispatch_modes = _get_current_dispatch_mode_stack
+
+_MOST_IDLE_SECONDS, _MOST_IDLE_SHARE = 0.2, 0.2
+"""CPU seconds between questions, and their share of that time, up to which threads that wait actively, as those
+of parallel loops do for a moment, are taken for idle."""
 
 WATCHED: tuple[tuple[Any, str], ...] = (
     (time, "perf_counter"),
@@ -98,22 +102,32 @@ def _setting(read: Callable[[], Any]) -> str:
 def remember_process(state: dict[str, Any]) -> None:
     """Note how things are before the candidate's code is imported."""
     state["identities"], state["flags"] = _identities(), _flags()
-    state["before"] = set(_threads())
+
+
+def note_question(state: dict[str, Any]) -> None:
+    """Note what the process computed since the last answer: nothing was asked of it meanwhile."""
+    if "rested" in state:
+        cpu, wall = state["rested"]
+        seconds, before = state.get("outside", (0.0, 0.0))
+        state["outside"] = seconds + _cpu_seconds() - cpu, before + _clock() - wall
 
 
 def process_report(state: dict[str, Any]) -> dict[str, Any]:
-    """What is no longer as it was: `patched` functions, `flags` of the process, `threads` alive."""
+    """What is no longer as it was: `patched` functions, `flags` of the process, and work of its `threads`.
+
+    Threads may live on, as those of libraries do; to compute while nothing is asked is what none may do.
+    """
     now, flags = _identities(), _flags()
     patched = [
         f"{place.__name__}.{name}"
         for (place, name), was, found in zip(WATCHED, state["identities"], now, strict=True)
         if was != found
     ]
-    alive = [
-        t.name for t in _threads() if t not in state["before"] and not isinstance(t, threading._DummyThread)
-    ]
+    seconds, wall = state.get("outside", (0.0, 0.0))
+    busy = seconds > _MOST_IDLE_SECONDS and seconds > _MOST_IDLE_SHARE * wall
+    state["rested"] = _cpu_seconds(), _clock()
     return {
         "patched": patched,
         "flags": {n: v for n, v in flags.items() if v != state["flags"][n]},
-        "threads": alive,
+        "threads": [f"{seconds:.2f} s of CPU time in {wall:.2f} s between questions"] if busy else [],
     }

@@ -23,6 +23,7 @@ from forecast_harness.sandbox.jobs import CellAnswer, Fault, TensorBytes
 from forecast_harness.sandbox.shared_memory import SharedMemory
 from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.verify.cost_control import PhaseTimer
+from forecast_harness.verify.launches.answers import check_answer
 from forecast_harness.verify.launches.arena import Arena, aligned_size
 from forecast_harness.verify.launches.launcher import (
     CELL_ENTRIES,
@@ -187,7 +188,9 @@ class WindowedLauncher(Launcher):
             "poison": False,
             **about,
         }
-        return self._stoppable.ask_in_window(f"{CELL_ENTRIES}:window", payload)
+        answer = self._stoppable.ask_in_window(f"{CELL_ENTRIES}:window", payload)
+        check_answer("window", answer)
+        return answer
 
     def _lay(self, arena: Arena, output_bytes: int) -> None:
         """Write the block, and spoil what outputs of earlier launches are left."""
@@ -204,7 +207,8 @@ class WindowedLauncher(Launcher):
         memory = SharedMemory(block + aligned_size(area))
         self._stoppable.thaw()
         entry = f"{CELL_ENTRIES}:share"
-        self._stoppable.ask(entry, {"bytes": memory.size}, {}, descriptor=memory.fd)
+        answer = self._stoppable.ask(entry, {"bytes": memory.size}, {}, descriptor=memory.fd)
+        check_answer("share", answer)
         self._stoppable.freeze()
         memory.forget_descriptor()
         self._memory, self._area = memory, block

@@ -1,0 +1,195 @@
+"""Answers of cells: whatever they hold, they are read or called forged; nothing else comes of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from forecast_harness.packs import Language, load_pack
+from forecast_harness.packs.schema import PackFormat
+from forecast_harness.sandbox import wire
+from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, TensorBytes, WireError
+from forecast_harness.sandbox.shared_memory import map_shared
+from forecast_harness.verify import inside
+from forecast_harness.verify.launches.launcher import Launcher
+from forecast_harness.verify.launches.windowed_launcher import WindowedLauncher
+from forecast_harness.verify.problems.external_tasks import problem_of
+from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase
+
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    3.5,
+    -0.0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    10**400,
+    -(10**400),
+    1 << 63,
+    "",
+    "x" * 100_000,
+    "\ud800",
+    "\x1b[31m\0",
+    [],
+    [[]],
+    {},
+    {"t": None},
+    [1] * 10_000,
+    {"shape": [1 << 60], "dtype": "float32", "stride": [1], "alias": False},
+    {"problem": 5},
+    {"dtype": "float32", "shape": [2, 2], "stride": [-1, 1], "alias": False},
+    {"dtype": "Tensor", "shape": [2], "stride": [1], "alias": False},
+    {"dtype": "float64", "shape": [1 << 20] * 2, "stride": [1, 1], "alias": 0},
+    json.loads("[" * 200 + "]" * 200),
+]
+NAMES = ["seconds", "outputs", "shape", "alias", "digests", "harness", "problem", "__class__", "x" * 5000]
+
+
+def mutated(value: Any, rng: random.Random) -> Any:
+    """The value with one to three places in it changed, dropped, repeated or added to."""
+    value = copy.deepcopy(value)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        places: list[tuple[Any, Any]] = []
+        stack = [value]
+        while stack:
+            one = stack.pop()
+            keys = list(one) if isinstance(one, dict) else range(len(one)) if isinstance(one, list) else ()
+            places += [(one, key) for key in keys]
+            stack += [one[key] for key in keys]
+        if not places or rng.random() < 0.03:
+            return copy.deepcopy(rng.choice(ODD))
+        where, key = rng.choice(places)
+        kind = rng.randrange(4)
+        if kind == 0:
+            del where[key]
+        elif kind == 1 and isinstance(where, dict):
+            where[rng.choice(NAMES)] = copy.deepcopy(rng.choice(ODD))
+        elif kind == 1:
+            where.insert(key, copy.deepcopy(where[key]))
+        else:
+            where[key] = copy.deepcopy(rng.choice(ODD))
+    return value
+
+
+class Cell:
+    """A cell in this process, whose answers to launches are changed on their way."""
+
+    def __init__(self, rng: random.Random | None) -> None:
+        self._rng, self._state = rng, {}  # type: ignore[var-annotated]
+        self.changed = False
+
+    def ask(
+        self,
+        entry: str,
+        payload: Mapping[str, Any],
+        arrays: Mapping[str, TensorBytes],
+        *,
+        descriptor: int | None = None,
+    ) -> CellAnswer:
+        question = entry.partition(":")[2]
+        if question == "prepare":
+            answer = inside.prepare({**payload, "file": ""}, arrays, self._state)
+            self._state["entry"] = lambda x: torch.softmax(x, -1)
+            return answer
+        if descriptor is not None:
+            data = map_shared(descriptor, payload["bytes"])
+            self._state["shared"] = torch.frombuffer(data, dtype=torch.uint8)
+            return CellAnswer({})
+        answer: CellAnswer = getattr(inside, question)(payload, arrays, self._state)
+        if self._rng is None:
+            return answer
+        value, given = mutated(answer.value, self._rng), dict(answer.arrays)
+        if given and self._rng.random() < 0.3:
+            name = self._rng.choice(list(given))
+            kind, size = self._rng.choice([("uint8", 1), ("float32", 4)]), self._rng.randrange(9)
+            odd = TensorBytes(kind[0], (size,), bytes(size * kind[1]))
+            given[self._rng.choice([name, "out7", "out-1", "out", ""])] = odd
+        self.changed = True
+        return CellAnswer(value, given, 1e-3)
+
+    def ask_in_window(self, entry: str, payload: Mapping[str, Any]) -> CellAnswer:
+        answer = self.ask(entry, payload, {})
+        return CellAnswer(answer.value, answer.arrays, 1e-3)
+
+    def freeze(self) -> None: ...
+
+    def thaw(self) -> None: ...
+
+
+def launcher_of(cell: Cell, windowed: bool) -> Launcher:
+    rng = random.Random(0)
+    made = (
+        WindowedLauncher(cell, PackFormat.OWN, rng)
+        if windowed
+        else Launcher(cell, PackFormat.OWN, rng, "cpu")
+    )
+    made.prepare("solution.py", "run", Language.TORCH)
+    return made
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> LaunchCase:
+    how = DrawSpec("normal", "contiguous", torch.Generator().manual_seed(0))
+    return problem_of(load_pack("softmax"), tmp_path).case({"M": 4, "N": 8}, how)
+
+
+@pytest.mark.parametrize("windowed", [False, True], ids=["asked", "in a window"])
+def test_answers_that_are_not_changed_are_read(case: LaunchCase, windowed: bool) -> None:
+    made = launcher_of(Cell(None), windowed)
+    for ask in (made.launch, made.timed):
+        reply = ask(case)
+        made.read(reply)
+        assert not reply.reasons
+        assert not made.changed_since(reply)
+        assert case.check(reply.tensors)[0] is None
+
+
+@pytest.mark.parametrize("windowed", [False, True], ids=["asked", "in a window"])
+def test_changed_answers_are_read_or_forged(case: LaunchCase, windowed: bool) -> None:
+    """1,500 of each: a reply with or without reasons, or a forgery; no other exception, whatever was changed."""
+    rng = random.Random(1)
+    found: list[CandidateFault] = []
+    refused = 0
+    cell = Cell(rng)
+    made = launcher_of(cell, windowed)
+    for _ in range(1500):
+        try:
+            reply = made.launch(case)
+            refused += bool(reply.reasons) or case.check(reply.tensors)[0] is not None
+            made.changed_since(reply)
+        except CandidateFault as fault:
+            found.append(fault)
+    assert {fault.fault for fault in found} == {Fault.FORGED}
+    assert all(len(fault.detail) < 1000 for fault in found)
+    assert len(found) > 1000
+    assert refused > 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"value": ' + "9" * 400 + "}",
+        '{"value": 1e999}',
+        '{"value": ' + "9" * 5000 + "}",
+        "\xff",
+    ],
+)
+def test_frames_with_numbers_that_nothing_holds_are_none(text: str) -> None:
+    ours, theirs = wire.channel_pair()
+    with ours, theirs:
+        data = text.encode("latin-1")
+        theirs.sendall(b"FAT1" + len(data).to_bytes(4, "big") + data)
+        with pytest.raises(WireError):
+            wire.receive(ours, 1 << 20)
