@@ -80,6 +80,7 @@ _LOADS_TORCH = re.compile(
 NOT_FAST = {
     # Seconds each, or `doctor`, which loads torch where it is installed.
     "core/commands/test_cli_hostile_text.py",
+    "core/commands/test_cli_missing_packages.py",
     "core/commands/test_cli_run.py",
     "core/commands/test_cli_streams.py",
     "core/records/test_table.py",

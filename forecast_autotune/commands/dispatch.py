@@ -92,7 +92,7 @@ def _failure(error: BaseException) -> tuple[int, str] | None:
         return _BAD_INPUT, f"error: {error}"
     if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError | PermissionError):
         return _BAD_INPUT, f"error: {_os_error_text(error)}"
-    if isinstance(error, ModuleNotFoundError) and (text := missing_package_text(error)) is not None:
+    if isinstance(error, ImportError) and (text := missing_package_text(error)) is not None:
         return 1, f"error: {text}"
     if isinstance(error, MemoryError):
         return 1, "error: out of memory: give this process more, or ask for less at a time"

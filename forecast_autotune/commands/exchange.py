@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import os
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks, plugins
+from forecast_autotune.commands.extras import is_installed
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
@@ -243,7 +243,7 @@ def _device(name: str | None) -> Device:
     if name:
         return Device(name)
     remedy = "say where the cache was measured: --device-name 'NVIDIA H100 80GB HBM3', for example"
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None:
+    if not (is_installed("torch") and is_installed("triton")):
         raise UsageError(f"the device cannot be asked without torch and triton; {remedy}")
     triton = frameworks.triton()
     if not triton.has_device():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 
 from forecast_autotune.commands.output import CommandError
 
 _TORCH = "install torch for your GPU: https://pytorch.org/get-started"
+_REQUIRED = ("filelock", "numpy", "platformdirs", "rich", "threadpoolctl")
+_REINSTALL = "pip install --force-reinstall forecast-autotune"
 _EXTRAS = {
     "triton": "triton",
     "matplotlib": "plot",
@@ -37,16 +38,23 @@ def remedy_of(package: str) -> str | None:
     return None if extra is None else f"pip install 'forecast-autotune[{extra}]'"
 
 
-def require_packages(command: str, names: Sequence[str]) -> None:
+def is_installed(package: str) -> bool:
+    """Whether a package can be found; it is not imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # something refuses it, or stands in its place
+        return False
+
+
+def require_packages(command: str, *names: str) -> None:
     """Raises `CommandError` naming those that are not installed, and how to get them."""
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := [name for name in names if not is_installed(name)]:
         remedies = "; ".join(dict.fromkeys(remedy_of(name) or f"pip install {name}" for name in missing))
         raise CommandError(f"{command} needs {' and '.join(missing)}, not installed here: {remedies}")
 
 
-def missing_package_text(error: ModuleNotFoundError) -> str | None:
-    """An import that failed for want of an optional package as one line; None where it is something else."""
+def missing_package_text(error: ImportError) -> str | None:
+    """An import that failed for want of another package as one line; None where it is something else."""
     package = (error.name or "").partition(".")[0]
-    remedy = remedy_of(package)
+    remedy = _REINSTALL if package in _REQUIRED else remedy_of(package)
     return None if remedy is None else f"this needs {package}, not installed here: {remedy}"

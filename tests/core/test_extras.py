@@ -48,10 +48,10 @@ def test_every_extra_that_is_named_exists() -> None:
 
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])
 def test_what_doctor_misses_is_in_the_extra_it_names(kind: str) -> None:
-    from forecast_integrations.commands.doctor_model import _REMEDY, _REQUIRED_PACKAGES
+    from forecast_integrations.models.presence import _PACKAGES, _REMEDIES
 
-    (extra,) = NAMED.findall(_REMEDY[kind])
-    assert set(_REQUIRED_PACKAGES[kind]) - {"torch"} <= packages(extra), "torch is the user's own"
+    (extra,) = NAMED.findall(_REMEDIES[kind])
+    assert set(_PACKAGES[kind]) - {"torch"} <= packages(extra), "torch is the user's own"
 
 
 def test_every_way_to_a_language_model_can_write_prompts() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.commands.exchange import clear_advice
+from forecast_autotune.commands.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
@@ -140,6 +141,8 @@ def _kernels(
     options: argparse.Namespace, store: Store, output: Output
 ) -> Iterator[tuple[str, AdvisedKernel | str]]:
     """Names and kernels, or why one cannot be asked about."""
+    if options.what is not None or options.library is not None:
+        require_packages("advise on kernels that are not stored", "torch", "triton")
     if options.what is not None:
         target = UserKernel.of(options.what)
         yield target.kernel.name, AdvisedKernel.of(target, store)

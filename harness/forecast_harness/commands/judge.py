@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.commands.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.store.files import append
@@ -27,6 +28,7 @@ def verify(options: argparse.Namespace, output: Output) -> int:
     from forecast_harness.verify.run import check_pack
     from forecast_harness.verify.run import verify as judge
 
+    require_packages("verify", "torch")
     pack = load_pack(options.pack)
     solution = None if options.solution is None else _solution(options, pack, options.solution)
     plan = build_plan(options)
@@ -55,6 +57,7 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     from forecast_harness.timing.paired_comparison import DEFAULT_RULES
     from forecast_harness.verify.run import check_pack
 
+    require_packages("bench", "torch")
     pack = load_pack(options.pack)
     plan = build_plan(options)
     solutions = [_solution(options, pack, name) for name in options.solutions]
@@ -112,7 +115,10 @@ def open_lane(options: argparse.Namespace, plan: VerificationPlan) -> SandboxLan
 def _solution(options: argparse.Namespace, pack: Pack, name: str) -> Solution:
     from forecast_harness.packs import Language, load_solution
 
-    return load_solution(name, pack, None if options.language is None else Language(options.language))
+    found = load_solution(name, pack, None if options.language is None else Language(options.language))
+    if found.language is Language.TRITON:
+        require_packages(f"{found.name}, which is written in Triton,", "triton")
+    return found
 
 
 def _trace(options: argparse.Namespace, lines: list[dict[str, Any]]) -> None:

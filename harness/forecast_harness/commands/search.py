@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import frameworks
+from forecast_autotune.commands.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
 
@@ -33,6 +34,9 @@ def search(options: argparse.Namespace, output: Output) -> int:
     _check(options)
     if options.show is not None:
         return _show_folder(options, output)
+    require_packages("search", "torch")
+    if options.ray is not None:
+        require_packages("search --ray", "ray")
     folder = Path(options.out) if options.out is not None else Path(_folder_name(options.target))
     _check_folder(folder, options.resume)
     state = _search(options, output, folder)

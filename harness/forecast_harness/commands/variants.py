@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks
+from forecast_autotune.commands.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
@@ -45,6 +46,7 @@ def variants(options: argparse.Namespace, output: Output) -> int:
 
 
 def _make(options: argparse.Namespace, output: Output) -> int:
+    require_packages("variants", "torch", "triton")
     if options.llm is not None:
         from forecast_autotune.llm.providers import provider
 

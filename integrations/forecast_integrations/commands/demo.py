@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from typing import TYPE_CHECKING
 
+from forecast_autotune.commands.extras import is_installed
 from forecast_autotune.commands.output import CommandError, Output
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def demo(options: argparse.Namespace, output: Output) -> int:
     """Tune a matmul with both tuners and print what each took and chose."""
-    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("torch", "triton") if not is_installed(name)]
     instead = "`forecast-autotune replay` shows the same on recorded tables, without a GPU"
     if missing:
         raise CommandError(f"the demo needs {' and '.join(missing)}, not installed here; {instead}")

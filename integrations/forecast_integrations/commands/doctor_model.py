@@ -18,17 +18,6 @@ MODEL_ROW, KEY_ROW, CALIBRATION_ROW = "language model", "language model's key", 
 VARIABLE = "FORECAST_AUTOTUNE_LLM"
 NETWORK_S = 5.0
 """Most seconds that the server is waited for, with `--network`."""
-_REQUIRED_PACKAGES = {
-    "transformers": ("jinja2", "torch", "transformers", "safetensors"),
-    "vllm": ("jinja2", "torch", "vllm"),
-    "recorded": (),
-}
-"""Packages by kind of backend that runs here."""
-_SERVER_PACKAGES = ("jinja2", "httpx")
-_REMEDY = {
-    "transformers": "pip install 'forecast-autotune[transformers]'",
-    "vllm": "pip install 'forecast-autotune[vllm]', or a build for your device: https://docs.vllm.ai",
-}
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _WITHOUT = f"decisions are made without it: correct {VARIABLE}"
 _CALIBRATE = f'forecast-autotune train calibrate-llm --llm "${VARIABLE}"'
@@ -51,25 +40,23 @@ def language_model_checks(settings: Settings, *, network: bool = False) -> Itera
     if not settings.llm:
         yield DoctorCheck(MODEL_ROW, "ok", f"none: {VARIABLE} names one")
         return
-    from forecast_autotune.llm.spec import parsed
+    from forecast_autotune.llm.spec import SERVER_KINDS, parsed
+    from forecast_integrations.models.presence import missing_packages, package_remedy
 
     try:
         spec = parsed(settings.llm)
     except SettingsError as error:
         yield DoctorCheck(MODEL_ROW, "fail", str(error), _WITHOUT)
         return
-    served = spec.kind not in _REQUIRED_PACKAGES
-    missing = [p for p in _REQUIRED_PACKAGES.get(spec.kind, _SERVER_PACKAGES) if not _installed(p)]
-    if spec.options.get("adapter") and spec.kind == "transformers" and not _installed("peft"):
-        missing.append("peft")
+    served, missing = spec.kind in SERVER_KINDS, missing_packages(spec)
     what = (
         f"{spec.options['model']} at {spec.location} ({spec.kind})"
         if served
         else f"{spec.kind}:{spec.location}"
     )
     if missing:
-        remedy = _REMEDY.get(spec.kind, "pip install 'forecast-autotune[llm]'")
-        yield DoctorCheck(MODEL_ROW, "warn", f"{what}; not installed: {', '.join(missing)}", remedy)
+        said = f"{what}; not installed: {', '.join(missing)}"
+        yield DoctorCheck(MODEL_ROW, "warn", said, package_remedy(spec))
     elif absent := _absent(settings.llm, spec, network):
         yield DoctorCheck(MODEL_ROW, "fail", f"{what}: {absent}", _WITHOUT)
     elif served:
@@ -93,12 +80,6 @@ def _absent(text: str, spec: ModelSpec, network: bool) -> str:
     except SettingsError as error:
         return str(error)
     return ""
-
-
-def _installed(package: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(package) is not None
 
 
 def _server(what: str, place: str, model: str, network: bool) -> DoctorCheck:

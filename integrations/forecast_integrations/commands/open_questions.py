@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from forecast_autotune import plugins
+from forecast_autotune.commands.extras import require_packages
 from forecast_autotune.commands.output import UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.commands.store_access import open_store
@@ -61,6 +62,7 @@ class QuestionCatcher:
 
 def forecast_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:
     """What a decision asks about each problem before anything is measured, with no relatives known."""
+    require_packages("writing questions", "jinja2")
     settings = Settings.from_environment()
     plain = default_surrogate(settings.model)
     if options.surrogate == "analytic":

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO
 
 from forecast_autotune import activate
+from forecast_autotune.commands.extras import is_installed
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.records import Decision
 from forecast_autotune.records.codec import Record, json_option
@@ -89,7 +90,7 @@ class RunSummary(Record):
 
 def run(options: argparse.Namespace, output: Output) -> int:
     """Run the program; returns its exit status, or lets its SystemExit through."""
-    if all(importlib.util.find_spec(name) is None for name in ("triton", "torch")):
+    if not (is_installed("triton") or is_installed("torch")):
         raise CommandError(
             "neither triton nor torch is installed in this environment, so there is nothing to serve: "
             "pip install 'forecast-autotune[triton]'"

@@ -8,9 +8,21 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from forecast_autotune.commands.extras import is_installed
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.spec import ModelSpec, parsed
 
+_PACKAGES = {
+    "transformers": ("jinja2", "torch", "transformers", "safetensors"),
+    "vllm": ("jinja2", "torch", "vllm"),
+    "recorded": (),
+}
+"""Packages by kind of backend that runs here."""
+_SERVER_PACKAGES = ("jinja2", "httpx")
+_REMEDIES = {
+    "transformers": "pip install 'forecast-autotune[transformers]'",
+    "vllm": "pip install 'forecast-autotune[vllm]', or a build for your device: https://docs.vllm.ai",
+}
 CONNECT_S = 3.0
 """Most seconds that a server is given to take a connection."""
 _LOCAL_KINDS = ("transformers", "vllm")
@@ -25,6 +37,7 @@ def check(text: str, *, contact: bool = True, connect_s: float = CONNECT_S) -> N
     connection within `connect_s`. A name on the hub passes, as it is fetched at its first use, but not offline.
     """
     spec = parsed(text, writing=True)
+    _check_packages(spec)
     if spec.kind == "recorded":
         from forecast_integrations.models.recorded import RecordedAnswers
 
@@ -35,6 +48,27 @@ def check(text: str, *, contact: bool = True, connect_s: float = CONNECT_S) -> N
             _check_folder(adapter, "adapter", "adapter_config.json")
     elif contact:
         _check_server(spec, connect_s)
+
+
+def missing_packages(spec: ModelSpec) -> list[str]:
+    """Packages that a model's kind needs and that are not installed; nothing is imported."""
+    needed = _PACKAGES.get(spec.kind, _SERVER_PACKAGES)
+    if spec.kind == "transformers" and spec.options.get("adapter"):
+        needed = (*needed, "peft")
+    return [name for name in needed if not is_installed(name)]
+
+
+def package_remedy(spec: ModelSpec) -> str:
+    """How to get the packages that a model's kind needs."""
+    return _REMEDIES.get(spec.kind, "pip install 'forecast-autotune[llm]'")
+
+
+def _check_packages(spec: ModelSpec) -> None:
+    if missing := missing_packages(spec):
+        raise SettingsError(
+            f"a language model of the kind {spec.kind} needs {' and '.join(missing)}, not installed here: "
+            f"{package_remedy(spec)}"
+        )
 
 
 def _check_folder(name: str, part: str, config: str) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.commands.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.file_access import open_named_output
@@ -28,6 +29,7 @@ def data(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.llm.data.examples import write_examples
     from forecast_train.llm.data.split import split
 
+    require_packages("a data set", "pyarrow")
     out = Path(options.out)
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: that is a file; name a directory")
@@ -78,7 +80,7 @@ def llm(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.llm.settings import SftRun
 
     run = _settings(SftRun, options)
-    _require_packages("transformers", "peft")
+    require_packages("training", "torch", "transformers", "peft")
     from forecast_train.llm.sft import train
 
     return _print_training_result(train(run, resume=options.resume), Path(run.out), output)
@@ -89,7 +91,7 @@ def grpo(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.llm.grpo import GrpoRun, train
 
     run = _settings(GrpoRun, options)
-    _require_packages("trl", "datasets", "peft")
+    require_packages("training", "torch", "trl", "datasets", "peft")
     return _print_training_result(train(run, resume=options.resume), Path(run.out), output)
 
 
@@ -196,13 +198,6 @@ def _settings(kind: Any, options: argparse.Namespace) -> Any:
     run = kind.load(Path(options.config))
     given = {name: getattr(options, name) for name in ("model", "data", "out", "seed")}
     return replace(run, **{name: value for name, value in given.items() if value is not None})
-
-
-def _require_packages(*names: str) -> None:
-    import importlib.util
-
-    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
-        raise CommandError(f"training needs {', '.join(missing)}: pip install 'forecast-autotune[train]'")
 
 
 def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> int:

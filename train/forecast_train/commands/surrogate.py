@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from forecast_autotune.commands.extras import require_packages
 from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 
@@ -17,6 +18,7 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.surrogate import fit_model
     from forecast_train.surrogate.fit import FitSettings
 
+    require_packages("fitting", "sklearn", "lightgbm")
     out = Path(options.out)
     if out.suffix != ".npz" or not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: the name must end in .npz, in a directory that exists")

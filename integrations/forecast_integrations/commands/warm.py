@@ -1,0 +1,144 @@
+"""`warm`: tune recorded misses."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_autotune.commands.extras import require_packages
+from forecast_autotune.commands.output import CommandError, Output
+from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.records import Decision
+from forecast_autotune.settings import Mode, Settings, parse_user_directory
+from forecast_autotune.store import Store
+from forecast_autotune.store.misses import Miss
+from forecast_autotune.tuning.compile_times import UNKNOWN_S
+from forecast_autotune.tuning.host_seconds import HOST_TIMING_S
+
+_MEASURED_SHARE = 0.25
+"""Of a problem's candidates, where no decision in the store says what is usual."""
+
+
+@dataclass
+class WarmedMiss:
+    """What became of one miss."""
+
+    miss: Miss
+    expected_s: float
+    decision: Decision | None = None
+    trouble: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        kernel = self.miss.problem.kernel
+        found: dict[str, Any] = {
+            "problem": self.miss.problem.id,
+            "kernel": kernel.name,
+            "module": kernel.extra.get("module", ""),
+            "key": list(self.miss.problem.key),
+            "candidates": self.miss.candidates,
+            "expected_s": round(self.expected_s, 3),
+        }
+        if self.decision is not None:
+            found |= {"chosen": str(self.decision.chosen), "measured": self.decision.measured}
+            found |= {"wall_s": self.decision.cost.wall_s}
+        return found | ({"trouble": self.trouble} if self.trouble else {})
+
+
+def warm(options: argparse.Namespace, output: Output) -> int:
+    """Tune every recorded miss of this device; exit status 1 where one could not be."""
+    store = open_store(options)
+    source = store if options.misses is None else Store(parse_user_directory(options.misses))
+    found = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
+    decisions = [decision for _, decision in store.decisions()]
+    listed = [WarmedMiss(m, expected_seconds(m, decisions)) for m in found]
+    if not options.plan and listed:
+        require_packages("torch", "triton")
+        tune_misses(listed, store, output)
+        if not options.keep:
+            source.misses.remove(entry.miss.problem.id for entry in listed if entry.decision is not None)
+    failed = [entry for entry in listed if entry.trouble]
+    data = {
+        "store": str(store.root),
+        "misses": [entry.to_json() for entry in listed],
+        "expected_s": round(sum(entry.expected_s for entry in listed), 3),
+        "tuned": sum(entry.decision is not None for entry in listed),
+        "failed": len(failed),
+    }
+    output.emit(data, *_lines(listed, options.plan, data))
+    return 1 if failed else 0
+
+
+def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> None:
+    """Call every kernel again, in tune mode and with this store; what became of it is set in the entries.
+
+    Every `triton.autotune` of this process is served from here on. Raises `CommandError` without a device.
+    """
+    from forecast_integrations.device import current_device, has_device
+    from forecast_integrations.triton.patch import patch_triton
+    from forecast_integrations.triton.rebuilt_call import call_again
+
+    if not has_device():
+        raise CommandError(
+            "there is no accelerator here: run `warm` where the kernels will run; --plan needs none"
+        )
+    patch_triton()
+    here = current_device().slug
+    os.environ["FORECAST_AUTOTUNE_MODE"] = str(Mode.TUNE)
+    os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(store.root)
+    if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as Python itself writes it
+        sys.path.insert(0, "")
+    with output.progress("warm", len(listed)) as done:
+        for count, entry in enumerate(listed, 1):
+            problem = entry.miss.problem
+            if problem.device.slug != here:
+                entry.trouble = f"it was met on {problem.device.name}, not on what is here"
+                continue
+            try:
+                call_again(entry.miss)
+            except (ForecastAutotuneError, RuntimeError, TypeError, ValueError, KeyError) as error:
+                entry.trouble = f"{type(error).__name__}: {error}"[:300]
+            entry.decision = store.decision(problem)
+            if entry.decision is None and not entry.trouble:
+                entry.trouble = (
+                    "called with the same arguments it is another problem: its source or toolchain changed"
+                )
+            done(count, len(listed), problem.kernel.name)
+
+
+def expected_seconds(miss: Miss, decisions: Sequence[Decision]) -> float:
+    """Wall seconds that tuning a miss is expected to take, by the decisions of this store if there are any."""
+    known = [d.cost.wall_s / d.candidates for d in decisions if d.cost.wall_s > 0 and d.candidates]
+    if known:
+        return statistics.median(known) * miss.candidates
+    workers = Settings.from_environment().worker_count()
+    return _MEASURED_SHARE * miss.candidates * (UNKNOWN_S / workers + HOST_TIMING_S)
+
+
+def _is_wanted(miss: Miss, kernel: str | None, device: str | None) -> bool:
+    where = f"{miss.problem.device.slug} {miss.problem.device.name}".lower()
+    named = miss.problem.kernel.name.lower()
+    return (kernel is None or kernel.lower() in named) and (device is None or device.lower() in where)
+
+
+def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> list[str]:
+    if not listed:
+        return ["no misses are recorded: run the program with FORECAST_AUTOTUNE_MODE=frozen or skip first"]
+    lines = []
+    for entry in listed:
+        shown = f"{entry.miss.problem.kernel.name} {' '.join(entry.miss.problem.key)}"
+        if entry.trouble:
+            shown += f": not tuned, {entry.trouble}"
+        elif entry.decision is not None:
+            shown += f": {entry.decision.chosen}, {entry.decision.measured} measured"
+        else:
+            shown += f": {entry.miss.candidates} candidates, about {entry.expected_s:.1f} s"
+        lines.append(shown)
+    total = f"about {data['expected_s']:.1f} s" if plan else f"{data['tuned']} tuned, {data['failed']} not"
+    return [*lines, f"{len(listed)} misses: {total}"]
