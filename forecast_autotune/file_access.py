@@ -88,8 +88,8 @@ def misplaced_file(folder: Path) -> str:
     except NotADirectoryError:
         return ""  # what is above it is told of
     except OSError as error:
-        return error.strerror or str(error)
-    return "" if stat.S_ISDIR(mode) else f"{'a file' if stat.S_ISREG(mode) else _kind_name(mode)}"
+        return f"something that cannot be opened ({error.strerror})"
+    return "" if stat.S_ISDIR(mode) else "a file" if stat.S_ISREG(mode) else _kind_name(mode)
 
 
 # --- reading what a user names ---

@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="child processes at a time")
-    parser.add_argument("--deadline", type=float, default=30.0, help="seconds a case may take")
+    parser.add_argument("--deadline", type=float, default=60.0, help="wall seconds a case may take")
     parser.add_argument("--memory", type=float, default=1024.0, help="MiB that a case may hold at most")
     parser.add_argument("--only", type=int, help="run this case alone, and print what it found")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
@@ -165,6 +165,9 @@ def main() -> int:
         for done in pool.map(lambda batch: list(run_cases(a, batch)), batches):
             cases += done
             faulty = sum(bool(case["faults"]) for case in cases)
+            for case in done:
+                if case["faults"]:
+                    print(json.dumps(case), file=sys.stderr)
             print(f"{len(cases)} cases, {faulty} with faults", file=sys.stderr, flush=True)
     summary = summary_of(cases)
     print(json.dumps(summary, indent=1))

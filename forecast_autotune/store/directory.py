@@ -25,7 +25,7 @@ from forecast_autotune.store.files import (
     release_lock,
     write_atomically,
 )
-from forecast_autotune.store.log import LogFile, encode
+from forecast_autotune.store.log import LogFile, encode, is_writable_log
 from forecast_autotune.store.record_files import list_files, read_record
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 _LOCK_TIMEOUT_S = 10.0
 """Longest wait for another process's write, which takes well under a millisecond."""
+
+
+_MAX_LOGS = 100
+"""Of one host, each larger than a host has ever filled."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,12 @@ class LogEntry:
 
     @classmethod
     def of(cls, problem: Problem, measurement: Measurement | None) -> LogEntry:
-        """Serialize. Raises `RecordError` for values that JSON cannot hold."""
+        """Serialize. Raises `RecordError` for values that JSON cannot hold, and for another problem's measurement."""
+        if measurement is not None and measurement.problem != problem.id:
+            raise RecordError(
+                f"a measurement is filed under its own problem: it is about {measurement.problem!r}, not "
+                f"{problem.id!r}; pass the problem it was measured for"
+            )
         return cls(problem, measurement, b"" if measurement is None else encode(measurement.to_json()))
 
 
@@ -55,7 +64,6 @@ class KernelDirectory:
     def __init__(self, path: Path | None, notes: StoreNotes) -> None:
         self.path = path
         self._notes = notes
-        self._own_log_name = None if path is None else f"log-{host_name()}.jsonl"
         self._logs: dict[str, LogFile] = {}
         self._unwritten: list[LogEntry] = []
         """What is not on disk: everything in memory-only mode, else what could not be written."""
@@ -63,7 +71,7 @@ class KernelDirectory:
         """Likewise for decisions."""
         self._facts: dict[str, Mapping[str, Any]] = {}
         """Likewise for facts."""
-        self._unsynced = False
+        self._unsynced: set[Path] = set()
         self._patience_s = _LOCK_TIMEOUT_S
         self._mutexes: dict[str, threading.Lock] = {}
 
@@ -97,6 +105,15 @@ class KernelDirectory:
             assert self.path is not None
             self._logs[name] = LogFile(self.path / name, self._notes, self._files)
         return self._logs[name]
+
+    def _own_log(self) -> LogFile:
+        """This host's log, the first that is not full; what is no file takes no rows."""
+        assert self.path is not None
+        for number in range(1, _MAX_LOGS):
+            name = f"log-{host_name()}{f'.{number}' if number > 1 else ''}.jsonl"
+            if is_writable_log(self.path / name):
+                break
+        return self._log(name)
 
     def _files(self, problem: Problem) -> bool:
         """Whether a problem's records belong here. One that was damaged, or copied, would hide another's."""
@@ -140,7 +157,7 @@ class KernelDirectory:
         `unique` leaves out what is held already. What cannot be written is kept in memory, reported,
         and written together with the next entry that can be.
         """
-        if self.path is None or self._own_log_name is None:
+        if self.path is None:
             fresh = self._not_held(entries) if unique else entries
             self._unwritten += fresh
             return len(fresh)
@@ -148,7 +165,7 @@ class KernelDirectory:
         fresh = entries
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            own = self._log(self._own_log_name)
+            own = self._own_log()
             try:
                 lock = acquire_lock(own.lock_path, self._patience_s, 0.002)
             except TimeoutError:
@@ -162,7 +179,7 @@ class KernelDirectory:
             own.refresh(locked=lock is not None)
             if payload := self._lines_to_write(own, fresh):
                 append(own.path, payload, exclusive=lock is not None)
-                self._unsynced = True
+                self._unsynced.add(own.path)
                 own.refresh(locked=lock is not None)
             self._unwritten = []
         except OSError as error:
@@ -207,13 +224,12 @@ class KernelDirectory:
 
     def sync(self) -> None:
         """Make what was appended survive a power cut."""
-        if self.path is None or self._own_log_name is None or not self._unsynced:
-            return
-        try:
-            flush_to_disk(self.path / self._own_log_name)
-        except OSError as error:
-            self._notes.add(f"{self.path / self._own_log_name}: not flushed to disk: {error}")
-        self._unsynced = False
+        for path in self._unsynced:
+            try:
+                flush_to_disk(path)
+            except OSError as error:
+                self._notes.add(f"{path}: not flushed to disk: {error}")
+        self._unsynced = set()
 
     # --- decisions ---
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,6 +50,17 @@ def decode(raw: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RecordError(f"expected an object, got {data!r:.60}")
     return data
+
+
+def is_writable_log(path: Path) -> bool:
+    """Whether rows may be added there: a file with room for them, or nothing yet."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return not path.is_symlink()
+    except OSError:
+        return False
+    return stat.S_ISREG(state.st_mode) and state.st_size < MAX_LOG_BYTES // 2
 
 
 class LogFile:
@@ -122,16 +134,16 @@ class LogFile:
     def _read_appended(self) -> bytes:
         """Take in all complete lines behind our position; returns the text after the last newline."""
         with open_regular(self.path, "rb") as stream:
-            stat = os.fstat(stream.fileno())
+            state = os.fstat(stream.fileno())
             head = stream.read(_HEAD)
-            if self._identity != (stat.st_dev, stat.st_ino) or not head.startswith(self._head):
+            if self._identity != (state.st_dev, state.st_ino) or not head.startswith(self._head):
                 self._reset()  # removed or cleared, and started anew
-            self._identity, self._head = (stat.st_dev, stat.st_ino), head
-            if stat.st_size in (self._offset, self._unread_size):
+            self._identity, self._head = (state.st_dev, state.st_ino), head
+            if state.st_size in (self._offset, self._unread_size):
                 return b""
             stream.seek(self._offset - len(self._last))
             if stream.read(len(self._last)) == self._last:
-                return self._read_lines(stream, stat.st_size)
+                return self._read_lines(stream, state.st_size)
         # Shorter than before, or cut and grown again: a failed write that we had read was undone.
         self._reset()
         return self._read_appended()

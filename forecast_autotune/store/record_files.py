@@ -26,7 +26,7 @@ def check_folders(root: Path) -> None:
 def list_files(folder: Path, pattern: str, notes: StoreNotes) -> list[Path]:
     """The files below a folder, in order; none, with a note, where it cannot be listed or is no folder."""
     if said := misplaced_file(folder):
-        notes.add(f"{folder}: ignored, it is {said} where a folder belongs: move it away", topic=str(folder))
+        _note_misplaced(folder, said, notes)
         return []
     try:
         return sorted(folder.glob(pattern))
@@ -40,8 +40,12 @@ def list_folders(folder: Path, notes: StoreNotes) -> list[Path]:
     found = list_files(folder, "[!.]*", notes)
     for path in found:
         if said := misplaced_file(path):
-            notes.add(f"{path}: ignored, it is {said} where a folder belongs: move it away", topic=str(path))
+            _note_misplaced(path, said, notes)
     return [path for path in found if path.is_dir()]
+
+
+def _note_misplaced(path: Path, said: str, notes: StoreNotes) -> None:
+    notes.add(f"{path}: ignored, it is {said} where a folder belongs: move it away", topic=str(path))
 
 
 def read_record(
@@ -54,8 +58,11 @@ def read_record(
     try:
         raw = read_regular(path)
         return read(decode(raw)) if holding in raw else None
-    except (FileNotFoundError, NotADirectoryError):
-        return None  # where a file takes a folder's place, listing and writing tell of it
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        if said := misplaced_file(path.parent):
+            _note_misplaced(path.parent, said, notes)
     except OSError as error:
         notes.add(f"{path}: cannot be read: {error}", topic=str(path))
     except MALFORMED as error:

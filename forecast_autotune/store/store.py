@@ -18,6 +18,7 @@ from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
 from forecast_autotune.store.files import ADVICE, VERSION, StoreNotes, device_directory, kernel_directory
 from forecast_autotune.store.layers import StoreLayers, layer_configuration
+from forecast_autotune.store.misses import MissFile
 from forecast_autotune.store.other_devices import DEVICES, affordable_directories, nearest_relatives
 from forecast_autotune.store.record_files import list_folders
 from forecast_autotune.store.similarity import nearness_key
@@ -53,6 +54,8 @@ class Store:
         self._verdicts: dict[str, list[RiskVerdict]] = {}
         """By device directory, as far as they were asked for."""
         self._layers = StoreLayers((), self._notes)
+        self.misses = MissFile(self.root, self._notes)
+        """Problems that were met where nothing could be measured, and wait for `warm`."""
         _STORES.add(self)
 
     @classmethod
@@ -114,7 +117,7 @@ class Store:
         When the disk refuses, it is kept in memory and the store warns once. Raises `RecordError` if
         the measurement is about another problem, or holds values that JSON cannot.
         """
-        entry = _entry(problem, measurement)
+        entry = LogEntry.of(problem, measurement)
         with self._mutex:
             self._directory(problem).add([entry])
         self._layers.offer(problem, measurement)
@@ -291,7 +294,7 @@ class Store:
         """
         count = 0
         for table in tables:
-            entries = [_entry(table.problem, m) for m in table.measurements]
+            entries = [LogEntry.of(table.problem, m) for m in table.measurements]
             with self._mutex:
                 count += self._directory(table.problem).add(entries, unique=True)
             self._take_advice(table.problem)
@@ -389,15 +392,6 @@ def _with_extra(table: Table, name: str, value: Mapping[str, Any] | None) -> Tab
         return table
     problem = replace(table.problem, extra={**table.problem.extra, name: dict(value)})
     return replace(table, problem=problem)
-
-
-def _entry(problem: Problem, measurement: Measurement) -> LogEntry:
-    if measurement.problem != problem.id:
-        raise RecordError(
-            f"a measurement is filed under its own problem: it is about {measurement.problem!r}, not "
-            f"{problem.id!r}; pass the problem it was measured for"
-        )
-    return LogEntry.of(problem, measurement)
 
 
 def _matches_all(part: str | None, *names: str) -> bool:

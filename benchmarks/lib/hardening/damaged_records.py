@@ -14,16 +14,18 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import forecast_autotune.store.store as store_module
 from benchmarks.lib.hardening import record_damage, record_samples
-from forecast_autotune.commands import main
+from forecast_autotune.commands import grammar, main
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Decision, Measurement
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
+from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer
 from forecast_autotune.tuning.loop import TuningTask, tune
@@ -34,6 +36,10 @@ ANSWERS = b"""{"type":"answers","schema":1,"model":"m","provenance":"p"}
 {"type":"answer","key":"k1","log2_slowdown":[0.1,0.2],"sd":[0.5,0.5],"p_fail":[0.0,0.1]}
 {"type":"answer","key":"k2","text":"an answer"}
 """
+
+
+grammar.build = cache(grammar.build)
+"""The same each time, and slower than most of what is tried here."""
 
 
 @dataclass
@@ -219,17 +225,21 @@ class RecordFuzzer:
     def _tune(self, case: CaseFaults, root: Path, chance: random.Random) -> None:
         table = chance.choice(self.tables)
         task = TuningTask(table.problem, [m.candidate for m in table.measurements])
-        with case.watched("tune"):
+        with case.watched("tune"), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             decision = tune(
                 task,
                 lambda: TableMeasurer(table, workers=2),
                 store=Store(root),
-                surrogate=AnalyticSurrogate(),
+                surrogate=surrogate_for(Settings()) if chance.random() < 0.3 else AnalyticSurrogate(),
                 settings=Settings().with_(mode=chance.choice(["tune", "tune", "skip", "exhaustive"])),
             )
             # It may be one that cannot run, as a damaged row may say anything, but one of those offered.
             if decision.chosen not in task.candidates:
                 case.add("wrong config", "tune", str(decision.chosen))
+            for warning in caught:
+                if " failed (" in str(warning.message):
+                    case.add("fell back", "tune", str(warning.message))
 
     def _show(self, case: CaseFaults, root: Path, chance: random.Random) -> None:
         as_json = ["--json"] if chance.random() < 0.5 else []
@@ -360,4 +370,16 @@ def summarize(found: Iterable[CaseFaults]) -> dict[str, int]:
     return {name: counts.get(name, 0) for name in FAULTS}
 
 
-FAULTS = ("traceback", "hang", "memory", "rows lost", "wrong status", "wrong config", "many warnings", "died")
+FAULTS = (
+    *(
+        "traceback",
+        "hang",
+        "memory",
+        "rows lost",
+        "wrong status",
+        "wrong config",
+        "fell back",
+        "many warnings",
+    ),
+    "died",
+)

@@ -1,0 +1,175 @@
+"""Keys that a program met where nothing could be measured: one file of JSON lines, for a later `warm`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import RecordError, StoreError
+from forecast_autotune.file_access import read_regular
+from forecast_autotune.records import Candidate, Problem
+from forecast_autotune.records.base import SCHEMA
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import read_list, read_text
+from forecast_autotune.store.files import StoreNotes, acquire_lock, append, release_lock, write_atomically
+from forecast_autotune.store.log import MALFORMED, decode, encode
+
+MISSES = "misses.jsonl"
+"""Name of the file in a store's folder."""
+MAX_MISSES = 4096
+MAX_BYTES = 16 * 1024 * 1024
+MAX_GRIDS = 512
+"""Of one miss: a kernel's grid depends on few of its meta-parameters."""
+
+Grids = tuple[tuple[Mapping[str, Any], tuple[int, ...]], ...]
+"""Launch grids by meta-parameters."""
+
+
+def _read_grids(value: object) -> Grids:
+    found = []
+    for pair in read_list(value, ""):
+        parameters, grid = read_list(pair, "[...]")
+        if not isinstance(parameters, Mapping):
+            raise RecordError(" must hold pairs of an object and a list")
+        numbers = read_list(grid, "[...]")
+        if not 1 <= len(numbers) <= 3 or not all(type(n) is int and n > 0 for n in numbers):
+            raise RecordError(f" must hold grids of one to three positive integers, not {grid!r:.60}")
+        found.append((dict(parameters), tuple(numbers)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Miss(Record, tag="miss", schema=SCHEMA, lenient=True):
+    """A problem that was met undecided, and what else a call of its kernel needs to be made again."""
+
+    problem: Problem
+    """Without source and IR."""
+    mode: str = field(metadata=json_option(read=read_text))
+    """Of the program that met it."""
+    candidates: int
+    grids: Grids = field(
+        default=(),
+        metadata=json_option(read=_read_grids, write=lambda grids: [[dict(p), list(g)] for p, g in grids]),
+    )
+    """Empty where the problem has one grid for all."""
+    at: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        mode: str,
+        candidates: int,
+        grids: Mapping[Candidate, tuple[int, ...]],
+        at: str,
+    ) -> Miss:
+        """The record of a problem met in this mode with so many candidates."""
+        shown: dict[str, tuple[Mapping[str, Any], tuple[int, ...]]] = {}
+        for candidate, grid in grids.items():
+            parameters = dict(candidate.config.kwargs)
+            if len(shown) < MAX_GRIDS:
+                shown.setdefault(json.dumps(parameters, sort_keys=True), (parameters, tuple(grid)))
+        kernel = replace(problem.kernel, source="")
+        bare = replace(problem, kernel=kernel, ttir={}, extra={})
+        return cls(bare, mode, candidates, () if problem.grid else tuple(shown.values()), at)
+
+
+class MissFile:
+    """The misses of one store. Nothing that goes wrong with the file is raised to a program.
+
+    Args:
+        root: the store's folder; None keeps them in memory.
+        notes: is told of what is wrong.
+    """
+
+    def __init__(self, root: Path | None, notes: StoreNotes) -> None:
+        self.path = None if root is None else root / MISSES
+        self._notes = notes
+        self._mutex = threading.Lock()
+        self._known: dict[str, Miss] = {}
+        self._read = False
+
+    def add(self, miss: Miss) -> bool:
+        """Record a miss that is not recorded yet; whether it was recorded."""
+        with self._mutex:
+            if miss.problem.id in self._known:
+                return False
+            if self.path is None:
+                return self._keep(miss)
+            lock = None
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                lock = acquire_lock(self.path.with_name(MISSES + ".lock"), 1.0, 0.002)
+                self._known = self._load()
+                if miss.problem.id in self._known or not self._keep(miss):
+                    return False
+                append(self.path, encode(miss.to_json()), exclusive=lock is not None)
+                return True
+            except (OSError, RecordError) as error:
+                self._notes.add(f"{self.path}: a miss is not recorded: {error}", topic=str(self.path))
+                return False
+            finally:
+                release_lock(lock)
+
+    def _keep(self, miss: Miss) -> bool:
+        if len(self._known) >= MAX_MISSES:
+            self._notes.add(
+                f"{self.path or 'memory'} holds {MAX_MISSES} misses, no more are recorded: `forecast-autotune warm` "
+                "tunes them",
+                topic="misses",
+            )
+            return False
+        self._known[miss.problem.id] = miss
+        return True
+
+    def all(self) -> list[Miss]:
+        """Every recorded miss, oldest first. Lines that are none are noted and left out."""
+        with self._mutex:
+            if self.path is not None:
+                try:
+                    self._known = self._load()
+                except OSError as error:
+                    self._notes.add(f"{self.path}: cannot be read: {error}", topic=str(self.path))
+            return list(self._known.values())
+
+    def remove(self, problem_ids: Iterable[str]) -> None:
+        """Forget misses that were tuned. Raises `StoreError` if the file cannot be written."""
+        gone = set(problem_ids)
+        with self._mutex:
+            if self.path is None:
+                self._known = {name: miss for name, miss in self._known.items() if name not in gone}
+                return
+            lock = None
+            try:
+                lock = acquire_lock(self.path.with_name(MISSES + ".lock"), 10.0, 0.002)
+                kept = {name: miss for name, miss in self._load().items() if name not in gone}
+                write_atomically(self.path, b"".join(encode(miss.to_json()) for miss in kept.values()))
+                self._known = kept
+            except OSError as error:
+                raise StoreError(f"cannot write {self.path}: {error}") from error
+            finally:
+                release_lock(lock)
+
+    def _load(self) -> dict[str, Miss]:
+        """The misses on file. Raises `OSError`."""
+        assert self.path is not None
+        try:
+            data = read_regular(self.path, MAX_BYTES)
+        except FileNotFoundError:
+            return {}
+        found: dict[str, Miss] = {}
+        for number, raw in enumerate(data.split(b"\n"), 1):
+            if not raw.strip():
+                continue
+            try:
+                miss = Miss.from_json(decode(raw))
+            except MALFORMED as error:
+                said = f"{self.path}:{number}: skipped a line that is no miss ({error})"
+                self._notes.add(said[:300], topic=str(self.path))
+            else:
+                found.setdefault(miss.problem.id, miss)
+        return found

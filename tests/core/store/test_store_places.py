@@ -1,0 +1,201 @@
+"""What is no regular file where the store has its files, and no folder where it has its folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import forecast_autotune.store.log as log_module
+from forecast_autotune.commands import main
+from forecast_autotune.records import Measurement, Problem
+from forecast_autotune.store import Store, StoreWarning
+from forecast_autotune.store.files import host_name
+from tests.core.captured_output import Capture
+from tests.core.store.stored import decided, measured, problem
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as stream:
+        stream.truncate(1 << 40)
+
+
+def bound(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        here = Path.cwd()
+        os.chdir(path.parent)  # a socket's name is short
+        listening.bind(path.name)
+        os.chdir(here)
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "endless": lambda p: p.symlink_to("/dev/zero"),
+    "full": lambda p: p.symlink_to("/dev/full"),
+    "loop": lambda p: p.symlink_to(p.name),
+    "socket": bound,
+    "terabyte": sparse,
+}
+ONE, TWO = problem(1024), problem(2048)
+OTHER = problem(1024, kernel="softmax")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store with two problems of one kernel and one of another."""
+    store = Store(tmp_path / "s")
+    for p in (ONE, TWO, OTHER):
+        store.add(p, measured(p, 16))
+        store.put_decision(p, decided(p))
+        store.put_facts(p, {"version": "1", "units": []})
+    return tmp_path / "s"
+
+
+def files_of(root: Path) -> dict[str, Path]:
+    (home,) = root.glob("v1/*/matmul-*")
+    return {
+        "log": home / f"log-{host_name()}.jsonl",
+        "another log": home / "log-elsewhere.jsonl",
+        "decision": home / "decisions" / f"{ONE.id}.json",
+        "facts": home / "facts" / f"{ONE.id}.json",
+        "a launch": home / f"running-{ONE.id}-{host_name()}-99999999.json",
+        "a launch of nobody": home / f"running-{ONE.id}-{host_name()}-{'9' * 40}.json",
+        "variant": root / "variants" / "x" / "y.json",
+        "advice": root / "advice" / "x.json",
+    }
+
+
+PLACES = [*("log", "another log", "decision", "facts", "a launch", "a launch of nobody", "variant", "advice")]
+
+
+def used(store: Store, p: Problem) -> list[Measurement]:
+    """All that tuning does with a store."""
+    store.recover(p)
+    store.decision(p)
+    store.facts(p)
+    store.relatives(p)
+    store.verdicts(p)
+    store.variants()
+    store.advice_of()
+    with store.tuning_lock(p, 1.0), store.watch(p, measured(p, 32).candidate):
+        store.add(p, measured(p, 32))
+    store.put_decision(p, decided(p))
+    store.put_facts(p, {"version": "1", "units": []})
+    store.sync()
+    return store.measurements(p)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_no_file_is_passed_over(root: Path, place: str, kind: str) -> None:
+    path = files_of(root)[place]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    KINDS[kind](path)
+    store = Store(root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)
+        for p in (ONE, TWO, OTHER):
+            rows = (
+                [measured(p, 32)] if place == "log" and p is not OTHER else [measured(p, 16), measured(p, 32)]
+            )
+            assert used(store, p) == rows
+            assert store.decision(p) == decided(p)
+            assert Store(root).measurements(p) == rows, "another process finds them"
+    said = [note for note in store.issued_warnings if str(path) in note]
+    assert len([note for note in said if "stay in memory" not in note]) <= 1
+    assert place == "a launch of nobody" or store.issued_warnings
+
+
+@pytest.mark.parametrize("kind", ["endless", "pipe", "loop", "terabyte"])
+@pytest.mark.parametrize("place", ["", "v1", "device", "kernel", "decisions", "facts", "variants", "advice"])
+def test_what_is_no_folder_is_passed_over(root: Path, place: str, kind: str, capsys: Capture) -> None:
+    (home,) = root.glob("v1/*/matmul-*")
+    places = {"device": home.parent, "kernel": home, "decisions": home / "decisions", "facts": home / "facts"}
+    path = places.get(place, root / place)
+    shutil.rmtree(path, ignore_errors=True)
+    KINDS[kind](path)
+    store = Store(root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)
+        for p in (ONE, TWO, OTHER):
+            assert measured(p, 32) in used(store, p)
+            assert store.decision(p) == decided(p)
+        list(Store(root).tables())
+    assert any(str(path) in note for note in store.issued_warnings)
+    status = main(["show", "--store", str(root)])
+    said = capsys.readouterr().err
+    assert str(path).split("/")[-1] in said
+    assert status == (1 if place in ("", "v1", "variants", "advice") else 0), said
+
+
+def test_a_damaged_problem_hides_no_other(root: Path) -> None:
+    """A problem line of another kernel in a log, and a decision under another's name, are not taken."""
+    (home,) = root.glob("v1/*/matmul-*")
+    (elsewhere,) = root.glob("v1/*/softmax-*")
+    log = home / f"log-{host_name()}.jsonl"
+    log.write_bytes((elsewhere / log.name).read_bytes() + log.read_bytes())
+    decision = home / "decisions" / f"{ONE.id}.json"
+    decision.write_bytes((home / "decisions" / f"{TWO.id}.json").read_bytes())
+    store = Store(root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)
+        found = {t.problem.id: t.measurements for t in store.tables()}
+        assert store.decision(ONE) is None
+    assert found == {p.id: [measured(p, 16)] for p in (ONE, TWO, OTHER)}
+    assert store.decision(TWO) == decided(TWO)
+    said = store.issued_warnings
+    assert any("is filed elsewhere" in text for text in said)
+    assert any("it is about problem" in text for text in said)
+
+
+def test_one_half_of_a_pair_blocks_no_export(root: Path, tmp_path: Path) -> None:
+    """A compiler's message may hold bytes of no known encoding, which Python keeps as such halves."""
+    store = Store(root)
+    store.add(ONE, replace(measured(ONE, 64, None), extra={"message": "no \udcff such\ud800"}))
+    strange = problem(1, kernel="k\ud800")
+    store.add(strange, measured(strange, 16))
+    assert main(["export", str(tmp_path / "t.jsonl"), "--store", str(root)]) == 0
+    text = (tmp_path / "t.jsonl").read_text(encoding="utf-8")
+    assert "no \ufffd such\ufffd" in text
+    assert '"k\ufffd"' in text
+    assert len(Store(root).measurements(ONE)) == 2
+    assert Store(root).measurements(strange) == [measured(strange, 16)]
+
+
+def test_the_words_of_a_file_reach_nobodys_terminal_raw(root: Path) -> None:
+    (home,) = root.glob("v1/*/matmul-*")
+    with (home / f"log-{host_name()}.jsonl").open("ab") as stream:
+        stream.write(b'{"type":"measurement","\\u001b]52;c;eA==\\u0007":1}\n')
+    store = Store(root)
+    with pytest.warns(StoreWarning):
+        store.measurements(ONE)
+    assert all(note.isprintable() for note in store.issued_warnings)
+
+
+def test_a_log_is_read_up_to_a_bound(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home,) = root.glob("v1/*/matmul-*")
+    log = home / f"log-{host_name()}.jsonl"
+    line = log.read_bytes().splitlines(keepends=True)[1]
+    long = b'{"x":"' + b"y" * 3000 + b'"}\n'
+    monkeypatch.setattr(log_module, "MAX_RECORD_BYTES", 2000)
+    monkeypatch.setattr(log_module, "_CHUNK", 512)
+    log.write_bytes(log.read_bytes() + long + line + long[:-1])
+    store = Store(root)
+    with pytest.warns(StoreWarning, match=r"more than 2000 bytes"):
+        assert len(store.measurements(ONE)) == 2
+    with log.open("ab") as stream:
+        stream.write(b"\n" + line)
+    assert len(store.measurements(ONE)) == 3, "what follows a long line is read"
+    monkeypatch.setattr(log_module, "MAX_LOG_BYTES", 100)
+    short = Store(root)
+    with pytest.warns(StoreWarning, match="longer than is read"):
+        assert len(short.measurements(ONE)) < 3
+    assert len(short.issued_warnings) == 1
