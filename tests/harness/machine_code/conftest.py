@@ -20,5 +20,5 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runner(fake_driver: Path) -> Iterator[RunnerClient]:
-    with RunnerClient(str(fake_driver), launch_s=2.0, flush_bytes=1 << 20) as found:
+    with RunnerClient(str(fake_driver), launch_s=60.0, flush_bytes=1 << 20) as found:
         yield found

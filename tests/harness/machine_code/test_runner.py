@@ -24,8 +24,8 @@ from forecast_harness.machine_code.runner.client import (
 from forecast_harness.machine_code.runner.session import TimingLimits
 
 SUM = 2
-SLOW_TO_JUDGE = ("never ends at most times",)
-"""Another hang, which takes its seconds; the benchmark has it."""
+HANGS = ("never ends", "never ends at most times")
+"""Judged by a runner of their own: one that gives launches little time would give up others on a busy machine."""
 
 
 def test_a_right_program_is_right_in_every_placement_and_on_other_inputs(runner: RunnerClient) -> None:
@@ -39,7 +39,7 @@ def test_a_right_program_is_right_in_every_placement_and_on_other_inputs(runner:
     assert any(rotations[2].values())
 
 
-@pytest.mark.parametrize("name", [n for n in EXPLOITS if n not in SLOW_TO_JUDGE])
+@pytest.mark.parametrize("name", [n for n in EXPLOITS if n not in HANGS])
 def test_no_exploit_is_accepted(runner: RunnerClient, name: str) -> None:
     made, says = EXPLOITS[name]
     call = SumCall()
@@ -47,6 +47,18 @@ def test_no_exploit_is_accepted(runner: RunnerClient, name: str) -> None:
     assert said
     assert said.startswith(says)
     assert objection(runner, addition("right", honest(), COUNT), call) == ""
+
+
+def test_a_program_that_never_ends_is_blamed_and_the_next_runner_is_healthy(fake_driver: Path) -> None:
+    with RunnerClient(str(fake_driver), launch_s=0.5, flush_bytes=1 << 20) as runner:
+        first = runner.pid
+        for name in HANGS:
+            assert objection(runner, EXPLOITS[name][0](name), SumCall()) == str(RunnerFaultKind.HANG)
+            assert runner.faults[-1].candidate == name
+        assert runner.pid != first
+        assert runner.check_health() == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
 
 
 def test_outputs_that_a_launch_left_in_shared_memory_are_gone_at_the_next(runner: RunnerClient) -> None:

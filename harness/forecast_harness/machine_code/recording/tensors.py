@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -32,6 +32,21 @@ _FILLED = {
     "fill_": None,
 }
 """Operations that set every element to one value; None: to their argument."""
+_READS = {
+    "__bool__",
+    "__complex__",
+    "__float__",
+    "__index__",
+    "__int__",
+    "__setitem__",
+    "as_tensor",
+    "cpu",
+    "item",
+    "numpy",
+    "tensor",
+    "tolist",
+}
+"""Functions that read or write single values, or bring them from the host."""
 _VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1}
 
 
@@ -81,6 +96,11 @@ class TensorRecorder:
         name, offset = self.place(tensor)
         return _BASE + _STRIDE * list(self.sizes).index(name) + offset
 
+    def refuse(self, name: str) -> NoReturn:
+        """Raise `HostCode` for an operation of torch's, and remember it: the solution may catch it."""
+        self.refused = self.refused or name
+        raise HostCode(f"torch.{name} computes on data outside of a kernel")
+
     def allocated(self, tensor: torch.Tensor) -> None:
         """Take a new tensor's storage as a buffer."""
         if tensor.untyped_storage()._cdata not in self._names:
@@ -123,9 +143,40 @@ class _Addresses(TorchFunctionMode):  # type: ignore[misc]
         self._recorder = recorder
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
         if function is torch.Tensor.data_ptr:
             return self._recorder.address(args[0])
+        if function is torch.Tensor.__getitem__:  # torch's own asks the device that is not there
+            return self._item(args[0], args[1])
+        copied = name == "contiguous" and not args[0].is_contiguous()
+        if copied or name in _READS:
+            self._recorder.refuse(name)
         return function(*args, **(kwargs or {}))
+
+    def _item(self, tensor: torch.Tensor, index: Any) -> torch.Tensor:
+        """A view by integers, slices, `None` and `...`; what else an index may be copies."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        if any(
+            not isinstance(p, int | slice | type(None) | type(...)) or p is True or p is False for p in parts
+        ):
+            self._recorder.refuse("__getitem__")
+        taken = sum(p is not None and p is not ... for p in parts)
+        if ... not in parts:
+            parts.append(...)
+        at = parts.index(...)
+        parts[at : at + 1] = [slice(None)] * (tensor.dim() - taken)
+        dim, found = 0, tensor
+        for part in parts:
+            if part is None:
+                found = found.unsqueeze(dim)
+            elif isinstance(part, int):
+                found = found.select(dim, part)
+                continue
+            elif part != slice(None):
+                start, stop, step = part.indices(found.shape[dim])
+                found = torch.ops.aten.slice.Tensor(found, dim, start, stop, step)
+            dim += 1
+        return found
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[misc]
@@ -148,7 +199,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
                         value = kwargs.get("fill_value", kwargs.get("value"))
                         value = args[_VALUE_AT[name]] if value is None else value
                     if isinstance(value, torch.Tensor):
-                        return self._refuse(name)
+                        self._recorder.refuse(name)
                     self._recorder.filled(made, value)
             return made
         schema = function._schema
@@ -156,11 +207,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         view = any(r.alias_info is not None for r in schema.returns)
         if view and not written:
             return function(*args, **kwargs)
-        return self._refuse(name)
-
-    def _refuse(self, name: str) -> Any:
-        self._recorder.refused = self._recorder.refused or name
-        raise HostCode(f"torch.{name} computes on data outside of a kernel")
+        return self._recorder.refuse(name)
 
 
 def flat_tensors(returned: Any) -> list[torch.Tensor]:

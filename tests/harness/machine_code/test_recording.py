@@ -1,0 +1,228 @@
+"""Solutions in a cell without a device: what they launch becomes a plan, what they compute is host code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from forecast_harness.machine_code.compile_workers import (
+    BuildRequest,
+    BuildResult,
+    CallCase,
+    CompileWorkers,
+    TensorArgument,
+)
+from forecast_harness.machine_code.pack_calls import PackCalls
+from forecast_harness.machine_code.recording.tensors import HostCode, TensorRecorder, flat_tensors
+from forecast_harness.machine_code.records import BufferRole, Program
+from forecast_harness.machine_code.runner.client import ObservedLaunch
+from forecast_harness.packs.load import load_pack
+
+FACTS = {"arch": 90, "properties": {"multiprocessor_count": 7}}
+ROWS = CallCase({"x": TensorArgument("float32", (5, 40), (40, 1))})
+HEADER = """import torch, triton, triton.language as tl
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+"""
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[CompileWorkers]:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux")
+    with CompileWorkers(FACTS, 1) as found:
+        yield found
+
+
+def build(workers: CompileWorkers, source: str, case: CallCase = ROWS, **more: object) -> BuildResult:
+    request = BuildRequest("candidate", source, "run", (case,), **more)  # type: ignore[arg-type]
+    return workers.submit(request).result(120)
+
+
+def program(result: BuildResult) -> Program:
+    assert (result.error, result.host_code, result.infrastructure) == ("", "", "")
+    (found,) = result.programs
+    return found
+
+
+def test_a_packs_solution_becomes_machine_code_and_a_plan(workers: CompileWorkers, tmp_path: Path) -> None:
+    pack = load_pack("softmax")
+    call = PackCalls(pack, tmp_path, seed="1").draw({"M": 5, "N": 40})
+    found = program(build(workers, pack.solution("triton_rows").source, call.arguments))
+    (kernel,) = found.kernels
+    assert (kernel.arch, kernel.parameters[:3]) == (90, ("*fp32", "*fp32", "i32"))
+    (step,) = found.plan.steps
+    assert step.grid == (5, 1, 1)
+    roles = {b.name: (b.role, b.size) for b in found.plan.buffers}
+    assert roles["x"] == (BufferRole.INPUT, 800)
+    (output,) = found.plan.returned
+    assert roles[output.buffer] == (BufferRole.SCRATCH, 800)
+    assert (output.dtype, output.shape) == ("float32", (5, 40))
+    assert call.case.right is not None
+    (right,) = call.case.right()
+    same = ObservedLaunch({}, (right.numpy().tobytes(),))
+    assert call.wrong(found, [same, same]) == ""
+    turned = torch.softmax(torch.roll(call.case.tensors["x"].reshape(-1), -7).reshape(5, 40), 1)
+    rolled = ObservedLaunch({"x": 28}, (turned.numpy().tobytes(),))
+    assert call.wrong(found, [same, rolled]) == ""
+    assert "wrong_values" in call.wrong(found, [same, ObservedLaunch({"x": 28}, same.outputs)])
+    other = ObservedLaunch({}, (bytes(4) + same.outputs[0][4:],))
+    assert "different bits" in call.wrong(found, [same, other])
+
+
+def test_outputs_that_are_given_are_no_scratch(workers: CompileWorkers, tmp_path: Path) -> None:
+    pack = load_pack("swiglu")
+    call = PackCalls(pack, tmp_path, seed="1").draw()
+    found = program(build(workers, pack.solution("triton_rows").source, call.arguments))
+    roles = {b.name: b.role for b in found.plan.buffers}
+    assert roles == {"gate": BufferRole.INPUT, "up": BufferRole.INPUT, "y": BufferRole.OUTPUT}
+
+
+def test_views_fills_and_several_launches_are_steps(workers: CompileWorkers) -> None:
+    source = (
+        HEADER
+        + """def run(x):
+    y = torch.zeros((10, 40), dtype=x.dtype, device=x.device)
+    flat = x.view(-1)
+    double[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](flat, y[5:], 100, BLOCK=32)
+    double[(2,)](flat[100:], y, 100, BLOCK=64, num_warps=2)
+    return y
+"""
+    )
+    found = program(build(workers, source))
+    fill, first, second = found.plan.steps
+    assert (fill.fill, fill.size, fill.pattern) == (found.plan.returned[0].buffer, 1600, 0)
+    assert (first.grid, second.grid) == ((4, 1, 1), (2, 1, 1))
+    assert [a.offset for a in first.arguments[:2]] == [0, 800]
+    assert [a.offset for a in second.arguments[:2]] == [400, 0]
+    assert [k.num_warps for k in found.kernels] == [4, 2]
+
+
+def test_options_and_a_decorated_kernels_choice_are_taken(workers: CompileWorkers) -> None:
+    source = (
+        HEADER.replace(
+            "@triton.jit",
+            """@triton.autotune(
+    [triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64}, num_warps=8)], key=["n"])
+@triton.jit""",
+        )
+        + """def run(x):
+    y = torch.empty_like(x)
+    double[lambda meta: (triton.cdiv(200, meta["BLOCK"]),)](x, y, 200)
+    return y
+"""
+    )
+    first, second = (program(build(workers, source, choice=n)) for n in (0, 1))
+    assert (first.plan.steps[0].grid, second.plan.steps[0].grid) == ((7, 1, 1), (4, 1, 1))
+    assert (first.kernels[0].num_warps, second.kernels[0].num_warps) == (4, 8)
+    forced = program(build(workers, source, options={"num_warps": 1}))
+    assert forced.kernels[0].num_warps == 1
+
+
+def test_a_device_is_asked_for_its_size(workers: CompileWorkers) -> None:
+    source = (
+        HEADER
+        + """def run(x):
+    y = torch.empty_like(x)
+    blocks = torch.cuda.get_device_properties(x.device).multi_processor_count
+    double[(blocks,)](x, y, 200, BLOCK=32)
+    return y
+"""
+    )
+    assert program(build(workers, source)).plan.steps[0].grid == (7, 1, 1)
+
+
+HOST_CODE = {
+    "a library's operation": "return torch.softmax(x, 1)",
+    "one that is caught": "\n    try: torch.relu(x)\n    except Exception: pass\n    return torch.empty_like(x)",
+    "reading a value": "return torch.empty((int(x[0, 0]) + 1,), device=x.device)",
+    "a copy": "return x.clone()",
+    "an operation in place": "x.mul_(2); return x",
+    "another layout": "return x.t().contiguous()",
+    "an output that is not contiguous": "return x.t()",
+    "a tensor from the host": "return torch.tensor([1.0], device=x.device)",
+}
+
+
+@pytest.mark.parametrize("what", HOST_CODE)
+def test_what_computes_outside_of_kernels_is_refused(what: str) -> None:
+    named: dict[str, Any] = {}
+    exec(f"import torch\ndef run(x):\n    {HOST_CODE[what]}\n", named)
+    recorder, refused = TensorRecorder(), False
+    with recorder.active():
+        x = recorder.give("x", "float32", (5, 40), (40, 1), 0)
+        try:
+            returned = named["run"](x)
+            refused = not all(t.is_contiguous() for t in flat_tensors(returned))
+        except HostCode:
+            refused = True
+    assert refused or recorder.refused
+
+
+def test_a_solution_that_computes_with_torch_is_host_code(workers: CompileWorkers) -> None:
+    result = build(workers, HEADER + "def run(x):\n    return torch.softmax(x, 1)\n")
+    assert "softmax" in result.host_code
+    assert (result.error, result.programs) == ("", ())
+
+
+VIEWS = ("x[1]", "x[1:3, ::2]", "x[..., 4]", "x[-1, None, 3:]", "x.view(-1)[7:9]", "x.t()", "x[None]")
+
+
+@pytest.mark.parametrize("text", VIEWS)
+def test_views_lie_where_torch_has_them(text: str) -> None:
+    real = torch.arange(200.0).reshape(5, 40)
+    recorder = TensorRecorder()
+    with recorder.active():
+        got = eval(text, {"x": recorder.give("x", "float32", (5, 40), (40, 1), 0)})
+        place = recorder.place(got)
+    wanted = eval(text, {"x": real})
+    assert place == ("x", 4 * wanted.storage_offset())
+    assert (tuple(got.shape), got.stride()) == (tuple(wanted.shape), wanted.stride())
+
+
+FAILURES = {
+    "raises": ("def run(x):\n    1 / 0", "ZeroDivisionError"),
+    "kernel does not compile": (HEADER + "def run(x):\n    double[(1,)](x, x, 1, BLOCK=33)", "power of 2"),
+    "leaves": ("import os\nos._exit(0)", "status 0"),
+    "launches nothing": ("import torch\ndef run(x):\n    return torch.empty_like(x)", "1 to 64 steps"),
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_a_source_that_cannot_be_compiled_says_why(workers: CompileWorkers, what: str) -> None:
+    source, says = FAILURES[what]
+    result = build(workers, source)
+    assert says in result.error
+    assert not result.infrastructure
+
+
+def test_an_answer_that_is_forged_is_refused(workers: CompileWorkers) -> None:
+    source = (
+        HEADER
+        + """import forecast_harness.machine_code.recording.solution as recording
+from forecast_harness.machine_code.records import PlanStep
+taken = recording._PlanWriter._step
+def forged(self, launch):
+    step = taken(self, launch)
+    return PlanStep(step.kernel, (2**40, 1, 1), step.arguments)
+recording._PlanWriter._step = forged
+def run(x):
+    y = torch.empty_like(x)
+    double[(2,)](x, y, 100, BLOCK=64)
+    return y
+"""
+    )
+    result = build(workers, source)
+    assert "grid" in result.error
+    assert not result.programs

@@ -1,0 +1,122 @@
+"""Plans, scalars and machine code are held against what the trusted side knows."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.lib.machine_code.fake_code import addition, honest, image
+from benchmarks.lib.machine_code.sums import COUNT
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_harness.machine_code.cubin_sections import check_cubin, cubin_sections
+from forecast_harness.machine_code.records import (
+    CompiledKernel,
+    KernelArgument,
+    LaunchPlan,
+    MachineCodeError,
+    Program,
+)
+from forecast_harness.machine_code.runner.contestant import pack_scalar, scratch_sizes
+
+GIVEN = {"x": 4 * COUNT, "y": 4 * COUNT}
+PROGRAM = addition("candidate", honest(), COUNT)
+
+
+def test_records_survive_json() -> None:
+    for one in (PROGRAM, PROGRAM.plan, PROGRAM.kernels[0]):
+        again = type(one).from_json(one.to_json())
+        assert again.to_json() == one.to_json()
+    PROGRAM.plan.check(PROGRAM.kernels, GIVEN, scratch_limit=1 << 20)
+
+
+def test_other_inputs_than_the_problems_are_refused() -> None:
+    for given in ({"x": 4 * COUNT}, {**GIVEN, "z": 4}, {**GIVEN, "y": 4}):
+        with pytest.raises(MachineCodeError, match="inputs and outputs must be"):
+            PROGRAM.plan.check(PROGRAM.kernels, given, scratch_limit=1 << 20)
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 1.5, True, float("nan")])
+def test_scalars_that_do_not_fit_are_refused(value: float) -> None:
+    step = PROGRAM.plan.steps[0]
+    steps = (replace(step, arguments=(*step.arguments[:3], KernelArgument(value=value))),)
+    with pytest.raises(MachineCodeError, match="step 0, argument 3"):
+        replace(PROGRAM.plan, steps=steps).check(PROGRAM.kernels, GIVEN, scratch_limit=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "bits"),
+    [
+        ("i32", -2, "feffffff"),
+        ("u8", 200, "c8"),
+        ("i64", 1 << 40, "0000000000010000"),
+        ("i1", True, "01"),
+        ("fp16", 1.5, "003e"),
+        ("bf16", 1.0, "803f"),
+        ("bf16", 1.00390625, "803f"),
+        ("bf16", 1.01171875, "823f"),
+        ("fp32", 0.5, "0000003f"),
+        ("fp64", -1, "000000000000f0bf"),
+    ],
+)
+def test_scalars_are_packed_as_the_kernel_reads_them(kind: str, value: float, bits: str) -> None:
+    assert pack_scalar(kind, value).hex() == bits
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "a b"),
+        ("parameters", ["tensordesc<fp16[32]>"]),
+        ("num_warps", 0),
+        ("shared_bytes", 1 << 21),
+        ("num_ctas", 32),
+        ("arch", 7),
+        ("scratch_parameters", 3),
+        ("num_warps", "4"),
+        ("unheard_of", 1),
+    ],
+)
+def test_a_kernel_that_cannot_be_launched_is_refused(field: str, value: object) -> None:
+    told = {**PROGRAM.kernels[0].to_json(), field: value}
+    with pytest.raises(ForecastAutotuneError):
+        CompiledKernel.from_json(told)
+
+
+def test_scratch_of_the_compiler_counts_blocks_and_clusters() -> None:
+    kernel = replace(PROGRAM.kernels[0], global_scratch_bytes=128, num_ctas=2, scratch_parameters=2)
+    step = replace(PROGRAM.plan.steps[0], grid=(3, 5, 1))
+    program = Program("candidate", (kernel,), replace(PROGRAM.plan, steps=(step,)))
+    assert scratch_sizes(program, "0/") == {"0/sum": 4 * COUNT, "0/own-0": 128 * 2 * 15}
+    with pytest.raises(MachineCodeError, match="scratch takes"):
+        program.plan.check(program.kernels, GIVEN, scratch_limit=4 * COUNT)
+
+
+def test_sections_are_read_and_memory_of_its_own_is_seen() -> None:
+    made = image("kernel", ("*fp32",), honest(), global_bytes=64)
+    assert [(s.name, s.size) for s in cubin_sections(made) if s.name.startswith(".nv")] == [
+        (".nv.global", 64)
+    ]
+    with pytest.raises(MachineCodeError, match="from launch to launch"):
+        check_cubin(CompiledKernel("kernel", 90, ("*fp32",), image=made))
+
+
+def test_no_bytes_break_the_reading_of_sections() -> None:
+    made = bytearray(PROGRAM.kernels[0].image)
+    for at in range(0, len(made)):
+        for value in (0, 0x7F, 0xFF):
+            changed = bytes(made[:at] + bytes([value]) + made[at + 1 :])
+            try:
+                cubin_sections(changed)
+            except MachineCodeError:
+                continue
+    with pytest.raises(MachineCodeError):
+        cubin_sections(b"")
+    with pytest.raises(MachineCodeError):
+        cubin_sections(struct.pack("<16s", b"\x7fELF\x02\x01"))
+
+
+def test_an_empty_plan_is_no_plan() -> None:
+    with pytest.raises(MachineCodeError, match="a plan has 1 to"):
+        LaunchPlan(PROGRAM.plan.buffers, ()).check(PROGRAM.kernels, GIVEN, scratch_limit=1 << 20)
