@@ -366,3 +366,57 @@ def trespasses(victim):
         except OSError as error:
             found[name] = type(error).__name__
     return found
+
+
+def returns_late(seconds):
+    time.sleep(seconds)
+    return "late"
+
+
+WOKEN = []
+
+
+def wakes_itself():
+    """Timers that send SIGCONT a hundred times a second, whatever the process is doing; it notes when it ran."""
+
+    class Event(ctypes.Structure):
+        _fields_ = (
+            ("value", ctypes.c_void_p),
+            ("signal", ctypes.c_int),
+            ("notify", ctypes.c_int),
+            ("rest", ctypes.c_char * 48),
+        )
+
+    library = ctypes.CDLL(None)
+    signal.signal(signal.SIGCONT, lambda *_: WOKEN.append(time.monotonic()))
+    for n in range(4):  # a stop takes a pending SIGCONT, and its timer, away
+        timer, event = ctypes.c_void_p(), Event(None, signal.SIGCONT, 0, b"")
+        library.timer_create(1, ctypes.byref(event), ctypes.byref(timer))
+        first = 31_000_000 + 3_000_000 * n
+        library.timer_settime(timer, 0, (ctypes.c_long * 4)(0, 40_000_000, 0, first), None)
+    return "armed"
+
+
+def ran_between(begin, end):
+    """Whether it noted a moment between these."""
+    return any(begin < moment < end for moment in WOKEN)
+
+
+def chooses_processors():
+    """How many processors it may use, and how many after it asked for all of them."""
+    before = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count()))
+    ctypes.CDLL(None).sched_setaffinity(0, 128, (ctypes.c_ulong * 16)(*[2**64 - 1] * 16))
+    return before, len(os.sched_getaffinity(0))
+
+
+def forks_a_family():
+    """Children of children that spin."""
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()
+            os.fork()
+            while True:
+                pass
+    return "left"

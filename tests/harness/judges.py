@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from typing import Any
 
 from forecast_harness.sandbox.api import CellAnswer, Fault, JobContext, SandboxError, Suspicion, TensorBytes
-from forecast_harness.sandbox.cell_process import load
+from forecast_harness.sandbox.cell_process import load, receive_descriptor
+from forecast_harness.sandbox.shared_memory import SharedMemory, map_shared
 
 _RUN = "forecast_harness.sandbox.cell_process:run_file"
 
@@ -150,3 +152,63 @@ def loaded(work: JobContext) -> list[str]:
 
 def load_in_cell(payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]) -> str:
     return load("attacks.py").__name__
+
+
+def asks_in_windows(work: JobContext) -> dict[str, Any]:
+    """A window for an answer that takes 0.2 s, after the candidate has done `first`; how long it took."""
+    with work.cell() as cell:
+        cell.ask(_RUN, work.payload)
+        refused = ""
+        try:
+            cell.ask_in_window(_RUN, {"file": "attacks.py", "function": "honest"})
+        except SandboxError as error:
+            refused = str(error)
+        cell.freeze()
+        begin = time.monotonic()
+        time.sleep(0.1)
+        end = time.monotonic()
+        late = {"file": "attacks.py", "function": "returns_late", "arguments": [0.2]}
+        found = [cell.ask_in_window(_RUN, late) for _ in range(2)]
+        frozen = cell.frozen
+        asked = {"file": "attacks.py", "function": "ran_between", "arguments": [begin, end]}
+        ran = cell.ask_in_window(_RUN, asked).value
+    return {
+        "ran": ran,
+        "refused": refused,
+        "said": [a.value for a in found],
+        "seconds": [a.seconds for a in found],
+        "frozen": frozen,
+    }
+
+
+def bound_to_one_processor(work: JobContext) -> Any:
+    """What a candidate finds that is bound to one processor."""
+    with work.cell(processors=[min(os.sched_getaffinity(0))]) as cell:
+        return cell.ask(_RUN, work.payload).value
+
+
+def write_in_cell(payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]) -> str:
+    """Map what is shared, add one to each byte, and try to change its size."""
+    fd = receive_descriptor(state)
+    data = map_shared(fd, payload["bytes"])
+    for n in range(payload["bytes"]):
+        data[n] += 1
+    said = []
+    for size in (0, 2 * payload["bytes"]):
+        try:
+            os.ftruncate(fd, size)
+            said.append("resized")
+        except PermissionError:
+            said.append("sealed")
+    return " ".join(said)
+
+
+def shares(work: JobContext) -> dict[str, Any]:
+    """Memory that is shared with a cell."""
+    memory = SharedMemory(4096)
+    memory.data[:] = bytes(range(16)) * 256
+    entry = f"{__name__}:write_in_cell"
+    with work.cell() as cell:
+        said = cell.ask(entry, {"bytes": 4096}, descriptor=memory.fd).value
+    memory.forget_descriptor()
+    return {"said": said, "data": list(memory.data[:16]), "size": memory.size}

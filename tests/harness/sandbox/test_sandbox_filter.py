@@ -78,6 +78,9 @@ def test_the_filter_knows_its_options(machine: str) -> None:
     assert (decide(strict, arch, memfd), decide(loose, arch, memfd)) == (REFUSED, ALLOWED)
     connect = (42, 203)[column]
     assert (decide(strict, arch, connect), decide(loose, arch, connect)) == (REFUSED, ALLOWED)
+    bound = seccomp.filter_program(machine, signal_only=None, unix_sockets=True, memfd=True, affinity=False)
+    affinity = (203, 122)[column]
+    assert (decide(bound, arch, affinity), decide(loose, arch, affinity)) == (REFUSED, ALLOWED)
 
 
 @pytest.mark.parametrize("machine", ARCHES)

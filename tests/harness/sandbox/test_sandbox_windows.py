@@ -1,0 +1,52 @@
+"""A cell runs within the judge's window and at no other time, whatever its candidate has left behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from forecast_harness.sandbox.api import ContainmentLevel, Fault, JobStatus, SandboxLane, strongest_level
+from tests.harness.lanes import judge, lane
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
+
+
+@pytest.fixture(scope="module", params=["strongest", "weakest"])
+def each(request: pytest.FixtureRequest) -> Iterator[SandboxLane]:
+    with lane(strongest_level() if request.param == "strongest" else ContainmentLevel.PROCESS) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("first", ["honest", "watches_itself", "forks_a_family"])
+def test_a_window_holds_all_that_an_answer_takes(each: SandboxLane, first: str) -> None:
+    found = judge(each, "asks_in_windows", first)
+    assert found.status is JobStatus.OK, found.detail
+    assert "freeze()" in found.value["refused"], "a cell that runs anyway has no window"
+    assert found.value["said"] == ["late", "late"]
+    assert min(found.value["seconds"]) >= 0.2, "not even what it slept through is left out"
+    assert found.value["frozen"]
+
+
+def test_who_wakes_while_all_are_stopped_is_found(each: SandboxLane) -> None:
+    found = judge(each, "asks_in_windows", "wakes_itself")
+    if found.status is JobStatus.OK:  # it tried in vain: a stop takes away what would have woken it
+        assert found.value["ran"] is False
+    else:
+        assert found.fault in (Fault.RAN_WHILE_STOPPED, Fault.PROCESSES), found.detail
+
+
+def test_a_candidate_does_not_choose_its_processors() -> None:
+    if strongest_level() < ContainmentLevel.SYSCALLS:
+        pytest.skip("no filter for system calls works here")
+    with lane(strongest_level()) as opened:
+        found = judge(opened, "bound_to_one_processor", "chooses_processors")
+    assert found.value == [1, 1], found.detail
+
+
+def test_shared_memory_keeps_its_size(each: SandboxLane) -> None:
+    found = judge(each, "shares")
+    assert found.value["said"] == "sealed sealed", found.detail
+    assert found.value["data"] == list(range(1, 17))
+    assert found.value["size"] == 4096
