@@ -20,6 +20,7 @@ from forecast_autotune.records import Device
 from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, write_export
 from forecast_autotune.store.exchange.helion import import_helion, is_helion_log
 from forecast_autotune.store.exchange.kernel_tuner import (
     device_from_name,
@@ -42,9 +43,11 @@ IMPORTERS = "forecast_autotune.importers"
 
 
 def export(options: argparse.Namespace, output: Output) -> int:
-    """Write tables to a file or to stdout."""
+    """Write tables to a file or to stdout, or other tools' files into a folder."""
     name: str = options.file
     form = options.format or ("parquet" if name.endswith(".parquet") else "jsonl")
+    if form in EXPORT_FORMATS:
+        return _export_for_others(options, output, form)
     if name == "-" and form == "parquet":
         raise UsageError("parquet is not written to stdout: give FILE")
     if name == "-" and output.as_json:
@@ -71,6 +74,23 @@ def export(options: argparse.Namespace, output: Output) -> int:
     data = {"file": name, "format": form, "problems": len(tables), "measurements": count}
     output.emit({**data, "variants": len(variants)}, f"wrote {shown}", _dim_text(name))
     return 0
+
+
+def _export_for_others(options: argparse.Namespace, output: Output, form: str) -> int:
+    """Write files of another tool's format into a folder."""
+    folder = Path(options.file)
+    if options.file == "-" or folder.is_file():
+        raise UsageError(f"{form} writes files into a folder: name one as FILE, not {options.file!r}")
+    store = open_store(options)
+    chosen = store.tables(options.kernel, options.device)
+    report = write_export(form, folder, chosen, store.decisions(options.kernel, options.device))
+    for left in report.left_out:
+        output.remark(printable(f"left out: {left}"))
+    data = {"folder": str(folder), "format": form, "files": [str(p) for p in report.files]}
+    counts = {"problems": report.problems, "measurements": report.measurements, "left_out": report.left_out}
+    shown = f"wrote {_count_text(len(report.files), 'file')} of {_count_text(report.problems, 'problem')}"
+    output.emit({**data, **counts}, shown, _dim_text(str(folder)))
+    return 0 if report.files else 1
 
 
 def import_(options: argparse.Namespace, output: Output) -> int:

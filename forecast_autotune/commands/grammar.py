@@ -29,6 +29,8 @@ ORDER = (
     "demo",
 )
 """As `--help` lists them; commands of other packages follow by name."""
+OTHER_TOOLS = ("autoheuristic", "kernel-tuner", "kernel-tuner-t4", "sglang-moe", "triton-dejavu", "vllm-moe")
+"""`store.exchange.exports.EXPORT_FORMATS`, which would take long to load for a line of help."""
 
 
 def build() -> argparse.ArgumentParser:
@@ -147,7 +149,11 @@ def _export(commands: Commands) -> None:
     export.add_argument(
         "file", nargs="?", default="-", metavar="FILE", help=".jsonl, .jsonl.gz or .parquet; - is stdout"
     )
-    export.add_argument("--format", choices=("jsonl", "parquet"), help="default: by the file's name")
+    export.add_argument(
+        "--format",
+        choices=("jsonl", "parquet", *OTHER_TOOLS),
+        help="default: by the file's name; for other tools, FILE is the folder that their files go to",
+    )
     filters(export)
 
 

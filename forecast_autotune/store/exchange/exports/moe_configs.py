@@ -1,0 +1,184 @@
+"""The JSON files from which vLLM and SGLang take the configs of their `fused_moe` kernel.
+
+A file is of one shape of experts, device and data type, and named after them:
+`E=<experts>,N=<intermediate size>,device_name=<...>[,dtype=<...>][,block_shape=[n,k]].json`; it maps batch sizes
+(tokens) to configs. Both products of a layer run with one config: the first reads weights [E, 2 N, K], the second
+[E, K, N], and a problem of the second has `top_k` 1. Where both were tuned at a batch size, the config is the one
+of the least time of both together. vLLM looks the folder up in `VLLM_TUNED_CONFIG_FOLDER`, SGLang in
+`SGLANG_MOE_CONFIG_DIR`, which has a folder for each release of Triton.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.records import Argument, Candidate, Config, Problem
+from forecast_autotune.store.exchange.exports.tuned_problem import ExportReport, TunedProblem
+
+BLOCKS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+"""Parameters that a config of the kernel must have."""
+AMD_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+_PRECISIONS = ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16")
+_H200 = "NVIDIA_H200"
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What a file is named after."""
+
+    experts: int
+    inner: int
+    device: str
+    dtype: str
+    block: tuple[int, int] | None
+    triton: str
+
+    @property
+    def file_name(self) -> str:
+        dtype = f",dtype={self.dtype}" if self.dtype else ""
+        block = f",block_shape=[{self.block[0]},{self.block[1]}]" if self.block else ""
+        return f"E={self.experts},N={self.inner},device_name={self.device}{dtype}{block}.json"
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One tuned product of a layer."""
+
+    layer: _Layer
+    tokens: int
+    tuned: TunedProblem
+
+
+def write_vllm_moe(folder: Path, problems: Sequence[TunedProblem]) -> ExportReport:
+    """Write the files that vLLM reads into a folder. Raises `OSError`."""
+    return _write(folder, problems, by_triton=False)
+
+
+def write_sglang_moe(folder: Path, problems: Sequence[TunedProblem]) -> ExportReport:
+    """The same for SGLang: in a folder for each release of Triton, without its version in the file."""
+    return _write(folder, problems, by_triton=True)
+
+
+def _write(folder: Path, problems: Sequence[TunedProblem], *, by_triton: bool) -> ExportReport:
+    report = ExportReport()
+    layers: dict[_Layer, dict[int, list[_Product]]] = defaultdict(lambda: defaultdict(list))
+    for product in _products(problems, report):
+        layers[product.layer][product.tokens].append(product)
+    for layer, batches in layers.items():
+        made: dict[str, Any] = {}
+        for tokens in sorted(batches):
+            config = _best_of_both([p.tuned for p in batches[tokens]])
+            made[str(tokens)] = _entry(config)
+            report.problems += len(batches[tokens])
+            report.measurements += sum(len(p.tuned.rows) for p in batches[tokens])
+        if by_triton:
+            release = f"triton_{layer.triton.partition('+')[0].replace('.', '_')}"
+            report.write(folder / release / layer.file_name, made)
+        else:
+            report.write(folder / layer.file_name, {"triton_version": layer.triton, **made})
+    return report
+
+
+def _products(problems: Sequence[TunedProblem], report: ExportReport) -> list[_Product]:
+    """The products of layers that the problems are; the second of a layer takes its tokens from the first."""
+    first: list[_Product] = []
+    second: list[tuple[TunedProblem, dict[str, Argument]]] = []
+    for tuned in problems:
+        named = {a.name: a for a in tuned.problem.arguments}
+        if why := _refusal(tuned, named):
+            report.left_out.append(f"{tuned.problem.kernel.name} {' '.join(tuned.problem.key)}: {why}")
+            continue
+        experts, columns, _ = named["b_ptr"].shape
+        top_k, valid = _number(named, "top_k"), _number(named, "num_valid_tokens")
+        if top_k == 1 and _has_first(problems, named):
+            second.append((tuned, named))
+            continue
+        first.append(_Product(_layer(tuned.problem, named, experts, columns // 2), valid // top_k, tuned))
+    for tuned, named in second:
+        experts, _, inner = named["b_ptr"].shape
+        layer = _layer(tuned.problem, named, experts, inner)
+        valid = _number(named, "num_valid_tokens")
+        for one in list(first):
+            same = _number({a.name: a for a in one.tuned.problem.arguments}, "num_valid_tokens")
+            if one.layer == layer and same == valid:
+                first.append(_Product(layer, one.tokens, tuned))
+                break
+        else:
+            report.left_out.append(
+                f"{tuned.problem.kernel.name}: the layer's first product was not tuned as well"
+            )
+    return first
+
+
+def _has_first(problems: Sequence[TunedProblem], second: dict[str, Argument]) -> bool:
+    """Whether any problem is the first product of a layer whose second these arguments are of."""
+    experts, hidden, inner = second["b_ptr"].shape
+    for other in problems:
+        weights = next((a for a in other.problem.arguments if a.name == "b_ptr"), None)
+        if weights is not None and weights.shape == (experts, 2 * inner, hidden):
+            return True
+    return False
+
+
+def _refusal(tuned: TunedProblem, named: dict[str, Argument]) -> str:
+    """Why a problem is none of the kernel's, or has no config for it; empty if it is one."""
+    if missing := [n for n in ("b_ptr", "num_valid_tokens", "top_k") if n not in named]:
+        return f"it has no argument {missing[0]}: no fused_moe_kernel"
+    if len(named["b_ptr"].shape) != 3:
+        return "b_ptr must be [experts, columns, rows]"
+    if _number(named, "top_k") < 1:
+        return "top_k must be a number"
+    if tuned.chosen is None:
+        return "none of its configs ran"
+    if missing := [n for n in BLOCKS if n not in dict(tuned.chosen.config.kwargs)]:
+        return f"its configs have no {missing[0]}"
+    return ""
+
+
+def _number(named: dict[str, Argument], name: str) -> int:
+    """An integer argument; 0 where it is not there, or is none."""
+    value = named[name].value if name in named else None
+    return value if isinstance(value, int) else 0
+
+
+def _layer(problem: Problem, named: dict[str, Argument], experts: int, inner: int) -> _Layer:
+    used = [name for name in _PRECISIONS if (a := named.get(name)) is not None and a.value]
+    dtype = used[0].removeprefix("use_") if used else ""
+    if not dtype and named["b_ptr"].dtype in ("float32", "fp32"):
+        dtype = "float32"
+    sizes = [n for n in (_number(named, "group_n"), _number(named, "group_k")) if n]
+    block = (sizes[0], sizes[1]) if len(sizes) == 2 else None
+    device = problem.device.name.replace(" ", "_")
+    if "H200" in device.split("_"):
+        device = _H200  # all variants of the model share a file
+    return _Layer(experts, inner, device, dtype, block, dict(problem.toolchain).get("triton", ""))
+
+
+def _best_of_both(tuned: Sequence[TunedProblem]) -> Config:
+    """The config of the least time of all products that tried it; without a common one, the slowest product's."""
+    shared: set[Candidate] = set.intersection(*({c for c, m in t.rows.items() if m.ok} for t in tuned))
+    shared = {c for c in shared if c.is_base_variant}
+    if len(tuned) > 1 and shared:
+        return min(shared, key=lambda c: (sum(t.rows[c].ms for t in tuned), str(c))).config
+
+    def time_of(one: TunedProblem) -> float:
+        row = one.rows.get(one.chosen) if one.chosen else None
+        return row.ms if row is not None and row.ok else 0.0
+
+    chosen = max(tuned, key=time_of).chosen
+    assert chosen is not None  # by `_refusal`
+    return chosen.config
+
+
+def _entry(config: Config) -> dict[str, Any]:
+    """A config by the names that the readers know, in their order."""
+    given = dict(config.kwargs)
+    made = {name: given[name] for name in BLOCKS}
+    if "SPLIT_K" in given:
+        made["SPLIT_K"] = given["SPLIT_K"]
+    made |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return {**made, **{name: given[name] for name in AMD_OPTIONS if name in given}}

@@ -1,0 +1,213 @@
+"""Measurements and decisions in other tools' formats: names, keys and values exactly as their readers take them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.commands.grammar import OTHER_TOOLS
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+    Scalar,
+)
+from forecast_autotune.records.table import Table
+from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, ExportReport, write_export
+from forecast_autotune.store.exchange.kernel_tuner import import_kernel_tuner
+
+H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
+EXPERTS, HIDDEN, INNER = 8, 4096, 14336
+
+
+def config(m: int, warps: int = 4, **others: Scalar) -> Candidate:
+    blocks = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 8, **others}
+    return Candidate(Config.of(blocks, num_warps=warps, num_stages=4))
+
+
+def table(problem: Problem, times: dict[Candidate, float | Outcome]) -> Table:
+    rows = [
+        Measurement(problem.id, c, t, compile_s=0.5)
+        if isinstance(t, Outcome)
+        else Measurement(problem.id, c, Outcome.OK, t, compile_s=0.5, protocol="events")
+        for c, t in times.items()
+    ]
+    return Table(problem, rows)
+
+
+def product(
+    tokens: int, shape: tuple[int, int, int], top_k: int, device: Device = H200, valid: int = 0, **flags: Any
+) -> Problem:
+    arguments = [
+        Argument("a_ptr", "tensor", "bfloat16", (tokens, shape[2]), (shape[2], 1)),
+        Argument("b_ptr", "tensor", "bfloat16", shape, (shape[1] * shape[2], shape[2], 1)),
+        Argument("num_valid_tokens", "scalar", "i32", value=valid or tokens * top_k),
+        Argument("top_k", "constexpr", value=top_k),
+        *(Argument(name, "constexpr", value=value) for name, value in flags.items()),
+    ]
+    return Problem.of(
+        Kernel("fused_moe_kernel"),
+        arguments,
+        device,
+        key=[str(tokens), str(shape)],
+        toolchain={"triton": "3.6.0"},
+    )
+
+
+def first(tokens: int, **others: Any) -> Problem:
+    return product(tokens, (EXPERTS, 2 * INNER, HIDDEN), 2, **others)
+
+
+def second(tokens: int, **others: Any) -> Problem:
+    return product(2 * tokens, (EXPERTS, HIDDEN, INNER), 1, **others)
+
+
+def export(form: str, folder: Path, *tables: Table) -> ExportReport:
+    return write_export(form, folder, tables, [])
+
+
+def only_file(report: ExportReport, folder: Path) -> tuple[str, Any]:
+    (path,) = report.files
+    return str(path.relative_to(folder)), json.loads(path.read_text())
+
+
+def test_the_grammar_lists_every_format() -> None:
+    assert set(OTHER_TOOLS) == set(EXPORT_FORMATS)
+
+
+def test_vllm_finds_a_file_by_experts_width_and_device(tmp_path: Path) -> None:
+    small = table(first(16), {config(16): 0.5, config(64): 0.75})
+    large = table(first(4096), {config(16): 9.0, config(64, 8): 4.0, config(128): Outcome.OUT_OF_RESOURCES})
+    name, data = only_file(export("vllm-moe", tmp_path, large, small), tmp_path)
+    assert name == "E=8,N=14336,device_name=NVIDIA_H200.json"
+    assert list(data) == ["triton_version", "16", "4096"], "batch sizes rise, as the tuner's own files do"
+    assert data["triton_version"] == "3.6.0"
+    assert data["4096"] == {
+        "BLOCK_SIZE_M": 64,
+        "BLOCK_SIZE_N": 128,
+        "BLOCK_SIZE_K": 64,
+        "GROUP_SIZE_M": 8,
+        "num_warps": 8,
+        "num_stages": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "suffix"),
+    [
+        ({"use_fp8_w8a8": True}, ",dtype=fp8_w8a8"),
+        ({"use_int8_w8a16": True, "use_fp8_w8a8": False}, ",dtype=int8_w8a16"),
+        ({"use_fp8_w8a8": True, "group_n": 128, "group_k": 128}, ",dtype=fp8_w8a8,block_shape=[128,128]"),
+        ({"use_fp8_w8a8": True, "group_n": 0, "group_k": 0}, ",dtype=fp8_w8a8"),
+    ],
+)
+def test_a_precision_is_part_of_the_name(tmp_path: Path, flags: dict[str, Any], suffix: str) -> None:
+    name, _ = only_file(export("vllm-moe", tmp_path, table(first(16, **flags), {config(16): 1.0})), tmp_path)
+    assert name == f"E=8,N=14336,device_name=NVIDIA_H200{suffix}.json"
+
+
+def test_both_products_of_a_layer_share_the_config_that_is_best_for_both(tmp_path: Path) -> None:
+    one = table(first(64), {config(16): 1.0, config(64): 1.2, config(128): 3.0})
+    other = table(second(64), {config(16): 2.0, config(64): 0.5, config(128): 0.4})
+    report = export("vllm-moe", tmp_path, other, one)
+    _, data = only_file(report, tmp_path)
+    assert set(data) == {"triton_version", "64"}
+    assert data["64"]["BLOCK_SIZE_M"] == 64
+    assert report.problems == 2
+
+
+def test_devices_have_files_of_their_own_and_amd_its_options(tmp_path: Path) -> None:
+    amd = Device("AMD Instinct MI300X", "hip", "gfx942")
+    there = table(first(16, device=amd), {config(32, waves_per_eu=2, matrix_instr_nonkdim=16, kpack=2): 1.0})
+    report = export("vllm-moe", tmp_path, there, table(first(16), {config(16): 1.0}))
+    names = {path.name for path in report.files}
+    assert names == {
+        "E=8,N=14336,device_name=AMD_Instinct_MI300X.json",
+        "E=8,N=14336,device_name=NVIDIA_H200.json",
+    }
+    made = json.loads((tmp_path / "E=8,N=14336,device_name=AMD_Instinct_MI300X.json").read_text())["16"]
+    assert (made["waves_per_eu"], made["matrix_instr_nonkdim"], made["kpack"]) == (2, 16, 2)
+
+
+def test_sglang_has_a_folder_for_each_release_of_triton(tmp_path: Path) -> None:
+    name, data = only_file(export("sglang-moe", tmp_path, table(first(16), {config(16): 1.0})), tmp_path)
+    assert name == "triton_3_6_0/E=8,N=14336,device_name=NVIDIA_H200.json"
+    assert list(data) == ["16"]
+
+
+def test_other_kernels_and_configs_are_left_out_and_named(tmp_path: Path) -> None:
+    other = Problem.of(Kernel("softmax"), (), H200, key=["1024"])
+    odd = Candidate(Config.of({"BLOCK": 64}))
+    report = export("vllm-moe", tmp_path, table(other, {odd: 1.0}), table(first(16), {odd: 1.0}))
+    assert report.files == []
+    assert report.left_out == [
+        "softmax 1024: it has no argument b_ptr: no fused_moe_kernel",
+        f"fused_moe_kernel 16 {(EXPERTS, 2 * INNER, HIDDEN)}: its configs have no BLOCK_SIZE_M",
+    ]
+
+
+def test_a_kernel_tuner_cache_comes_back_as_it_was(tmp_path: Path) -> None:
+    times: dict[Candidate, float | Outcome] = {
+        config(16): 0.5,
+        config(64): 0.25,
+        config(128): Outcome.COMPILE_ERROR,
+        config(256): Outcome.OUT_OF_RESOURCES,
+    }
+    given = table(Problem.of(Kernel("matmul"), (), H200, key=["4096", "torch.float16"]), times)
+    report = export("kernel-tuner", tmp_path, given)
+    _, data = only_file(report, tmp_path)
+    assert data["problem_size"] == [4096, "torch.float16"]
+    assert data["tune_params"]["BLOCK_SIZE_M"] == [16, 64, 128, 256]
+    back = import_kernel_tuner(report.files[0])
+    assert back.problem.device.name == "NVIDIA H200"
+    by_parameters = {str(sorted(dict(m.candidate.config.kwargs).items())): m for m in back.measurements}
+    assert len(by_parameters) == 4
+    for candidate, row in given.by_candidate().items():
+        found = by_parameters[str(sorted(candidate.config.parameters().items()))]
+        assert found.ok == row.ok
+        assert not row.ok or (found.ms, found.compile_s) == (row.ms, 0.5)
+
+
+def test_t4_results_say_what_was_wrong_with_a_config(tmp_path: Path) -> None:
+    given = table(
+        Problem.of(Kernel("matmul"), (), H200, key=["1"]),
+        {config(16): 0.5, config(64): Outcome.COMPILE_ERROR, config(128): Outcome.INCORRECT},
+    )
+    _, data = only_file(export("kernel-tuner-t4", tmp_path, given), tmp_path)
+    assert [r["invalidity"] for r in data["results"]] == ["correct", "compile", "correctness"]
+    assert [r["times"]["runtimes"] for r in data["results"]] == [[0.5], [], []]
+
+
+def test_dejavu_gets_keys_and_configs_as_triton_shows_them(tmp_path: Path) -> None:
+    given = [
+        table(
+            Problem.of(Kernel("mm"), (), H200, key=[size, "torch.float16"]),
+            {config(16): 2.0, config(64): 1.0},
+        )
+        for size in ("1024", "2048")
+    ]
+    name, data = only_file(export("triton-dejavu", tmp_path, *given), tmp_path)
+    assert name == "gpu_NVIDIA_H200/mm/cache.json"
+    shown = (
+        "BLOCK_SIZE_K: 64, BLOCK_SIZE_M: 64, BLOCK_SIZE_N: 128, GROUP_SIZE_M: 8, num_warps: 4, num_ctas: 1, "
+        "num_stages: 4, maxnreg: None"
+    )
+    assert data["cache"] == {"(1024, 'torch.float16')": shown, "(2048, 'torch.float16')": shown}
+    assert data["timings"]["(1024, 'torch.float16')"]["values"] == [1.0, 1.0, 1.0]
+
+
+def test_what_was_decided_counts_over_what_was_fastest(tmp_path: Path) -> None:
+    from forecast_autotune.records import Decision, Evidence
+
+    given = table(first(16), {config(16): 1.0, config(64): 0.99})
+    decision = Decision(given.problem.id, config(16), Evidence.MEASURED, "", 0.0, 0.02, 2, 2)
+    report = write_export("vllm-moe", tmp_path, [given], [(given.problem, decision)])
+    assert only_file(report, tmp_path)[1]["16"]["BLOCK_SIZE_M"] == 16

@@ -1,0 +1,122 @@
+"""Exports read by the packages that they are for: Kernel Tuner's own simulation and schema, AutoHeuristic's own log."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
+from forecast_autotune.records.table import Table
+from forecast_autotune.store.exchange.exports import write_export
+from forecast_autotune.store.exchange.exports.tuned_problem import triton_text
+
+H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
+
+
+def table(problem: Problem, times: dict[Candidate, float]) -> Table:
+    return Table(
+        problem, [Measurement(problem.id, c, Outcome.OK, t, compile_s=0.5) for c, t in times.items()]
+    )
+
+
+def matmul() -> Table:
+    problem = Problem.of(Kernel("matmul"), (), H200, key=["4096"])
+    listed = [Candidate(Config.of({"BLOCK": b}, num_warps=w)) for b in (64, 128) for w in (4, 8)]
+    return table(problem, {c: 0.5 + 0.1 * i for i, c in enumerate(listed)})
+
+
+def test_kernel_tuner_simulates_a_run_from_an_exported_cache(tmp_path: Path) -> None:
+    pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
+    from kernel_tuner import tune_kernel
+
+    (path,) = write_export("kernel-tuner", tmp_path, [matmul()], []).files
+    header = json.loads(path.read_text())
+    results, about = tune_kernel(
+        "matmul",
+        "",
+        header["problem_size"],
+        [],
+        header["tune_params"],
+        cache=str(path),
+        simulation_mode=True,
+        strategy="brute_force",
+        lang="CUDA",
+        quiet=True,
+    )
+    assert sorted(r["time"] for r in results) == pytest.approx([0.5, 0.6, 0.7, 0.8])
+    assert (about["best_config"]["BLOCK"], about["best_config"]["num_warps"]) == (64, 4)
+
+
+def test_t4_results_keep_the_schema_of_the_package(tmp_path: Path) -> None:
+    pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
+    import jsonschema
+
+    (path,) = write_export("kernel-tuner-t4", tmp_path, [matmul()], []).files
+    schema = files("kernel_tuner") / "schema" / "T4" / "1.0.0" / "results-schema.json"
+    jsonschema.validate(json.loads(path.read_text()), json.loads(schema.read_text(encoding="utf-8")))
+
+
+def test_a_config_is_written_as_triton_writes_it() -> None:
+    given = triton.Config({"BLOCK": 64, "GROUP": 8}, num_warps=8, num_stages=2)
+    ours = triton_text(Config.of({"BLOCK": 64, "GROUP": 8}, num_warps=8, num_stages=2))
+    assert str(given).startswith(ours)
+
+
+def test_autoheuristic_adds_to_an_exported_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+    from torch._inductor.autoheuristic.autoheuristic import AutoHeuristic
+    from torch._inductor.autoheuristic.autoheuristic_utils import AHContext, context_add_strides
+    from torch._inductor.autoheuristic.autoheuristic_utils import context_add_using_tf32 as add_precision
+
+    operands = [
+        Argument("in0", "tensor", "fp16", (64, 32), (32, 1)),
+        Argument("in1", "tensor", "fp16", (32, 128), (1, 32)),
+        Argument("out", "tensor", "fp16", (64, 128), (128, 1)),
+    ]
+    here = Device("cpu", "cpu", "", 0, 0)
+    problem = Problem.of(Kernel("mm", "inductor"), operands, here, key=["precision=highest"])
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 16}
+    times = {
+        Candidate(Config.of(blocks, num_warps=4, num_stages=2), "triton::mm"): 0.5,
+        Candidate(Config.of({}), "aten::mm"): 0.25,
+        Candidate(Config.of({}), "decompose_k"): 0.75,
+    }
+    report = write_export("autoheuristic", tmp_path, [table(problem, times)], [])
+    (path,) = report.files
+    assert path == tmp_path / "cpu" / "mm.txt"
+    assert report.measurements == 2, "decompose-k has no name in such a log"
+
+    context = AHContext()
+    for name, value in (("m", 64), ("k", 32), ("n", 128)):
+        context.add_feature(name, value)
+    for name in ("mat1_dtype", "mat2_dtype"):
+        context.add_feature(name, torch.float16, is_categorical=True)
+    context_add_strides(context, "mat1", (32, 1))
+    context_add_strides(context, "mat2", (1, 32))
+    context.add_feature("mat1_iscontig", True, is_categorical=True)
+    context.add_feature("mat2_iscontig", False, is_categorical=True)
+    add_precision(context, torch.float16)
+    choice = "type=triton_BLOCK-M=64_BLOCK-K=16_BLOCK-N=32_numstages=2_numwarps=4"
+    before = path.read_text().splitlines()
+    monkeypatch.setattr("torch._inductor.autoheuristic.autoheuristic.get_gpu_shared_memory", lambda: 0)
+    monkeypatch.setattr(config, "autoheuristic_log_path", str(path))
+    made: Any = AutoHeuristic(lambda: "", [choice], None, context, "mm")
+    made.save_data(choice, 0.5)  # raises where the first line, of the device and the features, is another
+    after = path.read_text().splitlines()
+    assert after[:-1] == before
+    assert after[-1] in before, "the same choice of the same product, in the same columns"
