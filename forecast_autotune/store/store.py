@@ -18,7 +18,7 @@ from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
 from forecast_autotune.store.files import ADVICE, VERSION, StoreNotes, device_directory, kernel_directory
 from forecast_autotune.store.layers import StoreLayers, layer_configuration
-from forecast_autotune.store.misses import MissFile
+from forecast_autotune.store.misses import Miss, MissFile
 from forecast_autotune.store.other_devices import DEVICES, affordable_directories, nearest_relatives
 from forecast_autotune.store.record_files import list_folders
 from forecast_autotune.store.similarity import nearness_key
@@ -55,7 +55,6 @@ class Store:
         """By device directory, as far as they were asked for."""
         self._layers = StoreLayers((), self._notes)
         self.misses = MissFile(self.root, self._notes)
-        """Problems that were met where nothing could be measured, and wait for `warm`."""
         _STORES.add(self)
 
     @classmethod
@@ -195,6 +194,10 @@ class Store:
         for measurement in found:
             self.add(problem, measurement)
         return found
+
+    def add_miss(self, miss: Miss) -> None:
+        """Record a problem that was met where nothing could be measured, for `warm`."""
+        self.misses.add(miss)
 
     # --- other sources of kernels ---
 

@@ -12,6 +12,7 @@ from forecast_autotune.surrogates.protocol import Relative
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
+    from forecast_autotune.store.misses import Miss
     from forecast_autotune.tuning.task import TuningStore
 
 Answer = TypeVar("Answer")
@@ -106,6 +107,10 @@ class GuardedStore:
     def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:
         """As `FactStore`."""
         self._ask("put_facts", lambda: None, problem, facts)
+
+    def add_miss(self, miss: Miss) -> None:
+        """As `MissStore`."""
+        self._ask("add_miss", lambda: None, miss)
 
     def advice(self, source_sha256: str) -> Advice | None:
         """As `AdviceStore`."""

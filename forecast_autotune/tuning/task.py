@@ -20,6 +20,7 @@ from forecast_autotune.surrogates.protocol import Array, Forecasts, Relative
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
+    from forecast_autotune.store.misses import Miss
     from forecast_autotune.variants.judgement import SourceJudgement
 
 
@@ -82,6 +83,15 @@ class AdviceStore(Protocol):
 
     def advice(self, source_sha256: str) -> Advice | None:
         """The advice on a kernel source, if there is any."""
+        ...
+
+
+@runtime_checkable
+class MissStore(Protocol):
+    """A store that keeps what was met where nothing could be measured."""
+
+    def add_miss(self, miss: Miss) -> None:
+        """Record a miss that is not recorded yet."""
         ...
 
 

@@ -59,7 +59,7 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     decisions = [decision for _, decision in store.decisions()]
     listed = [WarmedMiss(m, expected_seconds(m, decisions)) for m in found]
     if not options.plan and listed:
-        require_packages("torch", "triton")
+        require_packages("warm", "torch", "triton")
         tune_misses(listed, store, output)
         if not options.keep:
             source.misses.remove(entry.miss.problem.id for entry in listed if entry.decision is not None)

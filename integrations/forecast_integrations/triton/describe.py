@@ -175,7 +175,8 @@ def kernel_record(fn: KernelFunction) -> Kernel:
     python = getattr(jit, "fn", jit)
     name = str(getattr(jit, "__name__", None) or getattr(python, "__name__", "kernel"))
     module = getattr(python, "__module__", "") or ""
-    return Kernel(name, "triton", source_of(fn), source_hash(fn), {"module": module})
+    found = {"module": module, "qualname": str(getattr(python, "__qualname__", name))}
+    return Kernel(name, "triton", source_of(fn), source_hash(fn), found)
 
 
 def describe(

@@ -110,7 +110,10 @@ class TuningEngine:
     """TTIR texts by the kind of arguments, then by assignment."""
 
     def __post_init__(self) -> None:
-        self._sources = VariantSources.of(self.options.variants, self.options.settings().variants)
+        settings = self.options.settings()
+        self._sources = VariantSources.of(self.options.variants, settings.variants)
+        if settings.remote and self.options.store is not False:
+            self.options.open_store(settings)  # its worker is ready by the time of the first call
         self.has_variants = self._sources is not None
         """Whether a key may be served by another source than the tuner's own."""
 

@@ -1,0 +1,189 @@
+"""Tune once, serve everywhere: misses of a program are tuned without it, bundled, and used on another machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forecast_autotune.commands import main
+from forecast_autotune.errors import FrozenMissError
+from forecast_autotune.records import Argument, Device, Evidence, Kernel
+from forecast_autotune.store import Store
+from forecast_integrations.triton.patch import patch_triton, unpatch_triton
+from forecast_integrations.triton.rebuilt_call import RebuildError, find_tuner, rebuilt_arguments
+from tests.integrations import warmed_kernels
+from tests.integrations.null import binaries, tables
+
+
+@pytest.fixture
+def patched(device: Any) -> Iterator[Any]:
+    patch_triton()
+    warmed_kernels.forget()
+    yield device
+    unpatch_triton()
+
+
+def use_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: str) -> Path:
+    """Go on as a new process on a machine whose caches are in this folder."""
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(folder / "store"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+    monkeypatch.delenv("FORECAST_AUTOTUNE_MODE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"FORECAST_AUTOTUNE_{name}", value)
+    warmed_kernels.forget()
+    return folder
+
+
+def test_a_bundle_of_warmed_misses_serves_a_fresh_machine_without_measuring_or_compiling(
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    production = use_machine(tmp_path / "production", monkeypatch, MODE="skip")
+    warmed_kernels.run_program()
+    warmed_kernels.run_program()
+    misses = Store(production / "store").misses.all()
+    assert len(misses) == 4, "each once"
+    assert {m.problem.kernel.extra["qualname"] for m in misses} == {"scale", "gather"}
+    assert not any(m.problem.kernel.source for m in misses)
+
+    build = use_machine(tmp_path / "build", monkeypatch)
+    given = ["warm", "--misses", str(production / "store"), "--json"]
+    assert main([*given, "--plan"]) == 0
+    plan = json.loads(capfd.readouterr().out)
+    assert (len(plan["misses"]), plan["tuned"]) == (4, 0)
+    assert plan["expected_s"] > 0
+    assert not (build / "store" / "v1").exists(), "a plan changes nothing"
+    assert main(given) == 0
+    done = json.loads(capfd.readouterr().out)
+    assert (done["tuned"], done["failed"]) == (4, 0)
+    assert all(entry["measured"] > 0 for entry in done["misses"])
+    assert Store(production / "store").misses.all() == []
+
+    # The winners' binaries alone: what a first pass over the decisions compiles.
+    shutil.rmtree(build / "triton")
+    use_machine(build, monkeypatch, MODE="frozen")
+    expected = [(k.metadata.num_warps, k.metadata.name) for k in warmed_kernels.run_program()]
+    bundle = tmp_path / "bundle"
+    assert main(["store", "bundle", str(bundle), "--compiled", str(build / "triton"), "--json"]) == 0
+    made = json.loads(capfd.readouterr().out)
+    assert made["carries"] == ["compiled"]
+
+    fresh = use_machine(tmp_path / "fresh", monkeypatch, MODE="frozen", STORES=str(bundle))
+    assert main(["store", "install", str(bundle), "--digest", "0" * 64]) == 1
+    assert not (fresh / "triton").exists()
+    assert main(["store", "install", str(bundle), "--digest", made["digest"], "--json"]) == 0
+    shutil.rmtree(build)  # nothing of the machine that made it is needed
+    installed = {p: p.stat().st_mtime_ns for p in (fresh / "triton").rglob("*.cubin")}
+    assert binaries() == len(installed) > 0
+    launches = patched.launches
+    found = warmed_kernels.run_program()
+    assert [(k.metadata.num_warps, k.metadata.name) for k in found] == expected
+    assert {p: p.stat().st_mtime_ns for p in (fresh / "triton").rglob("*.cubin")} == installed, (
+        "0 compilations"
+    )
+    assert patched.launches == launches + 4, "0 measurements: every launch is the program's"
+    assert not tables(fresh / "store")
+    assert warmed_kernels.scale.decision.evidence is Evidence.STORED
+    assert not Store(fresh / "store").misses.all()
+
+
+def test_a_frozen_miss_is_recorded_and_then_raised(
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = use_machine(tmp_path, monkeypatch, MODE="frozen")
+    with pytest.raises(FrozenMissError):
+        warmed_kernels.run_program()
+    (miss,) = Store(machine / "store").misses.all()
+    assert (miss.mode, miss.candidates, miss.problem.kernel.name) == ("frozen", 4, "scale")
+    assert sorted((p["BLOCK"], g) for p, g in miss.grids) == [(64, (16,)), (128, (8,))]
+
+
+def test_what_cannot_be_called_again_is_said_one_by_one(
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    machine = use_machine(tmp_path, monkeypatch, MODE="skip")
+    warmed_kernels.run_program()
+    misses = Store(machine / "store").misses
+    first, second, third, _ = misses.all()
+    misses.remove(m.problem.id for m in misses.all())
+    elsewhere = replace(first.problem, device=Device("another"))
+    gone = replace(
+        second.problem, kernel=replace(second.problem.kernel, extra={"module": "no.such", "qualname": "k"})
+    )
+    changed = replace(third.problem, id="other")
+    for problem in (elsewhere, gone, changed):
+        misses.add(replace(first, problem=problem, grids=third.grids))
+    assert main(["warm", "--json"]) == 1
+    done = json.loads(capfd.readouterr().out)
+    said = [entry["trouble"] for entry in done["misses"]]
+    assert "met on another" in said[0]
+    assert "no.such:k cannot be imported" in said[1]
+    assert "another problem" in said[2]
+    assert len(misses.all()) == 3, "they stay"
+
+
+def test_arguments_are_made_as_they_were() -> None:
+    given = (
+        Argument("a", "tensor", "float16", (4, 3), (6, 2), aligned=True),
+        Argument("i", "tensor", "int32", (5,), (1,), aligned=False),
+        Argument("n", "scalar", "i32", value=7),
+        Argument("s", "scalar", "fp32", value=2),
+        Argument("none", "none"),
+        Argument("C", "constexpr", value="relu"),
+    )
+    table = replace(_problem(), arguments=given)
+    args, kwargs = rebuilt_arguments(table, ["a", "i", "n", "BLOCK", "s", "none", "C"])
+    a, i, n = args
+    assert isinstance(a, torch.Tensor)
+    assert (a.dtype, tuple(a.shape), a.stride(), a.data_ptr() % 16) == (torch.float16, (4, 3), (6, 2), 0)
+    assert isinstance(i, torch.Tensor)
+    assert i.data_ptr() % 16 != 0
+    assert not i.any(), "what may be an index stays inside"
+    assert n == 7
+    assert kwargs == {"s": 2.0, "none": None, "C": "relu"}
+
+
+BAD = [
+    Argument("a", "tensor", "float17", (4,), (1,)),
+    Argument("a", "tensor", "float16", (2**40, 2**20), (2**20, 1)),
+    Argument("a", "tensor", "float16", (4, 4), (1,)),
+    Argument("a", "tensor", "float16", (4,), (-1,)),
+    Argument("a", "tensor", "__dict__", (4,), (1,)),
+    Argument("a", "magic"),
+    Argument("b", "none"),
+    Argument("a", "tensor", "float16", (4,), (1,), extra={"descriptor": True}),
+]
+
+
+@pytest.mark.parametrize("argument", BAD)
+def test_arguments_that_cannot_be_made_are_refused(argument: Argument) -> None:
+    with pytest.raises(RebuildError):
+        rebuilt_arguments(replace(_problem(), arguments=(argument,)), ["a"])
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("", "k"),
+        ("__main__", "k"),
+        ("math", "sqrt"),
+        ("math", "f.<locals>.k"),
+        ("no.such", "k"),
+        ("math", "none"),
+    ],
+)
+def test_what_is_no_tuner_is_not_called(module: str, name: str) -> None:
+    with pytest.raises(RebuildError):
+        find_tuner(Kernel("k", extra={"module": module, "qualname": name}))
+
+
+def _problem() -> Any:
+    from forecast_autotune.testing import example_table
+
+    return example_table().problem
