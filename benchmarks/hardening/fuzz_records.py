@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.lib.child_processes import module_command
 from benchmarks.lib.environment import host_environment
 
-BATCH = 100
+BATCH = 500
 """Cases of one child process."""
 ADDRESS_SPACE = 12 << 30
 """Bytes; a case that asks for all memory there is must not take the machine along."""

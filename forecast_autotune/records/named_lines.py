@@ -89,13 +89,14 @@ def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
     with _opened(path) as stream:
         raw = _CountedBytes(stream)
         packed = raw.peek() == b"\x1f\x8b"
-        source = gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw  # type: ignore[call-overload]
+        # `read1` gives what was unpacked before damage is met; `read` would drop it.
+        read_some = gzip.GzipFile(fileobj=raw, mode="rb").read1 if packed else raw.read  # type: ignore[call-overload]
         total = 0
 
         def read(size: int) -> bytes:
             nonlocal total
             try:
-                data: bytes = source.read(size)
+                data: bytes = read_some(size)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise CutOffError(f"{path}: unreadable or cut off: {error}") from error
             total += len(data)

@@ -141,6 +141,8 @@ class RecordFuzzer:
             done = record_damage.replace_file(path, chance)
         elif act < 0.90:
             folders = [p for p in [root, *root.rglob("*")] if p.is_dir() and not p.is_symlink()]
+            if not folders:
+                return
             path = chance.choice(folders)
             done = record_damage.replace_file(path, chance)
         elif act < 0.95 and len(there) > 1:
@@ -340,7 +342,7 @@ class RecordFuzzer:
             return None
         error.flush()
         said = error.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
-        if "Traceback (most recent call last)" in said:
+        if "Traceback (most recent call last)" in said or "internal error" in said:
             case.add("traceback", arguments[0], said)
         failed = any(line.startswith("forecast-autotune: error") for line in said.splitlines())
         refused = any("warning: refused" in line for line in said.splitlines())
