@@ -8,9 +8,14 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.ranks.board import Board
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.tuning.measurer import Measurer
+from forecast_autotune.tuning.results import FINALIST_MARGIN, MAX_FINALISTS
 
 _UNWANTED_S = 0.5
 """Seconds for which a plan may do without a candidate before it is left to others: plans waver."""
+_MANY = 16
+"""Compilations at a time beyond which a decision comes no sooner: more is measured, and the slowest is waited for."""
+_READY = 2
+"""Candidates that are compiled and wait for this rank's device: with so many it leaves others to other ranks."""
 _DEVICE_FAULTS = (Outcome.TIMEOUT, Outcome.RUNTIME_ERROR)
 """After these a measurer looks whether the device still works, when it is asked for the next measurement."""
 
@@ -39,8 +44,8 @@ class SharedMeasurer:
 
     @property
     def workers(self) -> int:
-        """How many candidates all ranks that take part can compile at once, if their hosts are alike."""
-        return self._local.workers * len(self._board.names)
+        """How many candidates the ranks that take part can compile at once, as far as a decision gains from more."""
+        return max(self._local.workers, min(_MANY, self._local.workers * len(self._board.names)))
 
     @property
     def quiet(self) -> bool:
@@ -76,9 +81,9 @@ class SharedMeasurer:
         """
         latest = self._clock.now()
         wanted = dict.fromkeys(c for c in candidates if c not in self._told)
-        self._release_unwanted(wanted)
         pause = self._limits.poll_s
         while True:
+            self._release_unwanted(wanted)
             for m in self._news():
                 wanted.pop(m.candidate, None)
                 latest = self._clock.now()
@@ -93,7 +98,7 @@ class SharedMeasurer:
             left = None if within_s is None else within_s - (self._clock.now() - latest)
             if mine:
                 step = self._limits.poll_s if left is None else max(0.0, min(left, self._limits.poll_s))
-                for m in self._local.measure(mine, within_s=step):
+                for m in self._local.measure(mine, prefetch=self._finalists_elsewhere(), within_s=step):
                     del wanted[m.candidate]
                     self._timed.add(m.candidate)
                     self._news_at = self._clock.now()
@@ -105,6 +110,7 @@ class SharedMeasurer:
             elif self._clock.now() - self._news_at >= self._wait_s:
                 yield from self._give_up(wanted)
             else:
+                self._local.prefetch(self._finalists_elsewhere())
                 self._clock.sleep(pause if left is None else max(0.0, min(left, pause)))
                 pause = min(1.5 * pause, self._limits.idle_poll_s)
             if within_s is not None and self._clock.now() - latest >= within_s:
@@ -150,15 +156,17 @@ class SharedMeasurer:
             return  # everything is compiled before anything is timed: more would hold up what there is
         if not wanted:
             return
+        asked, claimed = set(wanted), self._board.claimed_here()
+        held = [c for c in claimed if c in asked]
         if self._share is None:
             self._share = max(1, -(-len(wanted) // job.size))
-        most = min(self._share, room) - len(self._board.claimed_here())
+        most = min(self._share, room) - len(held)
         self._share = min(2 * self._share, room)
-        if most <= 0:
+        ready = self._local.ready()
+        if most <= 0 or sum(c in ready for c in held) >= _READY:
             return
-        taken = {*self._board.claimed_elsewhere(), *self._board.claimed_here(), *self._board.rows}
-        asked = set(wanted)
-        compiled = [c for c in self._local.ready() if c in asked]
+        taken = {*self._board.claimed_elsewhere(), *claimed, *self._board.rows}
+        compiled = [c for c in ready if c in asked]
         # Ranks begin at different places, so that those that look at once do not want the same.
         order = dict.fromkeys([*compiled, *wanted[job.rank % job.size :: job.size], *wanted])
         if free := [c for c in order if c not in taken]:
@@ -205,8 +213,14 @@ class SharedMeasurer:
                 self._board.problem.id, c, Outcome.INFRASTRUCTURE, extra={"message": why, NOT_MEASURED: True}
             )
 
+    def _finalists_elsewhere(self) -> list[Candidate]:
+        """What others have timed and may be chosen: this rank will launch it, and perhaps time it beside others."""
+        ran = sorted((m for m in self._board.rows.values() if m.ok), key=lambda m: m.ms)
+        near = [m for m in ran if m.ms <= ran[0].ms * (1 + FINALIST_MARGIN)][:MAX_FINALISTS]
+        return [m.candidate for m in near if m.candidate not in self._timed]
+
     def _compile_here(self, candidates: Sequence[Candidate]) -> None:
-        """Compile finalists that other ranks have timed side by side, not one after the other while timing."""
+        """Wait for finalists that other ranks have timed: compiled one by one while timing, they take longer."""
         missing = [c for c in candidates if c not in self._timed]
         if not missing or not self._local.quiet:
             return

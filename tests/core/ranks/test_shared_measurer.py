@@ -75,3 +75,56 @@ def test_one_rank_times_the_finalists_and_another_takes_over_if_it_dies() -> Non
     measurer.compare(NAMES[:2])
     assert own.holds_finale()
     assert JobLimits().lease_s <= second.clock.now() < 60.0
+
+
+def test_a_rank_whose_device_is_behind_leaves_the_rest_to_others() -> None:
+    first, _ = ranks()
+    own = board(first)
+    local = TableMeasurer(
+        TABLE, workers=4, timing_s=10.0
+    )  # while it times one, whatever compiles is compiled
+    measurer = SharedMeasurer(local, own, 60.0)
+    timed = measurer.measure(NAMES)
+    own.post(next(timed))
+    before = own.claimed_here()
+    assert sum(c in measurer.ready() for c in before) >= 2
+    next(timed)
+    assert set(own.claimed_here()) <= set(before)
+
+
+def test_what_others_found_fast_is_compiled_here_for_the_finale_and_the_launch() -> None:
+    first, second = ranks()
+    ran = sorted((m for m in TABLE.measurements if m.ok), key=lambda m: m.ms)
+    seen = board(first)
+    for m in (ran[0], ran[-1]):
+        seen.post(m)
+    seen.claim(NAMES, len(NAMES))
+    local = TableMeasurer(TABLE, workers=4)
+    measurer = SharedMeasurer(local, board(second), 60.0)
+    list(measurer.measure(NAMES, within_s=0.0))
+    assert set(local.compiling()) == {ran[0].candidate}
+    assert ran[0].candidate not in measurer.ready()
+
+
+def test_many_ranks_do_not_make_a_plan_wider_than_a_decision_needs() -> None:
+    jobs = ranks(8)
+    for job, name in zip(jobs[1:], NAMES, strict=False):
+        board(job).claim([name], 1)
+    small, large = (SharedMeasurer(TableMeasurer(TABLE, workers=w), board(jobs[0]), 60.0) for w in (4, 32))
+    for measurer in (small, large):
+        measurer.prefetch(NAMES[-1:])
+    assert small.workers == 16
+    assert large.workers == 32
+
+
+def test_what_is_held_and_not_wanted_keeps_no_rank_from_what_is() -> None:
+    first, _ = ranks()
+    own = board(first)
+    local = TableMeasurer(TABLE, workers=4, timing_s=10.0)
+    measurer = SharedMeasurer(local, own, 60.0)
+    own.post(next(measurer.measure(NAMES[:6])))
+    held = own.claimed_here()
+    assert len(held) >= 2
+    found = [m.candidate for m in measurer.measure(NAMES[6:10])]
+    assert set(found) == set(NAMES[6:10]), "by this rank, in one call, without giving up on any"
+    assert first.clock.now() < 60.0
