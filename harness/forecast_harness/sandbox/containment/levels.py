@@ -16,6 +16,8 @@
 | fork bomb | watchdog, 10/s | watchdog, 10/s | watchdog, 10/s | contained: RLIMIT_NPROC, watchdog |
 | many files in scratch | watchdog, 1/s | watchdog, 1/s | watchdog, 1/s | contained: sized tmpfs |
 | seeing other processes (names, command lines) | OPEN | OPEN | OPEN | contained |
+| running out of its turn (see `process_stops`) | found | found | found | contained, or found |
+| more processors than it is bound to | OPEN | contained without a device | the same | the same |
 
 At PROCESS the judge itself may be reached by a candidate of the same user (ptrace is refused only because
 judge and server are not dumpable; a signal is not), so a result at this level is an accident-proof one, not
@@ -25,10 +27,10 @@ signalled, provided that such a user can read the interpreter and open the devic
 and SYSCALLS leave root's files open: run there only what you would run yourself.
 
 No level contains: kernel and driver exploits, side channels (timing, caches, shared device memory that the
-driver does not clear), a candidate slowing the machine within its limits (`Cell.freeze` stops it while
-another is timed), or anything within its own cell, of which what earlier candidates of the lane printed may
-be a part. Patched torch, patched clocks and forged *answers* are expected there, which is why clock and
-comparison live in the judge, and only bytes cross.
+driver does not clear), a candidate slowing the machine within its limits while it is not stopped, or
+anything within its own cell, of which what earlier candidates of the lane printed may be a part. Patched
+torch, patched clocks and forged *answers* are expected there, which is why clock and comparison live in the
+judge, and only bytes cross.
 
 CUDA: all cells of a device share its driver; a kernel that wedges the device is noticed by the canary, not
 prevented. A cell at NAMESPACES has its own IPC and PID namespace, across which CUDA IPC handles may not open.
@@ -77,6 +79,7 @@ _LEFT_OPEN_UP_TO = {
     "writes outside scratch": ContainmentLevel.SYSCALLS,
     "reading the user's files": ContainmentLevel.SYSCALLS,
     "seeing other processes (names, command lines)": ContainmentLevel.FILES,
+    "more processors than it is bound to": ContainmentLevel.PROCESS,
 }
 """Rows of the module's table that some level leaves open, and the strongest level that does."""
 
