@@ -20,7 +20,7 @@ from forecast_harness.sandbox.lane import SandboxLane
 
 SOURCE_FILE = "solution.py"
 _JOB_ENTRY = "forecast_harness.machine_code.recording.job:main"
-_WARM = ("torch", "triton", "forecast_harness.machine_code.recording.job")
+_WARM = ("torch", "triton", "forecast_harness.machine_code.recording.warm_up")
 COMPILE_LIMITS = ResourceLimits(wall_s=60.0, cpu_s=120.0, memory_bytes=4 << 30, trusted_s=30.0)
 MOST_SCRATCH_BYTES = 8 << 30
 

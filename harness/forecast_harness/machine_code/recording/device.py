@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,12 +34,30 @@ class UnsupportedLaunch(Exception):
 class RecordingDevice:
     """Stands in for `triton.runtime.driver.active`; `launches` grows with every launch."""
 
-    def __init__(self, arch: int, facts: Mapping[str, int]) -> None:
-        """`facts`: what Triton asks of a device, such as `max_shared_mem` and `multiprocessor_count`."""
-        self.target = GPUTarget("cuda", arch, 32)
-        self.utils = _RecordingUtils(facts)
+    def __init__(self) -> None:
         self.launcher_cls = self._launcher
         self.launches: list[RecordedLaunch] = []
+        self.options: dict[str, int] = {}
+        """Triton's options of every launch, over those that it is given."""
+        self.choice = 0
+        """Which of its configs a decorated kernel takes."""
+        self.configure(90, {})
+
+    def configure(self, arch: int, told: Mapping[str, Any]) -> None:
+        """Be another device: `told` has `name` and `properties` as Triton asks for them, all optional."""
+        self.target = GPUTarget("cuda", arch, 32)
+        self.utils = _RecordingUtils(told.get("properties", {}))
+        known = self.utils.get_device_properties(0)
+        self.torch_properties = types.SimpleNamespace(
+            multi_processor_count=known["multiprocessor_count"],
+            name=told.get("name", ""),
+            major=arch // 10,
+            minor=arch % 10,
+            total_memory=int(told.get("memory_bytes", 80 << 30)),
+            L2_cache_size=int(told.get("l2_bytes", 50 << 20)),
+            shared_memory_per_block_optin=known["max_shared_mem"],
+            warp_size=32,
+        )
 
     def get_current_target(self) -> GPUTarget:
         """What kernels are compiled for."""
@@ -112,3 +132,59 @@ def ptx_parameters(text: str, kernel: str) -> int:
     """How many parameters a kernel has in PTX; -1 where the text has no such kernel."""
     _, found, rest = text.partition(f".entry {kernel}(")
     return len(_PARAMETER.findall(rest.partition(")")[0])) if found else -1
+
+
+_ASSEMBLY: dict[str, tuple[bytes, str]] = {}
+"""Machine code and PTX by the compiler's hash of a kernel."""
+_INSTALLED: list[RecordingDevice] = []
+
+
+def assembly_of(metadata: Any) -> tuple[bytes, str]:
+    """Machine code and PTX of a kernel that was compiled in this process."""
+    return _ASSEMBLY[metadata.hash]
+
+
+def install_device(arch: int, told: Mapping[str, Any]) -> RecordingDevice:
+    """Make a recording device the one that Triton and torch see, once in a process; see `configure`."""
+    if not _INSTALLED:
+        _INSTALLED.append(RecordingDevice())
+        _replace_driver(_INSTALLED[0])
+    _INSTALLED[0].configure(arch, told)
+    return _INSTALLED[0]
+
+
+def _replace_driver(device: RecordingDevice) -> None:
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    import torch
+    from triton.compiler.compiler import CompiledKernel as TritonKernel
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(device)
+    first_init, run = TritonKernel.__init__, JITFunction.run
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        first_init(self, *args, **kwargs)
+        _ASSEMBLY[self.metadata.hash] = (self.asm["cubin"], self.asm["ptx"])
+
+    def run_with_options(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=warmup, **{**kwargs, **device.options})
+
+    def run_choice(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = self.configs[min(device.choice, len(self.configs) - 1)]
+        named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
+        if config.pre_hook is not None:
+            config.pre_hook(named)
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    TritonKernel.__init__ = init
+    JITFunction.run = run_with_options
+    Autotuner.run = run_choice
+    cuda: Any = torch.cuda
+    cuda.is_available = lambda: True
+    cuda.current_device = lambda: 0
+    cuda.device_count = lambda: 1
+    cuda.get_device_properties = lambda *_: device.torch_properties
+    cuda.get_device_capability = lambda *_: (device.torch_properties.major, device.torch_properties.minor)
+    cuda.get_device_name = lambda *_: device.torch_properties.name

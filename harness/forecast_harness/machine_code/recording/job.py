@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import torch._subclasses.fake_tensor  # noqa: F401  # loaded in the lane's server, once for all cells
-import triton.compiler  # noqa: F401
-
-from forecast_harness.machine_code.recording import solution, tensors
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
 from forecast_harness.sandbox.judge_process import JobContext
 
-_WARM = tensors.TensorRecorder  # its modes' modules are what takes seconds to import
+_RECORD = "forecast_harness.machine_code.recording.solution:record"
 
 
 def main(work: JobContext) -> CellAnswer:
@@ -23,7 +19,7 @@ def main(work: JobContext) -> CellAnswer:
     code: dict[str, TensorBytes] = {}
     with work.cell() as cell:
         for number, case in enumerate(cases):
-            answer = cell.ask(f"{solution.__name__}:record", {**asked, "case": case})
+            answer = cell.ask(_RECORD, {**asked, "case": case})
             values.append(answer.value)
             code |= {f"{number}/{name}": one for name, one in answer.arrays.items()}
     return CellAnswer(values, code)

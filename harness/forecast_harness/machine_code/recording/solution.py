@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +11,8 @@ from forecast_harness.machine_code.recording.device import (
     RecordedLaunch,
     RecordingDevice,
     UnsupportedLaunch,
+    assembly_of,
+    install_device,
     ptx_parameters,
 )
 from forecast_harness.machine_code.recording.tensors import HostCode, TensorRecorder, flat_tensors
@@ -39,10 +39,9 @@ def record(
     has `plan` and `kernels`, and the arrays their machine code; or `host_code`, why the solution is none of
     kernels alone. Raises what the solution or Triton's compiler raises.
     """
-    device = _use_recording_device(payload, state)
+    device = install_device(int(payload["device"]["arch"]), payload["device"])
     device.launches.clear()
-    asked = {"options": dict(payload.get("options", {})), "choice": int(payload.get("choice", 0))}
-    state["asked"].update(asked)
+    device.options, device.choice = dict(payload.get("options", {})), int(payload.get("choice", 0))
     recorder = TensorRecorder()
     plan = _PlanWriter(recorder, device)
     try:
@@ -79,7 +78,7 @@ class _PlanWriter:
         self._recorder, self._device = recorder, device
         self.kernels: list[CompiledKernel] = []
         self.steps: list[PlanStep] = []
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[str, int] = {}
         recorder.on_fill = self._fill
 
     def _fill(self, buffer: str, offset: int, size: int, pattern: int, width: int) -> None:
@@ -96,7 +95,7 @@ class _PlanWriter:
 
     def _step(self, launch: RecordedLaunch) -> PlanStep:
         source, metadata = launch.compiled
-        key = id(metadata)
+        key = str(metadata.hash)
         if key not in self._numbers:
             self._numbers[key] = len(self.kernels)
             self.kernels.append(_compiled_kernel(source, metadata, launch.parameters))
@@ -122,11 +121,8 @@ class _PlanWriter:
         return tuple(found)
 
 
-_KEEPS: dict[int, Any] = {}
-
-
 def _compiled_kernel(source: Any, metadata: Any, parameters: tuple[str, ...]) -> CompiledKernel:
-    image, text = _assembly(metadata)
+    image, text = assembly_of(metadata)
     count = ptx_parameters(text, metadata.name)
     facts = {
         "global_scratch_bytes": "global_scratch_size",
@@ -138,7 +134,6 @@ def _compiled_kernel(source: Any, metadata: Any, parameters: tuple[str, ...]) ->
     given = {
         ours: int(getattr(metadata, theirs)) for ours, theirs in facts.items() if hasattr(metadata, theirs)
     }
-    _KEEPS[id(metadata)] = metadata
     return CompiledKernel(
         metadata.name,
         int(metadata.target.arch),
@@ -150,66 +145,3 @@ def _compiled_kernel(source: Any, metadata: Any, parameters: tuple[str, ...]) ->
         image=image,
         **given,
     )
-
-
-_ASSEMBLY: dict[str, tuple[bytes, str]] = {}
-"""Machine code and PTX by the compiler's hash of a kernel."""
-
-
-def _assembly(metadata: Any) -> tuple[bytes, str]:
-    return _ASSEMBLY[metadata.hash]
-
-
-def _use_recording_device(payload: Mapping[str, Any], state: dict[str, Any]) -> RecordingDevice:
-    """Put the device in place, once in a cell."""
-    if "device" in state:
-        found: RecordingDevice = state["device"]
-        return found
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-    from triton.compiler.compiler import CompiledKernel as TritonKernel
-    from triton.runtime.autotuner import Autotuner
-    from triton.runtime.driver import driver
-    from triton.runtime.jit import JITFunction
-
-    facts = payload["device"]
-    device = RecordingDevice(int(facts["arch"]), facts.get("properties", {}))
-    driver.set_active(device)
-    state["device"], state["asked"] = device, {}
-    asked = state["asked"]
-    first_init, run = TritonKernel.__init__, JITFunction.run
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        first_init(self, *args, **kwargs)
-        _ASSEMBLY[self.metadata.hash] = (self.asm["cubin"], self.asm["ptx"])
-
-    def run_with_options(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=warmup, **{**kwargs, **asked["options"]})
-
-    def run_choice(self: Any, *args: Any, **kwargs: Any) -> Any:
-        config = self.configs[min(asked["choice"], len(self.configs) - 1)]
-        named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
-        if config.pre_hook is not None:
-            config.pre_hook(named)
-        return self.fn.run(*args, **kwargs, **config.all_kwargs())
-
-    TritonKernel.__init__ = init
-    JITFunction.run = run_with_options
-    Autotuner.run = run_choice
-    properties = types.SimpleNamespace(
-        multi_processor_count=device.utils.get_device_properties(0)["multiprocessor_count"],
-        name=facts.get("name", ""),
-        major=device.target.arch // 10,
-        minor=device.target.arch % 10,
-        total_memory=int(facts.get("memory_bytes", 80 << 30)),
-        L2_cache_size=int(facts.get("l2_bytes", 50 << 20)),
-        shared_memory_per_block_optin=device.utils.get_device_properties(0)["max_shared_mem"],
-        warp_size=32,
-    )
-    cuda: Any = torch.cuda
-    cuda.is_available = lambda: True
-    cuda.current_device = lambda: 0
-    cuda.device_count = lambda: 1
-    cuda.get_device_properties = lambda *_: properties
-    cuda.get_device_capability = lambda *_: (properties.major, properties.minor)
-    cuda.get_device_name = lambda *_: properties.name
-    return device

@@ -16,7 +16,7 @@ ATTRIBUTE_MULTIPROCESSORS, ATTRIBUTE_L2_BYTES, ATTRIBUTE_SHARED_OPT_IN = 16, 38,
 ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR = 75, 76
 _CAPTURE_THREAD_LOCAL = 1
 _LARGE_SHARED_BYTES = 48 << 10
-OUT_OF_MEMORY = 2
+_NOT_SUPPORTED = 801
 STICKY_ERRORS = frozenset({214, 219, 220, 226, 700, 702, 710, 713, 714, 715, 716, 717, 718, 719, 721, 999})
 """Errors after which a context is of no more use: illegal addresses, instructions, traps and the like."""
 
@@ -167,15 +167,18 @@ class CudaDriver:
         return value.value
 
     def parameter_sizes(self, function: ctypes.c_void_p) -> list[int] | None:
-        """Bytes of each parameter; None where the driver is older than 12.4."""
+        """Bytes of each parameter; None where the driver does not tell, as those before 12.4."""
         if not hasattr(self._library, "cuFuncGetParamInfo"):
             return None
         found: list[int] = []
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
-        while not self._library.cuFuncGetParamInfo(
-            function, ctypes.c_size_t(len(found)), ctypes.byref(offset), ctypes.byref(size)
+        read = self._library.cuFuncGetParamInfo
+        while not (
+            code := read(function, ctypes.c_size_t(len(found)), ctypes.byref(offset), ctypes.byref(size))
         ):
             found.append(size.value)
+        if code == _NOT_SUPPORTED:
+            return None
         return found
 
     def allow(self, function: ctypes.c_void_p, shared: int, clusters: int) -> None:
