@@ -10,6 +10,7 @@ from pathlib import Path
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records.codec import Record
+from forecast_autotune.records.named_lines import read_document
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def read_judgements(path: Path) -> dict[str, SourceJudgement]:
     """
     found = {}
     try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(read_document(path).splitlines(), 1):
             if not line.strip():
                 continue
             try:

@@ -14,6 +14,7 @@ from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import printable
+from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.store import Store
 from forecast_autotune.store.variants import without_checks
@@ -152,7 +153,7 @@ def _read(path: Path, target: UserKernel) -> Iterator[Variant]:
         listed = [Variant.from_json(data) for data in lines if data.get("type") == "variant"]
         yield from without_checks(v for v in listed if v.base_sha256 == kernel.source_sha256)
         return
-    source = path.read_text(encoding="utf-8")
+    source = read_document(path)
     promised = read_contract(source, kernel.name)
     promised.require_same_parameters(base)
     origin = Provenance(Origin.HAND, note=f"read from {path.name}", at=utc_now())

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.python_parser import MAX_SOURCE_CHARACTERS
+from forecast_autotune.records.named_lines import read_document
 from forecast_harness.packs.schema import (
     Definition,
     Language,
@@ -99,11 +100,18 @@ def make_solution(
     return Solution(name, language, source, entry)
 
 
+def _text_of(file: Any) -> str:
+    """The text of a file on disk or inside a wheel. Raises `RecordError` for what is none, and `OSError`."""
+    if isinstance(file, Path):
+        return read_document(file).replace("\r\n", "\n")
+    return str(file.read_text(encoding="utf-8"))
+
+
 def _load_native(folder: _TraversableFolder) -> Pack:
     where = folder.joinpath("definition.json")
-    definition = Definition.from_json(parse_json(where.read_text(), str(where)))
+    definition = Definition.from_json(parse_json(_text_of(where), str(where)))
     where = folder.joinpath("workloads.json")
-    listed = parse_json(where.read_text(), str(where))
+    listed = parse_json(_text_of(where), str(where))
     if not isinstance(listed, list) or not listed:
         raise RecordError(f"{where} must be a list of at least one workload")
     works = tuple(Workload.from_json(w) for w in listed)
@@ -112,8 +120,8 @@ def _load_native(folder: _TraversableFolder) -> Pack:
     if place.is_dir():
         for file in sorted(place.iterdir(), key=lambda f: f.name):
             if file.name.endswith(".py"):
-                found.append(make_solution(file.name[:-3], file.read_text(), definition.format))
-    return Pack(definition, folder.joinpath("reference.py").read_text(), works, tuple(found))
+                found.append(make_solution(file.name[:-3], _text_of(file), definition.format))
+    return Pack(definition, _text_of(folder.joinpath("reference.py")), works, tuple(found))
 
 
 def _defined_names(source: str, what: str) -> set[str]:
@@ -133,7 +141,7 @@ def _defined_names(source: str, what: str) -> set[str]:
 
 
 def _load_kernelbench(path: Path) -> Pack:
-    source = path.read_text()
+    source = _text_of(path)
     if missing := {"Model", "get_inputs", "get_init_inputs"} - _defined_names(source, str(path)):
         raise RecordError(f"{path} is no KernelBench task: it lacks {sorted(missing)}")
     definition = Definition(
@@ -148,16 +156,16 @@ def _load_kernelbench(path: Path) -> Pack:
 
 
 def _load_gpumode(folder: Path) -> Pack:
-    source = folder.joinpath("reference.py").read_text()
+    source = _text_of(folder.joinpath("reference.py"))
     names = _defined_names(source, str(folder / "reference.py"))
     if missing := {"generate_input", "check_implementation"} - names:
         raise RecordError(f"{folder}/reference.py is no GPU MODE reference: it lacks {sorted(missing)}")
-    task = parse_task_yml(folder.joinpath("task.yml").read_text())
+    task = parse_task_yml(_text_of(folder.joinpath("task.yml")))
     helpers = []
     for name in ("task", "utils"):
         file = folder / f"{name}.py"
         if file.is_file():
-            helpers.append(f"# --- file: {name}\n{file.read_text()}")
+            helpers.append(f"# --- file: {name}\n{_text_of(file)}")
     works = [
         Workload(f"{kind}-{n}", spec) for kind in ("tests", "benchmarks") for n, spec in enumerate(task[kind])
     ]

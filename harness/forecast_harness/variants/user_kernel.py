@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks
+from forecast_autotune.commands.extras import missing_package_text
 from forecast_autotune.commands.output import CommandError, UsageError
-from forecast_autotune.errors import RecordError
+from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Argument, Config, Kernel, Problem
 from forecast_autotune.store import Store
 from forecast_harness.variants.grids import GridSample, grid_samples
@@ -45,11 +46,22 @@ class UserKernel:
 
     @classmethod
     def of(cls, what: str) -> UserKernel:
-        """Import `KERNEL.py:FN`. Raises `UsageError` for anything else, and whatever the file raises."""
+        """Import `KERNEL.py:FN`. Raises `UsageError` for anything else, and `CommandError` for a file that fails.
+
+        A package that the file needs and that is not installed is an `ImportError`.
+        """
         path, colon, name = what.rpartition(":")
         if not colon or not name.isidentifier() or not path.endswith(".py"):
             raise UsageError(f"{what} is no KERNEL.py:FN: name a Python file and a kernel in it")
-        module = import_file(Path(path))
+        try:
+            module = import_file(Path(path))
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SettingsError) or (
+                isinstance(error, ImportError) and missing_package_text(error)
+            ):
+                raise
+            what = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise CommandError(f"{path} cannot be imported: {what}") from error
         return cls.of_function(Path(path), module, name, find_kernel(module, name))
 
     @classmethod

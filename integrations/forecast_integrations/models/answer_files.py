@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.open_question import SCHEMA, OpenQuestion
 from forecast_autotune.llm.prompt import COMPARE_VERSION, FORECAST_VERSION, PAIR_LABELS
 from forecast_autotune.records.json_fields import decode_json
+from forecast_autotune.records.named_lines import read_document
 from forecast_integrations.models.recorded import SUFFIXES, RecordedAnswer, RecordedAnswers, write_json_lines
 
 INSTRUCTIONS = (
@@ -138,9 +138,8 @@ def extend(
 def _entries(path: Path, *, broken_lines: bool = False) -> Iterator[tuple[int, Any]]:
     """Number and value of every line; with `broken_lines`, None for one that is no JSON."""
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.name.endswith(".gz") else data).decode("utf-8")
-    except (OSError, EOFError, ValueError) as error:
+        text = read_document(path)
+    except (OSError, RecordError) as error:
         raise SettingsError(f"{path} cannot be read ({error}): give a file of JSON Lines") from None
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

@@ -89,11 +89,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("words", "missing", "said"),
-    CASES,
-    ids=lambda value: "-".join(value)[:40] if isinstance(value, list) else value[:20],
-)
+def name_of(value: object) -> str:
+    return "-".join(value)[:40] if isinstance(value, list) else str(value)[:20]
+
+
+@pytest.mark.parametrize(("words", "missing", "said"), CASES, ids=name_of)
 def test_the_remedy_is_named(words: list[str], missing: str, said: str, folder: Path) -> None:
     how = ("refused", "absent", "blocked")[len(" ".join(words)) % 3]
     done = subprocess.run(

@@ -52,7 +52,6 @@ def test_what_is_there_passes(tmp_path: Path, port: int) -> None:
     ("text", "value", "remedy"),
     [
         ("transformers:/no/such/folder", "/no/such/folder does not exist", "correct the path"),
-        ("vllm:./missing", "./missing does not exist", "correct the path"),
         ("transformers:org/name?adapter=~/missing/one", "~/missing/one does not exist", "correct the path"),
         ("recorded:/no/such.jsonl", "/no/such.jsonl does not exist", "llm ask --import"),
         ("recorded:/no/such.json", "/no/such.json is not", r"\.jsonl"),

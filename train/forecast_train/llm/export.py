@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE as CALIBRATION
 from forecast_autotune.llm.calibration import read as read_calibration
+from forecast_autotune.records.named_lines import read_document
 from forecast_train.llm.run_folder import WEIGHTS_FOLDER, TrainingError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -40,7 +42,7 @@ def export_model(
         raise TrainingError(f"{run} holds no finished run: there is no run.json beside {WEIGHTS_FOLDER}/")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} is there already and not empty: choose another folder")
-    told = json.loads(done.read_text(encoding="utf-8"))
+    told = _run_record(done)
     files = [p for p in sorted(trained.iterdir()) if p.is_file() and p.name != CARD_FILE]
     if unsafe := [p.name for p in files if p.suffix in _UNSAFE_SUFFIXES and p.name != "training_args.bin"]:
         raise TrainingError(f"{trained} holds {', '.join(unsafe)}: save weights as safetensors")
@@ -67,6 +69,17 @@ def export_model(
         stream.write(_adapter_card(told, known, adapter).encode())
     sizes = {p.name: p.stat().st_size for p in sorted(out.iterdir())}
     return {"path": str(out), "files": sizes, "bytes": sum(sizes.values()), "calibrated": known is not None}
+
+
+def _run_record(path: Path) -> dict[str, Any]:
+    """What a finished run says of itself. Raises `RecordError` for a file that is none."""
+    try:
+        told = json.loads(read_document(path))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: not JSON ({error}): train again") from error
+    if not isinstance(told, dict):
+        raise RecordError(f"{path}: it must be a JSON object: train again")
+    return told
 
 
 def add_calibration(folder: Path, calibration: Path) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forecast_autotune.errors import SettingsError
+from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.records.named_lines import read_document
 
 SettingsT = TypeVar("SettingsT")
 
@@ -128,8 +129,8 @@ def load_toml(kind: type[SettingsT], path: Path, parts: Mapping[str, type[Any]])
     Raises `SettingsError` naming the file, the entry, its value and the rule.
     """
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        given = tomllib.loads(read_document(path))
+    except (OSError, RecordError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"{path}: no TOML file that can be read ({error})") from error
     here = path.absolute().parent
     try:

@@ -14,7 +14,6 @@ none.
 from __future__ import annotations
 
 import ast
-import gzip
 import json
 import random
 import re
@@ -26,6 +25,7 @@ from typing import Any
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.packs.load import make_solution
 from forecast_harness.packs.schema import Language
@@ -105,7 +105,7 @@ class RecordedProposer:
 
 def _read_folder(path: Path) -> Iterator[_RecordedSource]:
     for file in sorted(p for p in path.rglob("*") if p.suffix in _SOURCE_SUFFIXES and p.is_file()):
-        text = file.read_text(encoding="utf-8")
+        text = read_document(file)
         where = file.relative_to(path).as_posix()
         yield _RecordedSource(
             Draft(text, Provenance(Origin.HAND, note=where), _language_of_text(file.name, text)), where, ""
@@ -113,8 +113,7 @@ def _read_folder(path: Path) -> Iterator[_RecordedSource]:
 
 
 def _read_table(path: Path, target: SearchTarget) -> Iterator[_RecordedSource]:
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    lines = content.decode("utf-8").splitlines()
+    lines = read_document(path).splitlines()
     data = [_parse_object(line, number) for number, line in enumerate(lines, 1) if line.strip()]
     files = {PurePosixPath(str(d["path"])): d for d in data if "path" in d and "source" not in d}
     if not files:

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.backend import Backend
 from forecast_autotune.llm.question_kinds import CONFIG, question_kind
 from forecast_autotune.llm.similarity import kernel_kind, problem_features
 from forecast_autotune.records import digest
 from forecast_autotune.records.codec import Record, json_option, reader_of
+from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.files import append
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -157,11 +159,13 @@ def _read_collected(kept: Path | None) -> dict[str, ModelAnswers]:
     if kept is None or not kept.is_file():
         return {}
     found = {}
-    for line in kept.read_text(encoding="utf-8").splitlines():
+    for line in read_document(kept).splitlines():
         try:
             data = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # cut off by a kill: it is asked for again
+        if not isinstance(data, dict):
+            raise RecordError(f"{kept}: a line is no JSON object: name another file for --answers")
         name = str(data.pop("asked", ""))
         found[name] = ModelAnswers.from_json(data)
     return found
