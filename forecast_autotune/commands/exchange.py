@@ -21,6 +21,7 @@ from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, write_export
+from forecast_autotune.store.exchange.flaggems import import_flaggems, is_flaggems_cache
 from forecast_autotune.store.exchange.helion import import_helion, is_helion_log
 from forecast_autotune.store.exchange.kernel_tuner import (
     device_from_name,
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 
 IMPORTERS = "forecast_autotune.importers"
-"""Entries are functions (path, device's name) -> tables, or None for a file that is not theirs."""
+"""Entries are functions (path, device's name, what takes rows that break a rule) -> tables, or None for a file that
+is not theirs."""
 
 
 def export(options: argparse.Namespace, output: Output) -> int:
@@ -152,7 +154,7 @@ def read_any_table(
     other: Callable[[dict[str, Any]], None] | None = None,
     refuse: Refuse | None = None,
 ) -> list[Table]:
-    """The tables of one file: ours, Kernel Tuner's, Helion's or Inductor's; standard input is always ours.
+    """The tables of one file: ours, Kernel Tuner's, Helion's, FlagGems' or Inductor's; standard input is always ours.
 
     `device` says where another tool measured; `other` gets the lines of our files that are of other types, and
     `refuse` rows that break a rule, which are raised without it.
@@ -161,10 +163,12 @@ def read_any_table(
         return read_tables(path, other, refuse)
     if is_helion_log(path):
         return import_helion(path, device_from_name(device) if device else None, refuse=refuse)
+    if is_flaggems_cache(path):
+        return import_flaggems(path, device_from_name(device) if device else None, refuse=refuse)
     if is_kernel_tuner_cache(path):
         return [import_kernel_tuner(path, device_from_name(device) if device else None, refuse=refuse)]
     for name in plugins.names(IMPORTERS):
-        found: list[Table] | None = plugins.load(IMPORTERS, name)(path, device)
+        found: list[Table] | None = plugins.load(IMPORTERS, name)(path, device, refuse)
         if found is not None:
             return found
     return read_tables(path, other, refuse)
