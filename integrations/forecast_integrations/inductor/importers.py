@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -32,6 +30,8 @@ from forecast_autotune.records import (
     Problem,
     Scalar,
 )
+from forecast_autotune.records.bounded_json import decode_document
+from forecast_autotune.records.named_lines import Refuse, read_document, refuse_row
 from forecast_autotune.records.table import Table, table_of_problem
 from forecast_integrations.inductor.choices.records import device_of
 
@@ -42,7 +42,10 @@ METRICS_PROTOCOL = "inductor-metrics"
 _HEAD_CHARS = 4096
 _CACHE_START = re.compile(r'\A\s*\{\s*"system"\s*:')
 _COLUMNS = ("kernel_path", "kernel_name", "triton_config", "latency_ms")
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError, OSError)
+_MALFORMED = (
+    *(ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, OSError),
+    *(ArithmeticError, csv.Error),
+)
 _LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
@@ -60,34 +63,36 @@ def _head(path: Path) -> str:
     if not path.is_file():
         return ""  # what is read from a pipe is gone for whoever reads it next
     try:
-        with path.open("rb") as stream:
-            return stream.read(_HEAD_CHARS).decode("utf-8-sig", "replace")
-    except OSError:
+        return read_document(path, _HEAD_CHARS)
+    except (OSError, RecordError):
         return ""
 
 
-def import_inductor(path: Path, device_name: str | None = None) -> list[Table] | None:
+def import_inductor(
+    path: Path, device_name: str | None = None, refuse: Refuse | None = None
+) -> list[Table] | None:
     """The tables of one file that Inductor wrote; None when it is neither cache nor metrics table.
 
-    `device_name` says where it was measured, over what the file says. Raises `RecordError`, naming file
-    and entry, for a file that is damaged, and where no device is named.
+    `device_name` says where it was measured, over what the file says. Raises `RecordError` for a file that is
+    damaged, and where no device is named. An entry that breaks a rule is one as well: it is raised or, with
+    `refuse`, handed to that, and the other entries count.
     """
     if is_inductor_cache(path):
-        return import_cache(path, device_name)
+        return import_cache(path, device_name, refuse)
     if is_kernel_autotune(path):
-        return import_kernel_autotune(path, device_name)
+        return import_kernel_autotune(path, device_name, refuse)
     return None
 
 
-def import_cache(path: Path, device_name: str | None = None) -> list[Table]:
+def import_cache(path: Path, device_name: str | None = None, refuse: Refuse | None = None) -> list[Table]:
     """Read `$TORCHINDUCTOR_CACHE_DIR/cache/<hash>`, one table per op, operands and precision.
 
     Vendor kernels become the candidates they are in live runs; templates become candidates named by the
     hash of their source. A time of infinity, which Inductor writes for whatever fails, becomes
-    `runtime_error`. Raises `RecordError` for anything malformed, naming the entry.
+    `runtime_error`. Raises `RecordError` for anything malformed, naming the entry, unless `refuse` takes it.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = decode_document(read_document(path))
         system, cache = data["system"], data["cache"]
         named = device_name or (system.get("device") or {}).get("name")
         at = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
@@ -97,22 +102,28 @@ def import_cache(path: Path, device_name: str | None = None) -> list[Table]:
         raise RecordError(f"{path}: no timing cache of Inductor's ({_error_text(error)})") from error
     tables: dict[str, Table] = {}
     for op, by_inputs in cache.items():
-        for inputs, by_precision in _items(by_inputs, path, op):
-            for precision, timings in _items(by_precision, path, f"{op} {inputs}"):
-                listed = _items(timings, path, f"{op} {inputs}")
+        for inputs, by_precision in _items(by_inputs, path, op, refuse):
+            for precision, timings in _items(by_precision, path, f"{op} {inputs}", refuse):
+                listed = _items(timings, path, f"{op} {inputs}", refuse)
                 try:
                     problem = _problem(op, inputs, precision, named, system)
-                    rows = [_measurement(problem.id, choice, ms, at) for choice, ms in listed]
-                    table_of_problem(tables, problem).measurements.extend(rows)
+                    table = table_of_problem(tables, problem)
                 except _MALFORMED as error:
-                    raise RecordError(f"{path}: {op} {inputs:.80}: {_error_text(error)}") from error
+                    refuse_row(RecordError(f"{path}: {op} {inputs:.80}: {_error_text(error)}"), refuse)
+                    continue
+                for choice, ms in listed:
+                    try:
+                        table.measurements.append(_measurement(problem.id, choice, ms, at))
+                    except _MALFORMED as error:
+                        refuse_row(RecordError(f"{path}: {op} {inputs:.80}: {_error_text(error)}"), refuse)
     return list(tables.values())
 
 
-def _items(value: object, path: Path, what: str) -> list[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        raise RecordError(f"{path}: {what:.100}: expected an object, not {value!r:.60}")
-    return list(value.items())
+def _items(value: object, path: Path, what: str, refuse: Refuse | None) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    refuse_row(RecordError(f"{path}: {what:.100}: expected an object, not {value!r:.60}"), refuse)
+    return []
 
 
 def _error_text(error: BaseException) -> str:
@@ -215,16 +226,19 @@ def _literal(text: str) -> Scalar:
     return value if isinstance(value, int | float | str) or value is None else text
 
 
-def import_kernel_autotune(path: Path, device_name: str | None = None) -> list[Table]:
+def import_kernel_autotune(
+    path: Path, device_name: str | None = None, refuse: Refuse | None = None
+) -> list[Table]:
     """Read `metric_table_kernel_autotune.csv`, one table per kernel source.
 
     Inductor appends a row per config and run. The generated file's name, a hash of its text, tells kernels
-    apart: their own names carry a counter. Raises `RecordError` naming the line that is wrong.
+    apart: their own names carry a counter. Raises `RecordError` naming the line that is wrong, unless `refuse`
+    takes it.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_document(path)
         at = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise RecordError(f"{path}: unreadable: {error}") from error
     if not device_name:
         raise RecordError(
@@ -233,12 +247,16 @@ def import_kernel_autotune(path: Path, device_name: str | None = None) -> list[T
         )
     device = _device(device_name, "cuda")
     tables: dict[str, Table] = {}
-    reader = csv.DictReader(io.StringIO(text))
-    if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
+    columns, *lines = text.split("\n")
+    names = _fields(columns)
+    if missing := set(_COLUMNS) - set(names):
         raise RecordError(f"{path}:1: no column {sorted(missing)[0]}: not a kernel_autotune metrics table")
-    for row in reader:
+    for number, line in enumerate(lines, 2):
         try:
-            if any(row[column] in (None, "") for column in _COLUMNS):
+            if not (fields := _fields(line)):
+                continue
+            row = dict(zip(names, fields, strict=False))
+            if any(row.get(column) in (None, "") for column in _COLUMNS):
                 raise RecordError("the line is cut off")
             kernel = Kernel(row["kernel_name"], "triton")
             problem = Problem.of(
@@ -247,11 +265,25 @@ def import_kernel_autotune(path: Path, device_name: str | None = None) -> list[T
             problem = replace(
                 problem, extra={"imported_from": METRICS_PROTOCOL, "model": row.get("model_name")}
             )
-            measurement = _metric_measurement(problem.id, row["triton_config"], float(row["latency_ms"]), at)
+            measurement = _metric_measurement(
+                problem.id, row["triton_config"], _latency(row["latency_ms"]), at
+            )
             table_of_problem(tables, problem).measurements.append(measurement)
         except _MALFORMED as error:
-            raise RecordError(f"{path}:{reader.line_num}: {_error_text(error)}") from error
+            refuse_row(RecordError(f"{path}:{number}: {_error_text(error)}"), refuse)
     return list(tables.values())
+
+
+def _fields(line: str) -> list[str]:
+    """The fields of one line. Each line by itself, so that a stray quote spoils no other row."""
+    return next(csv.reader([line.rstrip("\r")]), [])
+
+
+def _latency(text: str) -> float:
+    ms = float(text)
+    if math.isinf(ms) and "inf" not in text.lower():  # a number of hundreds of digits is no failure
+        raise RecordError(f"latency_ms must be a number of milliseconds or inf, not {text:.40}")
+    return ms
 
 
 def _metric_measurement(problem: str, config: str, ms: float, at: str) -> Measurement:

@@ -116,7 +116,7 @@ def test_what_torch_itself_writes_is_read(tmp_path: Path, monkeypatch: pytest.Mo
         (one(inputs="[__import__('os').getcwd()]"), "ValueError"),
         (one(inputs="[('cuda', 'torch.float16', 4096, 1024)]"), "an operand is"),
         (one(inputs="[('cuda', 'torch.float16', 4, 'x', 1, 1, 0)]"), "an operand is"),
-        (one(inputs="["), "SyntaxError"),
+        (one(inputs="["), "SourceTextError"),
         (one(inputs="[]"), "list of tuples"),
     ],
 )
@@ -239,3 +239,33 @@ def test_other_files_are_left_to_others(tmp_path: Path) -> None:
     assert import_inductor(path) is None
     assert import_inductor(tmp_path / "missing") is None
     assert import_inductor(tmp_path) is None
+
+
+@pytest.mark.parametrize("ms", ["9" * 400, "1e999", "NaN", "-1", '"fast"', "[]", "null"])
+def test_an_entry_that_is_refused_costs_no_other(tmp_path: Path, ms: str) -> None:
+    path = written(tmp_path, one({"mm-cabc": 1.0, "mm-cbad": "?", "mm-cdef": 2.0}))
+    path.write_text(path.read_text().replace('"?"', ms))
+    refused: list[RecordError] = []
+    (table,) = import_inductor(path, None, refused.append) or []
+    assert [m.median_ms for m in table.measurements] == [1.0, 2.0]
+    (error,) = refused
+    assert "addmm" in str(error)
+    with pytest.raises(RecordError):
+        import_inductor(path)
+
+
+def test_a_line_of_metrics_that_is_refused_costs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "metric_table_kernel_autotune.csv"
+    rows = [
+        'k.py,triton_a,"XBLOCK: 128, num_warps: 4",0.5',
+        f'k.py,triton_a,"XBLOCK: {"9" * 400}, num_warps: {"9" * 400}",0.5',
+        'k.py,triton_a,"XBLOCK: 64',
+        f'k.py,triton_a,"XBLOCK: 64, num_warps: 4",{"9" * 400}',
+        "k.py," + "x" * 200_000,
+        'k.py,triton_a,"XBLOCK: 256, num_warps: 4",0.7',
+    ]
+    path.write_text("\n".join(["kernel_path,kernel_name,triton_config,latency_ms", *rows]) + "\n")
+    refused: list[RecordError] = []
+    (table,) = import_inductor(path, "NVIDIA H200", refused.append) or []
+    assert [m.candidate.config.parameters()["XBLOCK"] for m in table.measurements if m.ok] == [128, 256]
+    assert [str(error).split(": ")[0] for error in refused] == [f"{path}:{n}" for n in (3, 4, 5, 6)]
