@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forecast_autotune.records.codec import Record
@@ -13,6 +13,7 @@ from forecast_harness.timing.device import device_facts, exclusive
 from forecast_harness.timing.paired_comparison import DEFAULT_RULES, ComparisonOutcome, StoppingRules
 from forecast_harness.timing.timing_record import TimingSummary
 from forecast_harness.verify.cell_limits import cell_limits_for
+from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import DEFAULT_PLAN, harness_hash, verify
 from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
@@ -34,6 +35,8 @@ class BenchResult(Record):
     """The contests in the order they were run; the second is the confirmation."""
     labels: Mapping[str, TimingSummary] = field(default_factory=dict)
     """Times per workload."""
+    checked: CheckedLaunches = CheckedLaunches()
+    """Launches checked in its verification and its contests together."""
 
 
 def compare_solutions(
@@ -55,16 +58,19 @@ def compare_solutions(
     everyone = [against, *solutions] if against is not None else list(solutions)
     verdicts = [verify(pack, one, lane, plan=plan) for one in everyone]
     accepted = [n for n, verdict in enumerate(verdicts) if verdict.accepted]
-    found = {n: BenchResult(everyone[n].name, verdict) for n, verdict in enumerate(verdicts)}
+    found = {
+        n: BenchResult(everyone[n].name, verdict, checked=verdict.checked)
+        for n, verdict in enumerate(verdicts)
+    }
     if accepted and (against is None or accepted[0] == 0):
         first = accepted[0]
-        found[first] = BenchResult(everyone[first].name, verdicts[first], "incumbent")
+        found[first] = replace(found[first], outcome="incumbent")
         for n in accepted[1:]:
             found[n], labels = _compare_candidate(
                 pack, everyone[first], everyone[n], verdicts[n], lane, plan, rules, limits
             )
             if labels and not found[first].labels:
-                found[first] = BenchResult(everyone[first].name, verdicts[first], "incumbent", labels=labels)
+                found[first] = replace(found[first], labels=labels)
     return [found[n] for n in range(len(everyone))]
 
 
@@ -80,6 +86,7 @@ def _compare_candidate(
 ) -> tuple[BenchResult, dict[str, TimingSummary]]:
     """One candidate's contest and, if it wins, its confirmation; its entry and the incumbent's labels."""
     duels: list[Mapping[str, Any]] = []
+    checked = verdict.checked
     outcome, gain = "", None
     labels: tuple[dict[str, TimingSummary], dict[str, TimingSummary]] = ({}, {})
     for _ in range(2):
@@ -89,16 +96,23 @@ def _compare_candidate(
             if value["caught"] == 0:
                 reasons = (Reason(ReasonCode.HARNESS, f"the incumbent was caught: {reasons[0].detail}"),)
             caught = SolutionVerdict(
-                verdict.pack, verdict.solution, reasons, verdict.hints, verdict.trials, verdict.seconds
+                verdict.pack,
+                verdict.solution,
+                reasons,
+                verdict.hints,
+                verdict.trials,
+                seconds=verdict.seconds,
             )
             return BenchResult(candidate.name, caught, "", None, tuple(duels)), {}
         duels.append(value["duel"])
+        checked += CheckedLaunches.from_json(value["checked"])
         labels = (_timing_summaries(value, 0, plan), _timing_summaries(value, 1, plan))
         before, outcome, gain = outcome, value["duel"]["outcome"], value["duel"]["gain"]
         if outcome != ComparisonOutcome.FASTER:
             outcome = "unconfirmed" if before == ComparisonOutcome.FASTER else outcome
             break
-    return BenchResult(candidate.name, verdict, str(outcome), gain, tuple(duels), labels[1]), labels[0]
+    found = BenchResult(candidate.name, verdict, str(outcome), gain, tuple(duels), labels[1], checked)
+    return found, labels[0]
 
 
 def _run_timing_job(

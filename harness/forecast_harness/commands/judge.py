@@ -74,7 +74,7 @@ def bench(options: argparse.Namespace, output: Output) -> int:
         level = lane.level.name
     data = [{**e.to_json(), "type": "contest", "schema": 1, "level": level} for e in entries]
     _trace(options, data)
-    output.emit({"pack": pack.definition.name, "entries": data}, _table(entries), *_failure_lines(entries))
+    output.emit({"pack": pack.definition.name, "entries": data}, _table(entries), *_notes(entries))
     return 0 if any(e.outcome for e in entries) else 1
 
 
@@ -157,6 +157,8 @@ def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
         shown_text(f"  {r.code}: {r.detail}" + (f" [launch {r.trial}]" if r.trial else ""))
         for r in verdict.reasons
     ]
+    if verdict.accepted:
+        found.append(shown_text(f"  {verdict.checked}"))
     return [line, *found, *(shown_text(f"  worth a look: {hint}", style="dim") for hint in verdict.hints)]
 
 
@@ -175,5 +177,12 @@ def _table(entries: list[BenchResult]) -> Any:
     return table
 
 
-def _failure_lines(entries: list[BenchResult]) -> list[Any]:
-    return [line for e in entries if not e.verdict.accepted for line in _verdict_lines(e.verdict)]
+def _notes(entries: list[BenchResult]) -> list[Any]:
+    """How thoroughly each was checked that may be used, and why others may not."""
+    from forecast_autotune.report.shown_text import shown_text
+
+    checked = [shown_text(f"{e.solution}: {e.checked}") for e in entries if e.verdict.accepted]
+    return [
+        *checked,
+        *(line for e in entries if not e.verdict.accepted for line in _verdict_lines(e.verdict)),
+    ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +16,7 @@ from forecast_harness.timing.device import device_count
 
 _TYPICAL_LAUNCHES = 200
 """Launches of one workload in a duel that takes its time."""
+_REMEMBERED_COSTS = 9
 _FEWEST_THREADS, _MOST_THREADS = 4, 8
 
 
@@ -23,7 +26,7 @@ class SamplingBudget:
     def __init__(self, seconds: float) -> None:
         """`seconds`: what it may cost on average during 200 launches of a workload."""
         self._allowed = seconds
-        self._costs: dict[str, float] = {}
+        self._costs: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_COSTS))
 
     def launch_share(self, name: str, usual: float) -> float:
         """The share of launches to do it at: `usual`, or less where it takes long.
@@ -31,12 +34,12 @@ class SamplingBudget:
         An independent coin per launch: a budget that could run out would tell when nothing is looked at any
         more.
         """
-        cost = self._costs.get(name, 0.0)
+        cost = statistics.median(self._costs[name]) if self._costs[name] else 0.0
         return min(usual, self._allowed / (_TYPICAL_LAUNCHES * cost)) if cost else usual
 
     def note(self, name: str, seconds: float) -> None:
-        """It took so long the last time."""
-        self._costs[name] = seconds
+        """It took so long the last time; the median of the latest times counts, as a few take much longer."""
+        self._costs[name].append(seconds)
 
     @contextmanager
     def measure_cost(self, name: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from forecast_harness.packs.schema import Language, Pack, Workload
 from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.timing.plausibility import clocks_disagree, impossible_time, slow_at_first
+from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.cost_control import PhaseTimer, SamplingBudget
 from forecast_harness.verify.launches.launcher import (
     CellClient,
@@ -25,6 +27,7 @@ from forecast_harness.verify.launches.launcher import (
     is_large,
 )
 from forecast_harness.verify.launches.windowed_launcher import open_launcher
+from forecast_harness.verify.longer_checks import check_longer
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.compute_device import ComputeDevice
 from forecast_harness.verify.problems.operations import is_computation
@@ -43,8 +46,10 @@ _ALWAYS_REREAD = 6
 """Launches whose outputs are read twice, before a coin says whose are."""
 _MOST_REDRAWS = 8
 """Draws among which should be one whose outputs a kernel has to write."""
-_CHECKING_BUDGET_S = 0.5
-"""What reading and checking a workload's timed launches may take in a duel, on average."""
+_CHECKING_BUDGET_S = {"cpu": 4.0, "cuda": 0.5}
+"""What reading and checking a workload's timed launches may take in a duel, on average, where candidates run."""
+_THOROUGH_SHARE = 0.05
+"""Of the launches that are found right quickly, those that are checked with the full limits all the same."""
 _DRAWING_BUDGET_S = 0.5
 """The same for drawing its arguments anew and sending them."""
 
@@ -67,11 +72,13 @@ class SolutionJudge:
         self.generator = torch.Generator().manual_seed(self.rng.getrandbits(63))
         self.worst_error_ratio = 0.0
         self._history: list[LaunchTimes] = []
+        self._checked = self._timed_checked = 0
+        self._imported = self._last_check = time.perf_counter()
         self._language = Language.TORCH
         self._compute_device, self._phase_timer = ComputeDevice(plan.device), PhaseTimer()
         self._launcher = open_launcher(cell, pack.definition.format, self.rng, plan.device, self._phase_timer)
         self._checking_budget, self._drawing_budget = (
-            SamplingBudget(_CHECKING_BUDGET_S),
+            SamplingBudget(_CHECKING_BUDGET_S.get(plan.device, 0.5)),
             SamplingBudget(_DRAWING_BUDGET_S),
         )
 
@@ -79,6 +86,11 @@ class SolutionJudge:
     def trials(self) -> int:
         """Launches so far."""
         return self._launcher.trials
+
+    @property
+    def checked_launches(self) -> CheckedLaunches:
+        """Launches that were compared with the reference so far."""
+        return CheckedLaunches(self._checked, self._timed_checked, self._last_check - self._imported)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -96,6 +108,7 @@ class SolutionJudge:
         """Have the candidate imported; reasons to go no further."""
         self._language = language
         reasons = self._launcher.prepare(file, entry, language)
+        self._imported = self._last_check = time.perf_counter()
         if not reasons and any(w.large for w in self._pack.timed_workloads(self.plan.device, language)):
             # Not sooner: a device that serves one process alone is the candidate's.
             self._compute_device.open_in_background()
@@ -106,7 +119,10 @@ class SolutionJudge:
 
         Without `timed`, launches in a row are left out, and with them all that clocks show.
         """
-        for step in (self._varied_trials, *([self._timed_trials] if timed else []), self._kernel_trials):
+        steps = [self._varied_trials, *([self._timed_trials] if timed else []), self._kernel_trials]
+        if timed:
+            steps.append(lambda: check_longer(self, self._workloads))
+        for step in steps:
             if reasons := step():
                 return reasons
         return []
@@ -167,11 +183,14 @@ class SolutionJudge:
         """Seconds of a question like that of `timed` that launches nothing."""
         return self._launcher.idle(case, protocol)
 
-    def checked(self, reply: LaunchResult, work: Workload | None = None) -> list[Reason]:
+    def checked(
+        self, reply: LaunchResult, work: Workload | None = None, *, quick: bool = False
+    ) -> list[Reason]:
         """The reasons of a launch, its values compared to the reference, too.
 
-        `work` is what it was timed at. Raises `ValueError` where the launch has not been read and is not the
-        latest one.
+        `work` is what it was timed at. Those of a timed launch, and of a `quick` check, are compared with limits
+        that are quickly found first, and with the full ones where they do not keep these. Raises `ValueError`
+        where the launch has not been read and is not the latest one.
         """
         with self._checking_budget.measure_cost("" if work is None else work.name):
             if not reply.reasons:
@@ -179,11 +198,21 @@ class SolutionJudge:
             if reply.reasons:
                 return reply.reasons
             with self._phase_timer.phase("check"):
-                finding, ratio = self._checked(reply)
+                sure = (quick or work is not None) and self._is_surely_right(reply)
+                finding, ratio = (None, 0.0) if sure else self._compared(reply)
+        self._checked += 1
+        self._timed_checked += work is not None
+        self._last_check = time.perf_counter()
         self.worst_error_ratio = max(self.worst_error_ratio, ratio)
         return [Reason(*finding, reply.trial)] if finding else []
 
-    def _checked(self, reply: LaunchResult) -> tuple[CheckFinding, float]:
+    def _is_surely_right(self, reply: LaunchResult) -> bool:
+        """Whether a quick look suffices; a share of the launches is looked at thoroughly whatever it says."""
+        if self.rng.random() < _THOROUGH_SHARE or (is_large(reply.case) and not self._launcher.windowed):
+            return False
+        return reply.case.is_surely_right(reply.tensors)
+
+    def _compared(self, reply: LaunchResult) -> tuple[CheckFinding, float]:
         if is_large(reply.case):
             return reply.case.check(reply.tensors, self._compute_device)
         return reply.case.check(reply.tensors)  # sooner done than sent

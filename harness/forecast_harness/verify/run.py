@@ -12,6 +12,7 @@ from typing import Any
 from forecast_harness.packs.schema import Pack, Solution
 from forecast_harness.sandbox.api import JobResult, JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.verify.cell_limits import cell_limits_for
+from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.screen import static_hints
 from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
@@ -47,12 +48,13 @@ def verify(
     facts |= {"solution_id": solution.id, "language": str(solution.language)}
     facts["level"] = lane.level.name.lower()
     reasons: tuple[Reason, ...]
-    trials = 0
+    trials, checked = 0, CheckedLaunches()
     if result.status is JobStatus.OK:
         reasons = tuple(
             Reason(ReasonCode(r["code"]), r["detail"], r["trial"]) for r in result.value["reasons"]
         )
         trials = int(result.value["trials"])
+        checked = CheckedLaunches.from_json(result.value["checked"])
         facts |= result.value["facts"]
     else:
         reasons = (reason_of_result(result),)
@@ -62,6 +64,7 @@ def verify(
         reasons,
         static_hints(solution.source),
         trials,
+        checked,
         time.perf_counter() - begin,
         facts,
     )

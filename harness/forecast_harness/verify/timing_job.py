@@ -22,12 +22,13 @@ from forecast_harness.sandbox.jobs import CellAnswer
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
-from forecast_harness.timing.paired_comparison import StoppingRules, run_comparison
+from forecast_harness.timing.paired_comparison import ComparisonOutcome, StoppingRules, run_comparison
 from forecast_harness.timing.plausibility import underreported_share
 from forecast_harness.timing.processors import reserve_processors
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.launches.launcher import LaunchTimes
 from forecast_harness.verify.launches.null_cell import NullCell
+from forecast_harness.verify.longer_checks import check_timed_longer
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.external_tasks import problem_of
 from forecast_harness.verify.problems.problem import LaunchCase
@@ -196,6 +197,16 @@ class CellClock:
                     text = f"{shares[which]:.0%} of its launches took clearly longer than was reported"
                     raise ContestantRejected(which, [Reason(ReasonCode.CLOCK, text, work.name)])
 
+    def check_longer(self) -> None:
+        """Check more launches of a candidate that is faster. Raises `ContestantRejected`."""
+        judge = self._judges[CANDIDATE]
+        try:
+            reasons = check_timed_longer(judge, self._workloads)
+        except CandidateFault as fault:
+            reasons = [reason_of_fault(fault, judge)]
+        if reasons:
+            raise ContestantRejected(CANDIDATE, reasons)
+
     def _underreported(self, which: int, name: str) -> float:
         replies = self.replies[which, name]
         inside, outside = [r.total_seconds for r in replies], [r.wall_seconds for r in replies]
@@ -221,7 +232,7 @@ def main(work: JobContext) -> CellAnswer:
     """Run one duel. The payload has `pack`, `contestants` (incumbent, candidate), `plan` and `rules`.
 
     The value has `run_comparison`, `seconds` (per contestant and workload, all samples), `protocols` (per workload),
-    `checks` and, when somebody was caught, `caught` (0 or 1) and `reasons` instead.
+    `checks`, `checked` (of the candidate) and, when somebody was caught, `caught` (0 or 1) and `reasons` instead.
     """
     asked = work.payload
     pack, plan = Pack.from_json(asked["pack"]), VerificationPlan.from_json(asked["plan"])
@@ -256,9 +267,12 @@ def main(work: JobContext) -> CellAnswer:
             rules = StoppingRules.from_json(asked["rules"])
             ended = run_comparison(clock, rules, judges[0].rng.getrandbits(32))
             clock.check_times()
+            if ended.outcome is ComparisonOutcome.FASTER:
+                clock.check_longer()
             ended = ended.with_own_gain(clock.own_gain(), rules.margin)
         except ContestantRejected as found:
             return CellAnswer({"caught": found.which, "reasons": [r.to_json() for r in found.reasons]})
     seconds: dict[str, Any] = {f"{which}:{name}": found for (which, name), found in clock.seconds.items()}
     said = {"duel": ended.to_json(), "seconds": seconds, "protocols": clock.protocols}
-    return CellAnswer({**said, "checks": clock.checks, "seed": seed})
+    checked = judges[CANDIDATE].checked_launches.to_json()
+    return CellAnswer({**said, "checks": clock.checks, "checked": checked, "seed": seed})

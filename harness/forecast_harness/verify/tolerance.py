@@ -50,6 +50,8 @@ class ExpectedOutput:
     """None for integers and booleans, which have to be equal."""
     typical: torch.Tensor | None = None
     """What the root mean square of the errors is held against."""
+    row_scale: float = 0.0
+    """The least root mean square of a row's conditions over that of its results, 1 at most: see `surely_right`."""
 
 
 def expected_outputs(
@@ -94,6 +96,7 @@ def expected_outputs(
             continue
         # In place as far as possible: a fresh tensor of this size costs more than what is done to it.
         size, rows = want.abs(), _row_rms(square)
+        scale = _least_ratio(rows, _row_rms(want.square()))
         # At least 1: even where the inputs hardly matter, intermediate results are rounded.
         condition = torch.maximum(torch.maximum(square.sqrt_(), rows), size)
         info = torch.finfo(dtype)
@@ -105,8 +108,61 @@ def expected_outputs(
             least = least + (flat.double() - want).abs().nan_to_num(0, 0, 0)
         limit = compute_error.add(rounding, alpha=0.75).add_(least)
         typical = compute_error.mul_(0.25).add_(rounding, alpha=0.5).add_(least)
-        found.append(ExpectedOutput(want, dtype, limit, typical))
+        found.append(ExpectedOutput(want, dtype, limit, typical, scale))
     return found
+
+
+def narrow_limits(
+    wants: Sequence[torch.Tensor],
+    dtypes: Sequence[torch.dtype],
+    row_scales: Sequence[float],
+    *,
+    compute: torch.dtype,
+    terms: int,
+    safety: float,
+    floor: float = 0.0,
+) -> list[ExpectedOutput]:
+    """Limits of given exact outputs that are never wider than those of `expected_outputs`, without its moves.
+
+    What an element's condition is, is not known; that it is at least the element's own size always is, and at
+    least `row_scales` times its row's where the inputs are drawn as those were that gave the scales. So what keeps
+    these limits is right, and of what does not nothing is said.
+    """
+    found = []
+    for want, dtype, scale in zip(wants, dtypes, row_scales, strict=True):
+        if not dtype.is_floating_point:
+            found.append(ExpectedOutput(want, dtype, None))
+            continue
+        want = want.double()
+        info = torch.finfo(dtype)
+        size = want.abs()
+        compute_error = torch.maximum(size, _row_rms(want.square()).mul(scale))
+        compute_error.mul_(math.sqrt(max(1, terms))).add_(floor).mul_(safety * 0.5 * torch.finfo(compute).eps)
+        limit = compute_error.add(size, alpha=0.75 * info.eps).add_(info.smallest_normal)
+        typical = compute_error.mul_(0.25).add_(size, alpha=0.5 * info.eps).add_(info.smallest_normal)
+        squares = float(typical.square_().sum())
+        found.append(ExpectedOutput(want, dtype, limit, torch.tensor(squares)))
+    return found
+
+
+def surely_right(got: torch.Tensor, one: ExpectedOutput) -> bool:
+    """Whether `got` keeps limits that `narrow_limits` made; False where that cannot be said so quickly."""
+    if one.want.numel() == 0:
+        return True
+    if one.limit is None:
+        return bool(torch.equal(got.to(one.want.dtype), one.want))
+    error = got.double().sub_(one.want).abs_()
+    # A NaN compares false with everything, infinities give one: both are for the thorough check.
+    if not bool((error <= one.limit).all()):
+        return False
+    few = error.numel() < _FEWEST_FOR_RMS or one.typical is None
+    return bool(few or float(error.square_().sum()) <= float(one.typical))  # type: ignore[arg-type]
+
+
+def _least_ratio(condition: torch.Tensor, size: torch.Tensor) -> float:
+    """The least ratio of two tensors, 1 at most; 0 where it is none."""
+    ratio = (condition / size).nan_to_num(0.0, 0.0, 0.0)
+    return min(1.0, float(ratio.min())) if ratio.numel() else 0.0
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:

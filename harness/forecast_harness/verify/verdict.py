@@ -11,6 +11,7 @@ from typing import Any
 from forecast_autotune.records import Outcome
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import rounded
+from forecast_harness.verify.checked_launches import CheckedLaunches
 
 
 class Judgement(StrEnum):
@@ -98,7 +99,18 @@ class SolutionVerdict(
     Record,
     tag="verdict",
     schema=1,
-    order=("pack", "solution", "judgement", "outcome", "reasons", "hints", "trials", "seconds", "facts"),
+    order=(
+        "pack",
+        "solution",
+        "judgement",
+        "outcome",
+        "reasons",
+        "hints",
+        "trials",
+        "checked",
+        "seconds",
+        "facts",
+    ),
     derived={"judgement": attrgetter("judgement"), "outcome": attrgetter("outcome")},
 ):
     """The judgement on one solution of one pack, with all that led to it."""
@@ -109,6 +121,8 @@ class SolutionVerdict(
     hints: tuple[str, ...] = ()
     """What static screening noticed; never a reason by itself."""
     trials: int = 0
+    checked: CheckedLaunches = CheckedLaunches()
+    """How many launches were checked, and so how rare a fault would have been found."""
     seconds: float = field(default=0.0, metadata=json_option(write=rounded(4)))
     """Wall seconds of the whole verification."""
     facts: Mapping[str, Any] = field(default_factory=dict)

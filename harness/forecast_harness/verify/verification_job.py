@@ -27,7 +27,7 @@ SOLUTION_FILE = "solution.py"
 def main(work: JobContext) -> CellAnswer:
     """Examine one solution of one pack. The payload has `pack`, `entry`, `language`, `plan`, `seed`.
 
-    The value has `reasons`, `trials` and `facts`. A broken pack raises `RecordError`, which the lane
+    The value has `reasons`, `trials`, `checked` and `facts`. A broken pack raises `RecordError`, which the lane
     reports as the harness's own failure.
     """
     asked = work.payload
@@ -51,7 +51,8 @@ def main(work: JobContext) -> CellAnswer:
         else None,
     }
     facts |= judge.facts
-    return CellAnswer({"reasons": [r.to_json() for r in reasons], "trials": judge.trials, "facts": facts})
+    said = {"reasons": [r.to_json() for r in reasons], "trials": judge.trials}
+    return CellAnswer({**said, "checked": judge.checked_launches.to_json(), "facts": facts})
 
 
 def admit(work: JobContext) -> CellAnswer:

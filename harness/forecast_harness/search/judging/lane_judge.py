@@ -125,6 +125,7 @@ class SandboxNodeJudge:
         return {
             "harness": harness_hash(),
             "launches": verdict.trials,
+            "checked": verdict.checked.to_json(),
             "error_over_limit": verdict.facts.get("error_over_limit"),
             "hints": list(verdict.hints),
             "level": self._lane.level.name.lower(),

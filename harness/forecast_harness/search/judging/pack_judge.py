@@ -285,6 +285,7 @@ class PackJudge(SandboxNodeJudge):
             stage="confirm",
             facts={
                 **self._result_facts(entry.verdict),
+                "checked": entry.checked.to_json(),
                 "standing": entry.outcome,
                 "gain": entry.gain,
                 "interval": last.get("interval"),

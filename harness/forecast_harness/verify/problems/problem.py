@@ -24,13 +24,19 @@ from forecast_harness.packs.specs import TensorSpec
 from forecast_harness.verify.problems.compute_device import HOST_DEVICE, ComputeDevice
 from forecast_harness.verify.problems.input_mutation import InputMutator, can_mutate
 from forecast_harness.verify.problems.input_values import draw, perturb_values
-from forecast_harness.verify.tolerance import ExpectedOutput, expected_outputs, mismatch, tensors_of
+from forecast_harness.verify.tolerance import (
+    ExpectedOutput,
+    expected_outputs,
+    mismatch,
+    narrow_limits,
+    surely_right,
+    tensors_of,
+)
 from forecast_harness.verify.verdict import ReasonCode
 
 CheckFinding = tuple[ReasonCode, str] | None
 _MANY = 1 << 20
 """Elements from which on a tensor is drawn on the device."""
-
 
 OUTSIDE_DOMAIN = -1.0
 """Instead of an error over its limit: these arguments are none that the reference is made for."""
@@ -74,6 +80,8 @@ class LaunchCase:
     """The same for inputs that are changed in place, where they can be."""
     mutator: InputMutator | None = None
     """What changes these tensors in place, once that has begun."""
+    quick: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool] | None = None
+    """(input tensors, outputs) -> whether these are right for sure, for a small part of the cost of `judge`."""
     portable: bool = False
     """Whether `judge` works with tensors that are on a device, too."""
     sizes: Mapping[str, Any] | None = None
@@ -114,6 +122,10 @@ class LaunchCase:
             )
 
         return where.run(judged, portable=self.portable)
+
+    def is_surely_right(self, outputs: Sequence[torch.Tensor]) -> bool:
+        """Whether they are right, found out quickly; False where only `check` can say."""
+        return self.quick is not None and self.quick(self.tensors, outputs)
 
     def twin(self, generator: torch.Generator) -> LaunchCase:
         """The same launch with a few elements of its floating inputs changed."""
@@ -204,6 +216,8 @@ class NativeProblem:
     def __init__(self, pack: Pack, folder: Path) -> None:
         self._definition: Definition = pack.definition
         self.deterministic = pack.definition.deterministic
+        self._row_scales: dict[tuple[Any, ...], list[float]] = {}
+        """By regime and sizes: see `ExpectedOutput.row_scale`."""
         self._static: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         module = load_module(pack.reference, folder, "pack_reference")
         found = getattr(module, "reference", None)
@@ -280,13 +294,16 @@ class NativeProblem:
             f"{' '.join(f'{n}={v}' for n, v in sizes.items())} {how.regime} {how.layout}",
             {"args": [], "kwargs": named},
             tensors,
-            lambda given, outputs: self._judge({**scalars, **given}, outputs, wanted, sizes, seed),
+            lambda given, outputs: self._judge(
+                {**scalars, **given}, outputs, wanted, sizes, seed, how.regime
+            ),
             unset,
             layouts,
             output_bytes=output_bytes,
             moved_bytes=evaluate(definition.bytes, sizes) if definition.bytes else output_bytes + given,
             flops=evaluate(definition.flops, sizes),
             right=lambda: self._right(values, wanted),
+            quick=self._quick_check(scalars, wanted, sizes, how.regime),
             vary=vary,
             drifting=drifting,
             portable=True,
@@ -336,6 +353,7 @@ class NativeProblem:
         wanted: Sequence[tuple[tuple[int, ...], torch.dtype]],
         sizes: Mapping[str, int],
         seed: int,
+        regime: str,
     ) -> tuple[CheckFinding, float]:
         if finding := form_finding(outputs, wanted):
             return finding, 0.0
@@ -350,7 +368,46 @@ class NativeProblem:
             floor=rule.floor,
             generator=seeded_generator(outputs, seed),
         )
+        self._learn_scales((regime, *sizes.items()), [one.row_scale for one in exact])
         return compare_outputs(outputs, exact)
+
+    def _learn_scales(self, drawn: tuple[Any, ...], scales: Sequence[float]) -> None:
+        known = self._row_scales.get(drawn, [1.0] * len(scales))
+        self._row_scales[drawn] = [min(pair) for pair in zip(known, scales, strict=True)]
+
+    def _quick_check(
+        self,
+        scalars: Mapping[str, Any],
+        wanted: Sequence[tuple[tuple[int, ...], torch.dtype]],
+        sizes: Mapping[str, int],
+        regime: str,
+    ) -> Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool]:
+        """A check of one case's outputs that computes its reference once."""
+        rule, drawn = self._definition.tolerance, (regime, *sizes.items())
+        kept: dict[tuple[int, ...], tuple[list[torch.Tensor], list[ExpectedOutput]]] = {}
+
+        def check(given: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+            scales = self._row_scales.get(drawn)
+            if scales is None or form_finding(outputs, wanted):
+                return False
+            key = tuple(n for t in given.values() for n in (id(t), t._version))
+            if key not in kept:
+                kept.clear()
+                exact = {n: v.double() if v.is_floating_point() else v.clone() for n, v in given.items()}
+                found = tensors_of(self._reference(**scalars, **exact))
+                narrow = narrow_limits(
+                    found,
+                    [dtype for _, dtype in wanted],
+                    scales,
+                    compute=dtype_of(rule.compute),
+                    terms=evaluate(rule.reduction, sizes),
+                    safety=rule.safety,
+                    floor=rule.floor,
+                )
+                kept[key] = list(given.values()), narrow  # as long as they are held, none has another's id
+            return all(surely_right(got, one) for got, one in zip(outputs, kept[key][1], strict=True))
+
+        return check
 
 
 def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
