@@ -97,6 +97,8 @@ def test_a_wait_counts_from_the_latest_work_or_news() -> None:
     heard = SimulatedRun(attempts=[one], entries=[(70.0, row), (90.0, '{"claim": []}')])
     assert longest_wait(one, heard) == 50.0
     assert broken_rules(heard, LIMITS)["overdue"] == 0
+    slow = attempt(0, end=100.0, busy=[(10.0, 20.0)], slow_answers=[(5.0, 15.0), (30.0, 55.0)])
+    assert longest_wait(slow, SimulatedRun()) == 55.0
 
 
 def test_virtual_processes_take_turns_in_the_order_of_their_times_and_can_be_killed() -> None:

@@ -79,6 +79,8 @@ class Attempt:
     measured: int = 0
     busy: list[tuple[float, float]] = field(default_factory=list)
     """When its own device or compiler worked."""
+    slow_answers: list[tuple[float, float]] = field(default_factory=list)
+    """When it waited for a slow answer of the store itself."""
 
 
 @dataclass
@@ -100,6 +102,8 @@ class _RankStore:
     def __init__(self, job: SimulatedJob, process: VirtualProcess, chance: random.Random) -> None:
         self._job, self._process, self._chance = job, process, chance
         self._beats: set[str] = set()
+        self.attempt: Attempt | None = None
+        """What the rank is at."""
 
     def get(self, key: str) -> str | None:
         self._delay()
@@ -136,8 +140,14 @@ class _RankStore:
         time.call_at(time.now() + self._job.limits.beat_s, lambda: self._beat(key, count + 1))
 
     def _delay(self) -> None:
-        slow = self._chance.random() < self._job.hazards.slow_answers
-        self._job.time.sleep(self._chance.random() * (SLOWEST_ANSWER_S if slow else 0.001))
+        time, chance = self._job.time, self._chance
+        if chance.random() >= self._job.hazards.slow_answers:
+            time.sleep(chance.random() * 0.001)
+            return
+        before = time.now()
+        time.sleep(chance.random() * SLOWEST_ANSWER_S)
+        if self.attempt is not None:
+            self.attempt.slow_answers.append((before, time.now()))
 
 
 class _SimulatedDevice(TableMeasurer):
@@ -234,6 +244,7 @@ class SimulatedJob:
             table = self._tables[key]
             attempt = Attempt(rank, key, self.time.now())
             self.run.attempts.append(attempt)
+            connection.attempt = attempt
             attempt.decision = tune_together(
                 TuningTask(table.problem, list(table.by_candidate())),
                 partial(_SimulatedDevice, table, self, attempt, chance),
@@ -253,7 +264,7 @@ def broken_rules(run: SimulatedRun, limits: JobLimits) -> Counter[str]:
     """How often each of `RULES` was broken, and how often a candidate was measured again after its holder's death.
 
     repeated: measured by two ranks although the first of them lived. disagreed: another choice than the first rank
-    that returned from this problem. overdue: a wait without news beyond the limit, a beat and an answer.
+    that returned from this problem. overdue: a wait without news beyond the limit and a beat.
     """
     found: Counter[str] = Counter(dict.fromkeys(RULES, 0))
     first: dict[tuple[str, Candidate], int] = {}
@@ -269,12 +280,15 @@ def broken_rules(run: SimulatedRun, limits: JobLimits) -> Counter[str]:
             found["disagreed"] += chosen.setdefault(a.problem, a.decision.chosen) != a.decision.chosen
     for a in run.attempts:
         if a.end is not None:
-            found["overdue"] += longest_wait(a, run) > limits.wait_s + limits.beat_s + SLOWEST_ANSWER_S
+            found["overdue"] += longest_wait(a, run) > limits.wait_s + limits.beat_s
     return found
 
 
 def longest_wait(attempt: Attempt, run: SimulatedRun) -> float:
-    """Seconds for which a rank neither worked nor heard of a measurement of the problem it was deciding."""
+    """Seconds for which a rank neither worked nor heard of a measurement of the problem it was deciding.
+
+    What the store itself took for slow answers in between is left out.
+    """
     assert attempt.end is not None
     heard = [
         (moment, moment)
@@ -283,6 +297,7 @@ def longest_wait(attempt: Attempt, run: SimulatedRun) -> float:
     ]
     longest, since = 0.0, attempt.begin
     for begin, end in sorted([*attempt.busy, *heard, (attempt.end, attempt.end)]):
-        longest = max(longest, begin - since)
+        slow = sum(max(0.0, min(e, begin) - max(b, since)) for b, e in attempt.slow_answers)
+        longest = max(longest, begin - since - slow)
         since = max(since, end)
     return longest
