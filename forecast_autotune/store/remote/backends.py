@@ -82,7 +82,9 @@ class RedisBackend:
     def lines(self, entry: Entry) -> list[bytes]:
         """Values of a hash, in pieces."""
         found, size = [], 0
-        for _, line in self._client.hscan_iter(_key(entry), count=500):
+        for digest, line in self._client.hscan_iter(_key(entry), count=500):
+            if hashlib.sha256(line).hexdigest().encode() != digest:
+                raise StoreError("a row has other contents than were written")
             size += len(line)
             if size > MAX_ENTRY_BYTES:
                 raise StoreError(f"an entry of more than {MAX_ENTRY_BYTES} bytes")
