@@ -27,7 +27,7 @@ from forecast_harness.machine_code.runner.client import (
     RunnerFaultKind,
     RunnerLost,
 )
-from forecast_harness.machine_code.runner.session import TimingLimits
+from forecast_harness.machine_code.runner.session import TimingLimits, Violation
 
 LaunchOptions = Mapping[str, int]
 """Triton's options of every launch of a source: one config of it."""
@@ -322,14 +322,14 @@ class SourceGates:
         options = built.request.options
         try:
             answer = self._runner.check(small, self._small.given)
-            if said := _broken(answer.violations) or self._small.wrong(small, answer.launches):
+            if said := first_violation(answer.violations) or self._small.wrong(small, answer.launches):
                 return _Launched(Gate.CHECK, Outcome.INCORRECT, said, checked=1)
             bound = self.incumbent_s * self._rules.worse
             found = self._runner.time([timed], self._timed_call.given, TimingLimits(bound_s=bound))
-            if said := _broken(found.violations) or self._timed_call.wrong(timed, found.launches):
+            if said := first_violation(found.violations) or self._timed_call.wrong(timed, found.launches):
                 return _Launched(Gate.TIME, Outcome.INCORRECT, said, checked=1)
         except ProgramFault as fault:
-            return _Launched(Gate.CHECK, _OUTCOMES[fault.kind], fault.detail, faulted=1)
+            return _Launched(Gate.CHECK, FAULT_OUTCOMES[fault.kind], fault.detail, faulted=1)
         except RunnerLost as lost:
             return _Launched(Gate.CHECK, Outcome.INFRASTRUCTURE, str(lost), faulted=1)
         seconds = mean_without_strays(found.seconds[0])
@@ -344,13 +344,13 @@ class SourceGates:
             return _Launched(Gate.RACE, Outcome.OK, "", program, trial.seconds, trial.config)
         try:
             found = self._runner.time([incumbent, program], self._timed_call.given, TimingLimits())
-            if said := _broken(found.violations) or self._timed_call.wrong(program, found.launches):
+            if said := first_violation(found.violations) or self._timed_call.wrong(program, found.launches):
                 return _Launched(Gate.RACE, Outcome.INCORRECT, said, checked=1)
         except ProgramFault as fault:
             if fault.candidate != program.candidate:
                 detail = f"the incumbent failed beside it: {fault.detail}"
                 return _Launched(Gate.RACE, Outcome.INFRASTRUCTURE, detail, faulted=1)
-            return _Launched(Gate.RACE, _OUTCOMES[fault.kind], fault.detail, faulted=1)
+            return _Launched(Gate.RACE, FAULT_OUTCOMES[fault.kind], fault.detail, faulted=1)
         except RunnerLost as lost:
             return _Launched(Gate.RACE, Outcome.INFRASTRUCTURE, str(lost), faulted=1)
         theirs, mine = (mean_without_strays(s) for s in found.seconds)
@@ -362,15 +362,17 @@ class SourceGates:
         return _Launched(Gate.RACE, Outcome.OK, found.stopped or slow, checked=1)
 
 
-_OUTCOMES = {
+FAULT_OUTCOMES = {
     RunnerFaultKind.HANG: Outcome.TIMEOUT,
     RunnerFaultKind.DEVICE_ERROR: Outcome.RUNTIME_ERROR,
     RunnerFaultKind.CRASH: Outcome.RUNTIME_ERROR,
     RunnerFaultKind.REFUSED: Outcome.OUT_OF_RESOURCES,
 }
+"""The label of a program that did this."""
 
 
-def _broken(violations: Sequence[Any]) -> str:
+def first_violation(violations: Sequence[Violation]) -> str:
+    """The first thing that a right program does not do, in words; '' for none."""
     return f"{violations[0].rule}: {violations[0].detail}" if violations else ""
 
 

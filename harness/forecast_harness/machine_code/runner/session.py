@@ -65,7 +65,7 @@ class TimingLimits(Record, label="timing limits"):
     """When to stop timing."""
 
     least: int = 5
-    """Launches of each contestant before any is given up."""
+    """Launches of each contestant before any is given up; behind pauses in whole rounds of those."""
     most: int = 24
     bound_s: float = 0.0
     """Seconds that a contestant must be able to beat; 0: those of the first contestant, if there are two."""
@@ -288,7 +288,8 @@ def cannot_win(seconds: Sequence[Sequence[float]], limits: TimingLimits, recorde
     if recorded:
         whole = len(mine) // PAUSES
         mine = [mean_without_strays(mine[n * PAUSES : (n + 1) * PAUSES]) for n in range(whole)]
-    if len(mine) < (1 if recorded else limits.least) or (len(seconds) < 2 and not limits.bound_s):
+    least = max(1, limits.least // PAUSES) if recorded else limits.least
+    if len(mine) < least or (len(seconds) < 2 and not limits.bound_s):
         return ""
     bound = limits.bound_s
     if len(seconds) > 1 and not bound:
