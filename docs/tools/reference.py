@@ -127,6 +127,22 @@ def exit_codes_page() -> str:
     )
 
 
+def _limits() -> list[str]:
+    from forecast_autotune.records import bounded_json, named_lines
+
+    line, whole, document = (
+        n >> 20 for n in (named_lines.MAX_LINE_BYTES, named_lines.MAX_BYTES, named_lines.MAX_DOCUMENT_BYTES)
+    )
+    return [
+        f"- A line has at most {line} MiB and {bounded_json.MAX_DEPTH} levels, its integers 128 bits. A file has at "
+        f"most {named_lines.MAX_LINES:,} lines and {whole} MiB, and unpacks to at most {named_lines.MAX_RATIO} times "
+        f"its size once that is more than {named_lines.JUDGED_BYTES >> 20} MiB. A cache of another tool that is one JSON "
+        f"value has at most {document} MiB. Split what is larger.",
+        "- `import` reads files and pipes, no devices. `export` replaces a file in one step, follows a link, and "
+        "writes to a device or a pipe.",
+    ]
+
+
 def table_format_page() -> str:
     """The fields of the measurement table, and an example that the code wrote."""
     from forecast_autotune.records.table import Table, table_lines
@@ -146,7 +162,9 @@ def table_format_page() -> str:
         "- A measurement that failed carries no time, one that is `ok` does. There is no `inf` and no `NaN`.",
         "- Of several measurements of one candidate the last counts; `infrastructure` never counts.",
         "- Unknown fields are kept, and written out again. Lines with another `type` are ignored.",
-        "- A line that breaks a rule raises `RecordError` with the file, the line and the field.",
+        "- A line that breaks a rule raises `RecordError` with the file, the line and the field. `import` leaves that "
+        "line out, names it, takes the others, and ends with status 2.",
+        *_limits(),
         "",
         "```json",
         example.rstrip("\n"),

@@ -21,7 +21,7 @@ MAX_DOCUMENT_BYTES = 96 * 1024 * 1024
 """Of a file that is one JSON value, unpacked: it is held as bytes, as text and as values at once."""
 MAX_RATIO = 200
 """Bytes per compressed byte. Tables have 10 to 20, a bomb has a thousand."""
-_JUDGED_BYTES = 64 * 1024 * 1024
+JUDGED_BYTES = 64 * 1024 * 1024
 """Below so many, no ratio is judged: a small file of one row repeated may have any."""
 _CHUNK = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -105,7 +105,7 @@ def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
                     f"{path}: more than {MAX_BYTES} bytes{' once unpacked' if packed else ''}: split it into files "
                     "of fewer kernels"
                 )
-            if packed and total > max(_JUDGED_BYTES, MAX_RATIO * raw.count):
+            if packed and total > max(JUDGED_BYTES, MAX_RATIO * raw.count):
                 raise RecordError(
                     f"{path}: {raw.count} compressed bytes hold more than {total} bytes, which is no table: at most "
                     f"{MAX_RATIO} bytes per compressed byte are read; unpack it first if it is meant"
