@@ -48,13 +48,13 @@ def check_timed_longer(judge: SolutionJudge, workloads: Sequence[Workload]) -> l
     last: LaunchCase | None = None
     while judge.checked_launches.launches < wanted:
         spent = time.perf_counter() - began
-        if spent > plan.longer_s:
+        if spent > plan.longer_timed_s:
             break
         work = workloads[judge.rng.randrange(len(workloads))]
         cases = kept[work.name]
         others = [case for case in cases if case is not last]
-        _pause_sometimes(judge, began + plan.longer_s)
-        fresh = len(others) < 2 or spent < plan.longer_s / 2
+        _pause_sometimes(judge, began + plan.longer_timed_s)
+        fresh = len(others) < 2 or spent < plan.longer_timed_s / 2
         if fresh:
             last = judge.timed_case(work)
             cases[:] = [*cases, last][-_REPEATED_CASES:]

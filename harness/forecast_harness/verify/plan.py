@@ -19,10 +19,12 @@ class VerificationPlan(Record, label="plan"):
     checked: float = 1.0
     """The share of timed launches that are checked, where that is quick; the same for each."""
     launches: int = 459
-    """Launches to check before a solution is accepted, and again of timed ones before it is called faster: as many
-    as find a fault in 1 % of launches with 99 %. Fewer, where they take longer than `longer_s`."""
-    longer_s: float = 2.5
-    """Most seconds that go into checking more launches than the trials themselves do."""
+    """Launches to check before a solution is accepted, and again in contests before it is called faster: as many as
+    find a fault in 1 % of launches with 99 %. Fewer, where they take longer than the seconds below."""
+    longer_s: float = 0.7
+    """Most seconds that a verification takes for more launches than its trials have."""
+    longer_timed_s: float = 3.0
+    """Most seconds that a contest takes for more launches than it has timed, of a candidate that is faster."""
     device: str = "cpu"
     """torch's name of where candidates run: `cpu` or `cuda`."""
     peaks: DevicePeaks = HOST_PEAKS

@@ -178,7 +178,7 @@ def test_a_contest_adds_launches_that_were_timed(judging: SandboxLane) -> None:
         "slow",
         "import time\nimport torch\n\n\ndef run(x):\n    time.sleep(0.01)\n    return torch.softmax(x, -1)\n",
     )
-    plan = VerificationPlan(cases=3, timed=2, launches=300, longer_s=60)
+    plan = VerificationPlan(cases=3, timed=2, launches=300, longer_s=60, longer_timed_s=60)
     first, faster = compare_solutions(pack, [pack.solution("torch_plain")], judging, against=slow, plan=plan)
     assert faster.outcome == "faster", faster.verdict.reasons
     assert faster.checked.launches >= faster.verdict.checked.launches + 300
