@@ -1,0 +1,73 @@
+"""What a Helion config compiles to, without compiling or launching: its generated Triton kernel, grid and TTIR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_autotune.features.trace import trace
+from forecast_autotune.features.ttir.parser import FeatureError
+from forecast_autotune.records import Argument, Config
+from forecast_integrations.triton.describe import call_arguments
+
+
+@dataclass(frozen=True)
+class GeneratedLaunch:
+    """The launch that Helion's generated host code would make under one config."""
+
+    grid: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+    arguments: tuple[Argument, ...]
+    """Of the generated Triton kernel, whose parameters depend on the config."""
+    ttir: str
+
+
+def generated_launch(kernel: Any, args: Sequence[Any], config: Any) -> GeneratedLaunch:
+    """Run the host code of a bound Helion kernel under a config up to its launch, which is recorded instead.
+
+    The host code allocates what it returns, as a real call does. Raises `FeatureError` where there is no code for
+    the config, it launches more than one kernel, or that kernel has no TTIR.
+    """
+    seen: list[tuple[Any, tuple[int, ...], tuple[Any, ...], int, int, Mapping[str, Any]]] = []
+
+    def record(
+        function: Any, grid: tuple[int, ...], *given: Any, num_warps: int, num_stages: int, **options: Any
+    ) -> None:
+        seen.append((function, tuple(grid), given, num_warps, num_stages, options))
+
+    try:
+        kernel.compile_config(config, allow_print=False)(*args, _launcher=record)
+    except Exception as error:  # Helion refuses configs in many ways, while it generates code and in the code
+        raise FeatureError(f"no code for {config}: {type(error).__name__}: {error}"[:300]) from error
+    if len(seen) != 1:
+        raise FeatureError(f"{len(seen)} launches under {config}: one can be traced")
+    function, grid, given, warps, stages, options = seen[0]
+    constants = {name: value for name, value in options.items() if name in function.arg_names}
+    text = trace(function, given, constants, {})
+    named = {**dict(zip(function.arg_names, given, strict=False)), **constants}
+    return GeneratedLaunch(grid, warps, stages, tuple(call_arguments(function, named)), text)
+
+
+def to_config(config: Any, warps: int = 4, stages: int = 1) -> Config:
+    """Our record of a Helion config: its lists spread over numbered parameters, as imports of its logs have it.
+
+    `warps` and `stages` stand for what the config leaves open.
+    """
+    given = dict(config.config)
+    launch = {"num_warps": given.pop("num_warps", None), "num_stages": given.pop("num_stages", None)}
+    spread: dict[str, object] = {}
+    for name, value in given.items():
+        _spread(spread, name, value)
+    return Config.of(
+        spread, num_warps=int(launch["num_warps"] or warps), num_stages=int(launch["num_stages"] or stages)
+    )
+
+
+def _spread(into: dict[str, object], name: str, value: object) -> None:
+    if isinstance(value, list | tuple):
+        for place, part in enumerate(value):
+            _spread(into, f"{name}[{place}]", part)
+    else:
+        into[name] = value
