@@ -40,7 +40,11 @@ PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
 EXIT_S = 1.0
 """How long the end of a program waits until what it measured is handed to the worker."""
 
-WORKER = "forecast_autotune.store.remote.worker"
+WORKER = (
+    *(sys.executable, "-P", "-c"),
+    # A core that the program wants is the program's: first of all, as loading a client takes a second.
+    "import os; os.nice(10); from forecast_autotune.store.remote.worker import main; raise SystemExit(main())",
+)
 _VARIABLE = "FORECAST_AUTOTUNE_REMOTE"
 
 
@@ -84,7 +88,7 @@ class RemoteClient:
         notes: StoreNotes,
         wait_s: float,
         *,
-        command: Sequence[str] = (sys.executable, "-P", "-m", WORKER),
+        command: Sequence[str] = WORKER,
         pause_s: float = PAUSE_S,
     ) -> None:
         self.address, self.wait_s = address, wait_s

@@ -1,4 +1,4 @@
-"""The process that talks to a remote store: `python -m forecast_autotune.store.remote.worker`.
+"""The process that talks to a remote store; `client` starts it.
 
 A program's launches must not wait for a network, nor for the interpreter lock while a client's modules are
 loaded or its answers read. So all that happens here, in a child with bounded memory. The address comes by the
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from typing import Any
 
@@ -99,7 +98,3 @@ def _bound_memory() -> None:
 
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, mapped + MEMORY_BYTES))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
