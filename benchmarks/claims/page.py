@@ -17,6 +17,7 @@ AREAS = {
     "search": "Search",
     "verification": "Verification and comparison",
     "store": "The store",
+    "devices": "Other devices",
     "corpus": "Recorded data",
 }
 """Heading by area, in the order of the page."""

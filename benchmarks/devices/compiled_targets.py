@@ -38,7 +38,7 @@ from forecast_integrations.triton.null_device import null_device
 
 MODELS = ("mi300x", "mi355x", "b200", "rtx 5090")
 """By datasheet: CDNA3, CDNA4, and both of Blackwell's compute capabilities."""
-KERNELS = "matmul,softmax,layer_norm,w8a16_matmul,attention"
+KERNELS = "matmul,softmax,layer_norm,w8a16_matmul"
 CLOSE = 0.03
 """An estimate of shared memory within this share of the truth is right."""
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
