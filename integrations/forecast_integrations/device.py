@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from forecast_autotune.features.devices import partition_name
 from forecast_autotune.records import Device, digest
 
 
@@ -20,7 +21,7 @@ def cuda_device(index: int) -> Device:
     hip = getattr(torch.version, "hip", None) is not None
     arch = str(facts.gcnArchName).split(":")[0] if hip else f"{facts.major}{facts.minor}"
     return Device(
-        name=facts.name,
+        name=partition_name(facts.name, facts.multi_processor_count) if hip else facts.name,
         backend="hip" if hip else "cuda",
         arch=arch,
         multiprocessors=facts.multi_processor_count,

@@ -11,6 +11,7 @@ from forecast_autotune.features.devices.datasheets import (
     device_spec,
     is_known_device,
     is_measured_device,
+    partition_name,
 )
 from forecast_autotune.features.devices.launch_options import (
     BACKEND_OPTIONS,
@@ -30,5 +31,6 @@ __all__ = [
     "device_spec",
     "is_known_device",
     "is_measured_device",
+    "partition_name",
     "register_limits",
 ]

@@ -111,17 +111,23 @@ _MODEL_SUFFIXES = frozenset(("ti", "super", "laptop", "max", "d"))
 """Words that make another model of the one they stand with."""
 _MEASURED_TARGETS = frozenset((("cuda", "90"),))
 """Targets that the shipped surrogates and their calibration have measurements of; see `is_measured_device`."""
+_LARGEST_PARTITION = 0.6
+"""Share of the multiprocessors up to which a device counts as a part of its model."""
 _UNKNOWN_SHEET = _Sheet("", "", 1500, 300, 1.7, 100, 32, 0)
 
 
 def device_spec(device: Device) -> DeviceSpec:
-    """The card of a device; facts that the running driver reported replace the datasheet's."""
+    """The card of a device; facts that the running driver reported replace the datasheet's.
+
+    A partition of a device (MIG, or AMD's CPX and DPX modes) has its share of the whole device's rates.
+    """
     model = _matching_model(device.name)
     sheet = _UNKNOWN_SHEET if model is None else _SHEETS[model]
     limits = _limits(device, sheet)
+    share = _share(device.multiprocessors, sheet) if model is not None else 1.0
     return DeviceSpec(
-        sheet.memory_gb_s,
-        sheet.tensor_tflops,
+        sheet.memory_gb_s * share,
+        sheet.tensor_tflops * share,
         sheet.clock_ghz,
         device.multiprocessors or sheet.multiprocessors,
         device.shared_memory_bytes or limits.shared_memory_bytes,
@@ -141,6 +147,23 @@ def device_spec(device: Device) -> DeviceSpec:
         limits.spare_buffers,
         limits.operands_held,
     )
+
+
+def partition_name(name: str, multiprocessors: int) -> str:
+    """What a device is called whose driver shows a part of it under the whole one's name: AMD's partitions.
+
+    Times of a part must never pass for the whole's, nor the other way round.
+    """
+    model = _matching_model(name)
+    if model is None or _share(multiprocessors, _SHEETS[model]) == 1.0:
+        return name
+    return f"{name} ({multiprocessors} units)"
+
+
+def _share(multiprocessors: int, sheet: _Sheet) -> float:
+    """The share of a model that so many multiprocessors are, where they are too few for a variant of it."""
+    whole = not multiprocessors or multiprocessors > _LARGEST_PARTITION * sheet.multiprocessors
+    return 1.0 if whole else multiprocessors / sheet.multiprocessors
 
 
 def _limits(device: Device, sheet: _Sheet) -> Architecture:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from forecast_autotune.features.devices import (
@@ -9,6 +11,7 @@ from forecast_autotune.features.devices import (
     device_spec,
     is_known_device,
     is_measured_device,
+    partition_name,
 )
 from forecast_autotune.records import Device
 
@@ -111,3 +114,18 @@ def test_no_two_models_share_a_directory() -> None:
 def test_a_model_without_a_datasheet_is_refused_with_those_that_have_one() -> None:
     with pytest.raises(KeyError, match=r"no datasheet of 'voodoo 2': there are .*mi300x"):
         datasheet_device("voodoo 2")
+
+
+def test_a_partition_has_its_share_of_the_rates_and_a_name_of_its_own() -> None:
+    whole = datasheet_device("mi300x")
+    part = replace(whole, name=partition_name("AMD Instinct MI300X", 38), multiprocessors=38)
+    assert part.name == "AMD Instinct MI300X (38 units)"
+    assert partition_name("AMD Instinct MI300X", 304) == "AMD Instinct MI300X"
+    assert part.slug != whole.slug
+    spec = device_spec(part)
+    assert spec.memory_gb_s == pytest.approx(5300 / 8)
+    assert spec.tensor_tflops == pytest.approx(1307 / 8)
+
+
+def test_a_variant_with_fewer_multiprocessors_is_no_partition() -> None:
+    assert device_spec(Device("NVIDIA H100 NVL", multiprocessors=114)).memory_gb_s == 3350

@@ -153,6 +153,7 @@ def _descriptor_metadata(signature: dict[str, Any]) -> list[SimpleNamespace] | N
     from triton.runtime.driver import driver
 
     count = sum(isinstance(kind, str) and kind.startswith("tensordesc") for kind in signature.values())
-    if count == 0 or int(driver.active.get_current_target().arch) < 90:
+    target = driver.active.get_current_target()
+    if count == 0 or target.backend != "cuda" or int(target.arch) < 90:
         return None
     return [SimpleNamespace()] * count
