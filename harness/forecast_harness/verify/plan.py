@@ -22,7 +22,7 @@ class VerificationPlan(Record, label="plan"):
     """Launches to check before a solution is accepted, and again in contests before it is called faster: as many as
     find a fault in 1 % of launches with 99 %. Fewer, where they take longer than the seconds below."""
     longer_s: float = 0.7
-    """Most seconds that a verification takes for more launches than its trials have."""
+    """Most seconds that a verification takes for more launches than its trials have, or half of theirs."""
     longer_timed_s: float = 3.0
     """Most seconds that a contest takes for more launches than it has timed, of a candidate that is faster."""
     device: str = "cpu"

@@ -42,7 +42,7 @@ COMPILING_LIMITS = ResourceLimits(wall_s=400, trusted_s=120, cpu_s=400)
 def plan(entry: corpus.CorpusEntry) -> VerificationPlan:
     # An interpreted launch takes a hundred times as long as an eager one.
     return (
-        VerificationPlan(cases=6, timed=4)
+        VerificationPlan(cases=6, timed=4, launches=1)
         if entry.solution.language is Language.TRITON
         else VerificationPlan(cases=12, timed=30)
     )
