@@ -102,11 +102,12 @@ class TableMeasurer:
     def _start(self) -> None:
         while self._waiting and len(self._ends) < self.workers:
             candidate = self._waiting.pop(0)
-            row = self._row(candidate)
-            seconds = DEFAULT_COMPILE_S if row.compile_s is None else row.compile_s
-            if row.outcome is Outcome.TIMEOUT:
-                seconds = min(seconds, HUNG_COMPILE_S)
-            self._ends[candidate] = (self._now, self._now + seconds)
+            self._ends[candidate] = (self._now, self._now + self._compile_seconds(candidate))
+
+    def _compile_seconds(self, candidate: Candidate) -> float:
+        row = self._row(candidate)
+        seconds = DEFAULT_COMPILE_S if row.compile_s is None else row.compile_s
+        return min(seconds, HUNG_COMPILE_S) if row.outcome is Outcome.TIMEOUT else seconds
 
     def _wait(self, within_s: float | None) -> bool:
         """Let time pass until a compilation ends, at most `within_s`; whether one did."""

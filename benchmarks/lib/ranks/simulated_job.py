@@ -23,13 +23,17 @@ from forecast_autotune.records import Candidate, Decision, Kernel, Measurement, 
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.table_measurer import TableMeasurer
 from forecast_autotune.tuning.task import TuningTask
 
 SLOWEST_ANSWER_S = 1.0
 """Seconds that the simulated store takes at most, each way."""
+
+
+CACHED_S = 0.005
+"""Seconds to load what another rank of the host has compiled."""
 
 
 class FlatSurrogate:
@@ -49,6 +53,13 @@ def small_problem(number: int) -> Table:
     kernel = Kernel("simulated", source="def simulated(): ...", source_sha256="0" * 64)
     problem = Problem.of(kernel, made.problem.arguments, made.problem.device, key=(str(number),))
     return Table(problem, [replace(m, problem=problem.id, protocol="example") for m in made.measurements])
+
+
+def task_of(table: Table) -> TuningTask:
+    """The task that a table recorded, with its IR."""
+    ttir = table.problem.ttir
+    trace = (lambda candidates: ttir) if ttir else None
+    return TuningTask(table.problem, list(table.by_candidate()), grids=table.grids(), trace=trace)
 
 
 @dataclass(frozen=True)
@@ -154,7 +165,7 @@ class _SimulatedDevice(TableMeasurer):
     """A table that takes its recorded time on the virtual clock."""
 
     def __init__(self, table: Table, job: SimulatedJob, attempt: Attempt, chance: random.Random) -> None:
-        super().__init__(table, workers=chance.randint(1, 4))
+        super().__init__(table, workers=job.workers or chance.randint(1, 4))
         self._job, self._attempt, self._chance = job, attempt, chance
         self._begin = job.time.now()
 
@@ -188,10 +199,16 @@ class _SimulatedDevice(TableMeasurer):
         self._attempt.busy.append((before, self._job.time.now()))
         self._catch_up()
 
+    def _compile_seconds(self, candidate: Candidate) -> float:
+        # The ranks of a host share Triton's cache.
+        cached = candidate in self._job.compiled and self._job.workers
+        return CACHED_S if cached else super()._compile_seconds(candidate)
+
     def _catch_up(self) -> None:
         behind = self._job.time.now() - self._begin - self._now
         if behind > 0:
             super()._pass(behind)
+            self._job.compiled.update(self._ready)
 
 
 class SimulatedJob:
@@ -206,7 +223,13 @@ class SimulatedJob:
         hazards: Hazards | None = None,
         limits: JobLimits | None = None,
         mode: Mode = Mode.TUNE,
+        workers: int = 0,
+        surrogate: Surrogate | None = None,
     ) -> None:
+        """`workers` are each rank's; with 0 they are drawn, and every rank compiles for itself."""
+        self.workers, self._surrogate = workers, surrogate or FlatSurrogate()
+        self.compiled: set[Candidate] = set()
+        """Candidates of the problem at hand that some rank has compiled."""
         self.limits, self.hazards, self.size = limits or JobLimits(), hazards or Hazards(), size
         self.time, self.values, self.run = VirtualTime(), MemoryKeyValueStore(), SimulatedRun()
         self._tables, self._mode = {t.problem.id: t for t in problems}, mode
@@ -246,10 +269,10 @@ class SimulatedJob:
             self.run.attempts.append(attempt)
             connection.attempt = attempt
             attempt.decision = tune_together(
-                TuningTask(table.problem, list(table.by_candidate())),
+                task_of(table),
                 partial(_SimulatedDevice, table, self, attempt, chance),
                 store=store,
-                surrogate=FlatSurrogate(),
+                surrogate=self._surrogate,
                 settings=settings,
                 job=job,
             )

@@ -1,0 +1,79 @@
+"""Claim: what sharing saves of a job's tuning wall, by recorded H200 tables on a virtual clock.
+
+    python -m benchmarks.fleet.replayed_jobs --out benchmarks/results/replayed_jobs.json
+
+CPU only: compilations and timings take what they took when the shipped tables were recorded, forecasts and plans take
+no time, the store a millisecond at most, and ranks of a host share Triton's cache. The first table of every kernel is
+decided by jobs of 1, 2 and 4 ranks, each with a number of compile workers of its own, in tune and in exhaustive mode. A
+job's wall is its slowest rank's; printed are sums over tables, as shares of one rank's. It says what to expect of a job
+on GPUs; `benchmarks.fleet.two_gpus` measures it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib import result_files
+from benchmarks.lib.ranks.simulated_job import Hazards, SimulatedJob
+from forecast_autotune.records.table import Table
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.surrogates.factory import surrogate_for
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.tuning.replay import load, shipped_tables
+
+CALM = Hazards(kills=0.0, missing=0.0, late_s=0.0001, slow_answers=0.0, slow_candidates=0.0)
+SIZES = (1, 2, 4)
+
+
+def one_job(table: Table, size: int, workers: int, mode: Mode, surrogate: Surrogate) -> dict[str, Any]:
+    """A job's wall in virtual seconds, what it timed, and how far its choice is from the table's best."""
+    job = SimulatedJob(
+        size, 0, problems=[table], hazards=CALM, mode=mode, workers=workers, surrogate=surrogate
+    )
+    run = job.simulate()
+    decisions = [a.decision for a in run.attempts if a.decision is not None]
+    chosen = {d.chosen for d in decisions}
+    best = min(m.ms for m in table.by_candidate().values() if m.ok)
+    return {
+        "wall_s": round(max(a.end or 0.0 for a in run.attempts), 4),
+        "timed": len(run.timed),
+        "disagreed": len(chosen) != 1,
+        "regret": round((decisions[0].median_ms or best) / best - 1.0, 4),
+    }
+
+
+def main() -> int:
+    """Replay every table; 1 if ranks of a job chose differently."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, nargs="*", default=[4, 16], help="compile workers of a rank")
+    parser.add_argument("--out", type=Path, required=True, help="the result file (JSON)")
+    a = parser.parse_args()
+    report = result_files.ResultFile(a, "replayed_jobs", 0)
+    surrogate = surrogate_for(Settings())
+    tables = list({t.problem.kernel.name: t for t in reversed(load(shipped_tables()))}.values())
+    summary: dict[str, Any] = {}
+    disagreed = 0
+    for mode in (Mode.TUNE, Mode.EXHAUSTIVE):
+        for workers in a.workers:
+            walls = dict.fromkeys(SIZES, 0.0)
+            for table in tables:
+                for size in SIZES:
+                    found = one_job(table, size, workers, mode, surrogate)
+                    walls[size] += found["wall_s"]
+                    disagreed += found["disagreed"]
+                    named = {"kernel": table.problem.kernel.name, "key": list(table.problem.key)}
+                    report.add("job", {**named, "mode": mode, "workers": workers, "ranks": size, **found})
+            shares = {str(size): round(walls[size] / walls[1], 3) for size in SIZES}
+            summary[f"{mode}-{workers}"] = {"one_rank_s": round(walls[1], 2), **shares}
+            result_files.say(f"{mode} with {workers} workers: {shares}")
+    report.finish({**summary, "tables": len(tables), "disagreed": disagreed})
+    return int(disagreed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
