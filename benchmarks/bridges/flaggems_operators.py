@@ -1,0 +1,165 @@
+"""Claim: FlagGems' operators tune in a part of the time through us, and run as fast as with its own policy.
+
+    python -m benchmarks.bridges.flaggems_operators --out FILE.json [--repeats 3] [--only mm,amax]
+
+Needs `flag_gems` beside the package (`pip install --no-deps flag_gems sqlalchemy greenlet`). Every operator at every
+shape runs in processes of its own, FlagGems' default policy and ours in turns, each with empty caches and an empty
+database: the seconds of the first call, and the median time of later ones.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.child_processes import child_command, child_environment, run_child
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+
+ARMS = ("own", "ours")
+TIMEOUT_S = 900.0
+
+
+def operators() -> dict[str, Callable[[Any], Callable[[], object]]]:
+    """By name: a function of the device that makes the inputs and gives the call."""
+    import torch
+
+    half = torch.float16
+
+    def tensor(where: Any, *shape: int, dtype: Any = half) -> Any:
+        return torch.randn(shape, device=where, dtype=dtype)
+
+    def of(function: Callable[..., object], *shapes: tuple[int, ...], **options: Any) -> Any:
+        def make(where: Any) -> Callable[[], object]:
+            given = [tensor(where, *shape) for shape in shapes]
+            return lambda: function(*given, **options)
+
+        return make
+
+    return {
+        "mm": of(torch.mm, (4096, 4096), (4096, 4096)),
+        "mm_skinny": of(torch.mm, (16, 4096), (4096, 14336)),
+        "bmm": of(torch.bmm, (32, 1024, 128), (32, 128, 1024)),
+        "addmm": of(torch.addmm, (4096,), (2048, 4096), (4096, 4096)),
+        "baddbmm": of(torch.baddbmm, (32, 512, 512), (32, 512, 128), (32, 128, 512)),
+        "mv": of(torch.mv, (8192, 8192), (8192,)),
+        "amax": of(torch.amax, (8192, 4096), dim=1),
+        "max": of(torch.max, (8192, 4096), dim=1),
+        "min": of(torch.min, (8192, 4096), dim=1),
+        "mean": of(torch.mean, (8192, 4096), dim=1),
+        "all": of(torch.all, (8192, 4096), dim=1),
+        "any": of(torch.any, (8192, 4096), dim=1),
+        "aminmax": of(lambda x: torch.aminmax(x, dim=1), (8192, 4096)),
+        "sum": of(torch.sum, (8192, 4096), dim=1),
+        "prod": of(torch.prod, (8192, 4096), dim=1),
+    }
+
+
+def tune(given: dict[str, Any]) -> dict[str, Any]:
+    """One operator under one arm, in this process."""
+    import flag_gems  # type: ignore[import-not-found]
+    import torch
+    from flag_gems.utils.libentry import LibTuner  # type: ignore[import-not-found]
+
+    from forecast_integrations.flaggems.policy import enable_flaggems
+
+    if given["arm"] == "ours":
+        enable_flaggems()
+    run = LibTuner.run
+    seen: dict[str, dict[str, Any]] = {}
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        launched = run(self, *args, **kwargs)
+        timings = getattr(self, "configs_timings", None) or {}
+        seen[self.__name__] = {
+            "configs": len(self.configs),
+            "timed": len(timings),
+            "chosen": str(self.best_config),
+        }
+        return launched
+
+    LibTuner.run = noted
+    call = operators()[given["operator"]]("cuda")
+    torch.cuda.synchronize()
+    with flag_gems.use_gems():
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+        from triton.testing import do_bench
+
+        ms = float(do_bench(call, warmup=100, rep=400, return_mode="median"))
+    return {"first_s": seconds, "ms": ms, "tuners": seen}
+
+
+def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios by operator, medians over the repeats, and their geometric means over those that tuned anything."""
+    by_operator: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(row["operator"] for row in rows):
+        own, ours = ([r for r in rows if r["operator"] == name and r["arm"] == arm] for arm in ARMS)
+        if not own or not ours or not any(r["tuners"] for r in own):
+            continue
+        middle: Callable[[list[dict[str, Any]], str], float] = lambda some, key: statistics.median(  # noqa: E731
+            r[key] for r in some
+        )
+        by_operator[name] = {
+            "seconds_ratio": round(middle(own, "first_s") / middle(ours, "first_s"), 3),
+            "regret": round(middle(ours, "ms") / middle(own, "ms") - 1, 4),
+            "own_s": round(middle(own, "first_s"), 3),
+            "ours_s": round(middle(ours, "first_s"), 3),
+        }
+    found = list(by_operator.values())
+    if not found:
+        return {"operators": 0}
+    return {
+        "operators": len(found),
+        "seconds_ratio": round(statistics.geometric_mean(f["seconds_ratio"] for f in found), 3),
+        "latency_ratio": round(statistics.geometric_mean(1 + f["regret"] for f in found), 4),
+        "worst_regret": max(f["regret"] for f in found),
+        "by_operator": by_operator,
+    }
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--only", default="", help="comma-separated operators")
+    arguments = parse_arguments(made)
+    if arguments.child:
+        import json
+
+        print(json.dumps(tune(arguments.given)), flush=True)
+        return 0
+    result = ResultFile(arguments, "flaggems_operators")
+    names = [n for n in arguments.only.split(",") if n] or list(operators())
+    rows: list[dict[str, Any]] = []
+    for repeat in range(arguments.repeats):
+        for name in names:
+            for arm in ARMS if repeat % 2 == 0 else ARMS[::-1]:
+                with tempfile.TemporaryDirectory() as folder:
+                    more = {
+                        "FLAGGEMS_DB_URL": f"sqlite:///{Path(folder) / 'tuned.db'}",
+                        "FLAGGEMS_CACHE_DIR": folder,
+                        "GEMS_VENDOR": os.environ.get("GEMS_VENDOR", "nvidia"),
+                    }
+                    command = child_command(__file__, arguments, "tune", {"arm": arm, "operator": name})
+                    try:
+                        row = run_child(command, child_environment(Path(folder), **more), TIMEOUT_S)
+                    except Exception as error:  # one operator less
+                        say(f"{name} {arm}: {type(error).__name__}: {error}"[:300])
+                        continue
+                row = {"operator": name, "arm": arm, "repeat": repeat, **row}
+                rows.append(row)
+                result.add("runs", row)
+                say(f"{name} {arm}: {row['first_s']:.2f} s, {row['ms']:.4f} ms")
+    result.finish(summary_of(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Claim: Helion's autotuner finds as fast a config by our forecasts as by its own searches, in less time.
+
+    python -m benchmarks.bridges.helion_examples --out FILE.json [--repeats 3] [--only softmax] [--effort quick]
+
+Needs `helion` beside the package (`pip install --no-deps helion filecheck psutil`). Kernels of five kinds are tuned by
+Helion's default search, its pattern search and ours, each in processes of its own with empty caches, at the same
+effort and with the same limit of wall seconds; then the tuned kernels are timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.child_processes import child_command, child_environment, run_child
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+
+ARMS = ("LFBOTreeSearch", "PatternSearch", "ForecastSearch")
+KERNELS = ("add", "softmax", "layer_norm", "matmul", "row_sums")
+TIMEOUT_S = 1200.0
+
+
+def make_kernel(name: str, **settings: Any) -> tuple[Any, tuple[Any, ...], Callable[..., Any]]:
+    """A Helion kernel, its arguments and what it should compute."""
+    import torch
+
+    from benchmarks.lib.bridges import helion_kernels
+
+    kernel, shapes, reference = helion_kernels.KERNELS[name]
+    args = tuple(torch.randn(shape, device="cuda", dtype=torch.float16) for shape in shapes)
+    import helion  # type: ignore[import-not-found]
+
+    return helion.kernel(kernel, static_shapes=True, **settings), args, reference
+
+
+def tune(given: dict[str, Any]) -> dict[str, Any]:
+    """One kernel under one search, in this process."""
+    import torch
+    from triton.testing import do_bench
+
+    from forecast_integrations.helion.search import enable_helion
+
+    enable_helion()
+    settings = {"autotune_effort": given["effort"], "autotune_budget_seconds": given["seconds"]}
+    kernel, args, reference = make_kernel(given["kernel"], **settings)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    config = kernel.autotune(args)
+    seconds = time.perf_counter() - begin
+    made = kernel(*args)
+    torch.testing.assert_close(made, reference(*args), atol=2e-2, rtol=2e-2)
+    ms = float(do_bench(lambda: kernel(*args), warmup=200, rep=500, return_mode="median"))
+    return {"tune_s": seconds, "ms": ms, "config": str(config)}
+
+
+def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds and times against each of Helion's searches, geometric means over kernels."""
+    found: dict[str, Any] = {}
+    for other in ARMS[:-1]:
+        seconds, times = [], []
+        for kernel in KERNELS:
+            theirs = [r for r in rows if (r["kernel"], r["arm"]) == (kernel, other)]
+            ours = [r for r in rows if (r["kernel"], r["arm"]) == (kernel, ARMS[-1])]
+            if theirs and ours:
+                middle = lambda some, key: statistics.median(r[key] for r in some)  # noqa: E731
+                seconds.append(middle(theirs, "tune_s") / middle(ours, "tune_s"))
+                times.append(middle(ours, "ms") / middle(theirs, "ms"))
+        if seconds:
+            found[other] = {
+                "kernels": len(seconds),
+                "seconds_ratio": round(statistics.geometric_mean(seconds), 3),
+                "latency_ratio": round(statistics.geometric_mean(times), 4),
+                "worst_latency_ratio": round(max(times), 4),
+            }
+    return found
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--only", default="", help="comma-separated kernels")
+    made.add_argument("--effort", default="quick", choices=("quick", "full"))
+    made.add_argument("--seconds", type=int, default=300, help="limit of one search")
+    arguments = parse_arguments(made)
+    if arguments.child:
+        import json
+
+        print(json.dumps(tune(arguments.given)), flush=True)
+        return 0
+    result = ResultFile(arguments, "helion_examples")
+    rows: list[dict[str, Any]] = []
+    for repeat in range(arguments.repeats):
+        for name in [n for n in arguments.only.split(",") if n] or KERNELS:
+            for arm in ARMS[repeat % 3 :] + ARMS[: repeat % 3]:
+                given = {"kernel": name, "effort": arguments.effort, "seconds": arguments.seconds}
+                with tempfile.TemporaryDirectory() as folder:
+                    more = {
+                        "HELION_AUTOTUNER": arm,
+                        "HELION_CACHE_DIR": str(Path(folder) / "helion"),
+                        "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
+                        "HELION_SKIP_CACHE": "1",
+                    }
+                    command = child_command(__file__, arguments, "tune", given)
+                    try:
+                        row = run_child(command, child_environment(Path(folder), **more), TIMEOUT_S)
+                    except Exception as error:  # one run less
+                        say(f"{name} {arm}: {type(error).__name__}: {error}"[:300])
+                        continue
+                row = {"kernel": name, "arm": arm, "repeat": repeat, **row}
+                rows.append(row)
+                result.add("runs", row)
+                say(f"{name} {arm}: {row['tune_s']:.1f} s, {row['ms']:.4f} ms")
+    result.finish(summary_of(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
