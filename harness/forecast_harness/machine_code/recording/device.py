@@ -156,6 +156,7 @@ def install_device(arch: int, told: Mapping[str, Any]) -> RecordingDevice:
 def _replace_driver(device: RecordingDevice) -> None:
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     import torch
+    from torch._subclasses import fake_tensor
     from triton.compiler.compiler import CompiledKernel as TritonKernel
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.driver import driver
@@ -181,6 +182,8 @@ def _replace_driver(device: RecordingDevice) -> None:
     TritonKernel.__init__ = init
     JITFunction.run = run_with_options
     Autotuner.run = run_choice
+    fakes: Any = fake_tensor
+    fakes.init_gpu_context = lambda *_: None
     cuda: Any = torch.cuda
     cuda.is_available = lambda: True
     cuda.current_device = lambda: 0

@@ -64,7 +64,7 @@ class TensorRecorder:
         """The first operation that computed on data."""
         self._names: dict[int, str] = {}
         self._kept: list[torch.Tensor] = []
-        self._modes = (FakeTensorMode(), _Operations(self), _Addresses(self))
+        self._modes = (_DevicelessMode(), _Operations(self), _Addresses(self))
         self.on_fill: Callable[[str, int, int, int, int], None] = lambda *_: None
         """Told of every fill: buffer, offset, bytes, pattern, width."""
 
@@ -135,6 +135,14 @@ def _no_modes() -> Iterator[None]:
 
     with torch._C.DisableTorchFunction(), _DisableTorchDispatch():
         yield
+
+
+class _DevicelessMode(FakeTensorMode):  # type: ignore[misc]
+    """torch is told that there is a device; tensors without memory must not ask for it."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        return True
 
 
 class _Addresses(TorchFunctionMode):  # type: ignore[misc]

@@ -79,12 +79,13 @@ class CanaryArena:
             self._driver.fill(placed.address, value, 1, placed.size)
 
     def _reserve(self, size: int) -> None:
-        if size <= self._size:
+        """Memory of as many pages as are needed: what is beyond would be canaries, all of which are read."""
+        rounded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        if rounded == self._size:
             return
         if self._address:
             self._driver.free(self._address)
             self._address = self._size = 0
-        rounded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
         self._address = self._driver.allocate(rounded)
         self._size = rounded
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 from typing import Any
@@ -61,8 +62,9 @@ class CudaDriver:
         context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
         self._call("cuCtxSetCurrent", context)
-        self.stream = self._handle("cuStreamCreate", ctypes.c_uint(1))
-        """Of all work; it does not wait for the default stream."""
+        self.stream = self._handle("cuStreamCreate", ctypes.c_uint(0))
+        """Of all work; it and the default stream, on which memory is copied to and from the host, wait for each
+        other."""
 
     def _call(self, name: str, *arguments: Any) -> None:
         if code := int(getattr(self._library, name)(*arguments)):
@@ -92,9 +94,11 @@ class CudaDriver:
         """Set a limit of the context."""
         self._call("cuCtxSetLimit", ctypes.c_int(which), ctypes.c_size_t(value))
 
-    def reset_persisting_l2(self) -> None:
-        """Give back lines of the L2 that were set aside."""
-        self._call("cuCtxResetPersistingL2Cache")
+    def release_persisting_l2(self) -> None:
+        """Give back lines of the L2 that were set aside, where a device has such."""
+        with contextlib.suppress(DriverError):
+            self.limit(LIMIT_PERSISTING_L2, 0)
+            self._call("cuCtxResetPersistingL2Cache")
 
     # --- memory ---
 

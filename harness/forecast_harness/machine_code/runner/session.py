@@ -16,7 +16,7 @@ from forecast_autotune.timing.pauses import (
 from forecast_autotune.timing.recorded_launches import GraphRecorder, RecordedGraph
 from forecast_harness.machine_code.runner.arena import CanaryArena
 from forecast_harness.machine_code.runner.contestant import Contestant
-from forecast_harness.machine_code.runner.driver import LIMIT_PERSISTING_L2, CudaDriver
+from forecast_harness.machine_code.runner.driver import CudaDriver
 from forecast_harness.machine_code.runner.graphs import DriverEvents, RunnerCuda
 from forecast_harness.machine_code.runner.run_marks import NOBODY
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
@@ -257,8 +257,7 @@ class LaunchSession:
         return seconds
 
     def _flush_caches(self) -> None:
-        self.driver.limit(LIMIT_PERSISTING_L2, 0)
-        self.driver.reset_persisting_l2()
+        self.driver.release_persisting_l2()
         self.driver.fill(self._flush, self._chance.randrange(256), 1, self._flush_bytes)
 
     def _cost_of_pauses(self) -> float:
