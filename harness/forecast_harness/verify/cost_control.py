@@ -16,7 +16,9 @@ from forecast_harness.timing.device import device_count
 
 _TYPICAL_LAUNCHES = 200
 """Launches of one workload in a duel that takes its time."""
-_REMEMBERED_COSTS = 9
+_REMEMBERED_COSTS, _FEWEST_COSTS = 9, 3
+_LONG_S = 1.0
+"""A cost that counts at once."""
 _FEWEST_THREADS, _MOST_THREADS = 4, 8
 
 
@@ -35,6 +37,8 @@ class SamplingBudget:
         more.
         """
         cost = statistics.median(self._costs[name]) if self._costs[name] else 0.0
+        if len(self._costs[name]) < _FEWEST_COSTS and cost < _LONG_S:
+            return usual  # the first time may have to learn what later ones know
         return min(usual, self._allowed / (_TYPICAL_LAUNCHES * cost)) if cost else usual
 
     def note(self, name: str, seconds: float) -> None:

@@ -212,6 +212,17 @@ def test_the_usual_share_is_kept_where_it_costs_little() -> None:
     assert 0 < effort.launch_share("b", 0.25) <= 2 / (2.0 * 200)
 
 
+def test_what_is_slow_at_first_alone_is_not_left_out_for_good() -> None:
+    effort = SamplingBudget(2.0)
+    for seconds in (0.5, 0.01, 0.5):
+        assert effort.launch_share("a", 1.0) == 1.0
+        effort.note("a", seconds)
+    assert effort.launch_share("a", 1.0) == pytest.approx(2.0 / (0.5 * 200))
+    for _ in range(4):
+        effort.note("a", 0.01)
+    assert effort.launch_share("a", 1.0) == 1.0
+
+
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (5 << 20) + 3])
 def test_arrays_of_any_size_cross_a_channel(size: int) -> None:
     ours, theirs = socket.socketpair()
