@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,10 @@ def refuse_row(error: RecordError, refuse: Refuse | None) -> None:
     if refuse is None:
         raise error
     refuse(error)
+
+
+MAX_REFUSED = 10_000
+"""Rows of a file that are left out one by one; a file with more of them is something else altogether."""
 
 
 class CutOffError(RecordError):
@@ -87,6 +92,8 @@ def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
     import zlib
 
     with _opened(path) as stream:
+        if str(path) != "-" and os.fstat(stream.fileno()).st_size > MAX_BYTES:
+            raise RecordError(_too_large(path, ""))
         raw = _CountedBytes(stream)
         packed = raw.peek() == b"\x1f\x8b"
         # `read1` gives what was unpacked before damage is met; `read` would drop it.
@@ -101,10 +108,7 @@ def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
                 raise CutOffError(f"{path}: unreadable or cut off: {error}") from error
             total += len(data)
             if total > MAX_BYTES:
-                raise RecordError(
-                    f"{path}: more than {MAX_BYTES} bytes{' once unpacked' if packed else ''}: split it into files "
-                    "of fewer kernels"
-                )
+                raise RecordError(_too_large(path, " once unpacked" if packed else ""))
             if packed and total > max(JUDGED_BYTES, MAX_RATIO * raw.count):
                 raise RecordError(
                     f"{path}: {raw.count} compressed bytes hold more than {total} bytes, which is no table: at most "
@@ -113,6 +117,28 @@ def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
             return data
 
         yield read
+
+
+def _too_large(path: Path, how: str) -> str:
+    return f"{path}: more than {MAX_BYTES} bytes{how}: split it into files of fewer kernels"
+
+
+def bounded_refusals(path: Path, refuse: Refuse | None) -> Refuse | None:
+    """The same, but that it raises `RecordError` once it is told of more than `MAX_REFUSED` rows of a file."""
+    if refuse is None:
+        return None
+    count = 0
+
+    def tell(error: RecordError) -> None:
+        nonlocal count
+        count += 1
+        if count > MAX_REFUSED:
+            raise RecordError(
+                f"{path}: more than {MAX_REFUSED} rows break a rule, so it is not taken for a table"
+            )
+        refuse(error)
+
+    return tell
 
 
 def read_document(path: Path, head: int | None = None) -> str:

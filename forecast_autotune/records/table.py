@@ -15,7 +15,7 @@ from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records.bounded_json import decode_bounded, without_halves
 from forecast_autotune.records.candidate import Candidate
 from forecast_autotune.records.measurement import Measurement
-from forecast_autotune.records.named_lines import Refuse, numbered_lines, refuse_row
+from forecast_autotune.records.named_lines import Refuse, bounded_refusals, numbered_lines, refuse_row
 from forecast_autotune.records.problem import Problem
 
 MAX_REASON = 400
@@ -99,6 +99,7 @@ def read_tables(
     `RecordError` with file and line: it is raised or, with `refuse`, handed to that, and the other lines count.
     """
     tables: dict[str, Table] = {}
+    refuse = bounded_refusals(path, refuse)
     for number, data in read_lines(path, refuse):
         try:
             if data.get("type") == "problem":

@@ -17,7 +17,13 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.python_parser import parse_expression
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem, digest
 from forecast_autotune.records.base import LARGEST_INTEGER, LARGEST_MS
-from forecast_autotune.records.named_lines import Refuse, numbered_lines, read_document, refuse_row
+from forecast_autotune.records.named_lines import (
+    Refuse,
+    bounded_refusals,
+    numbered_lines,
+    read_document,
+    refuse_row,
+)
 from forecast_autotune.records.table import MAX_REASON, Table, read_lines, table_of_problem
 from forecast_autotune.store.exchange.kernel_tuner import device_from_name
 from forecast_autotune.store.log import MALFORMED
@@ -53,6 +59,7 @@ def import_helion(path: Path, device: Device | None = None, *, refuse: Refuse | 
     it is raised or, with `refuse`, handed to that, and the other rows count.
     """
     tables: dict[str, Table] = {}
+    refuse = bounded_refusals(path, refuse)
     columns: list[str] | None = None
     torn: RecordError | None = None
     try:

@@ -47,7 +47,15 @@ def test_a_bomb_is_refused(tmp_path: Path, row: bytes, capsys: Capture) -> None:
     assert main(["import", str(bomb), "--store", str(tmp_path / "s")]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) <= 5
-    assert "bytes per compressed byte" in said[-1] or "lines" in said[-1]
+    assert any(words in said[-1] for words in ("bytes per compressed byte", "lines", "rows break a rule"))
+
+
+def test_a_file_of_many_gigabytes_is_not_begun(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "t.jsonl"
+    with path.open("wb") as stream:
+        stream.truncate(1 << 40)
+    assert main(["import", str(path), "--store", str(tmp_path / "s")]) == 2
+    assert "split it" in capsys.readouterr().err
 
 
 def test_a_small_file_may_have_any_ratio(tmp_path: Path) -> None:
