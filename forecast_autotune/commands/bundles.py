@@ -7,6 +7,7 @@ import os
 
 from forecast_autotune.commands.output import CommandError, Output
 from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.commands.stores import count_text
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.bundles.compiled import install_compiled
 from forecast_autotune.store.bundles.reading import Bundle
@@ -38,12 +39,13 @@ def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
         "covers": covers,
     }
     lines = [
-        f"{c.kernel} on {c.device}: {c.decisions} decisions, {c.measurements} measurements ({'; '.join(c.toolchains)})"
+        f"{c.kernel} on {c.device}: {count_text(c.decisions, 'decision')}, "
+        f"{count_text(c.measurements, 'measurement')}"
         for c in manifest.covers
     ]
     carried = f", carries code: {', '.join(manifest.carries)}" if manifest.carries else ", carries no code"
     output.emit(
-        data, *lines, f"{folder}: {data['files']} files, {data['bytes']} bytes{carried}", manifest.digest
+        data, *lines, f"{folder}: {count_text(len(manifest.files), 'file')}{carried}", manifest.digest
     )
     return 0
 
@@ -64,5 +66,5 @@ def install_bundle(options: argparse.Namespace, output: Output) -> int:
     cache = parse_user_directory(named).absolute()
     count = install_compiled(files, cache)
     data = {"installed": count, "files": len(files), "cache": str(cache), "digest": bundle.manifest.digest}
-    output.emit(data, f"installed {count} of {len(files)} files in {cache}")
+    output.emit(data, f"installed {count} of {count_text(len(files), 'file')} in {cache}")
     return 0

@@ -25,9 +25,7 @@ def merge_stores(options: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"{into.name} is a source and the target: name another --into")
     counts = merge(sources, into)
     data = {**counts.to_json(), "into": into.name, "sources": [source.name for source in sources]}
-    output.emit(
-        data, f"added {counts.added} of {counts.rows} rows of {counts.kernels} kernels to {into.name}"
-    )
+    output.emit(data, f"added {counts.added} of {count_text(counts.rows, 'row')} to {into.name}")
     return 0
 
 
@@ -51,9 +49,7 @@ def verify_stores(options: argparse.Namespace, output: Output) -> int:
     lines = []
     for entry in checked:
         wrong = entry["wrong"]
-        lines += [
-            f"{entry['place']}: {entry['rows']} rows of {entry['kernels']} kernels, {len(wrong)} faults"
-        ]
+        lines += [f"{entry['place']}: {count_text(entry['rows'], 'row')}, {count_text(len(wrong), 'fault')}"]
         lines += [f"  {text}" for text in wrong[:20]]
     output.emit({"places": checked}, *lines)
     return 1 if any(entry["wrong"] for entry in checked) else 0
@@ -63,8 +59,8 @@ def compact_store(options: argparse.Namespace, output: Output) -> int:
     """Remove what no reader counts."""
     root = _own_root(options)
     counts = compact(StoreFolder(root))
-    what = f"removed {counts.lines} lines and {counts.parts} unfinished files, {counts.bytes} bytes"
-    output.emit({**counts.to_json(), "store": str(root)}, f"{what}, from {root}")
+    what = f"removed {count_text(counts.lines, 'line')} and {count_text(counts.parts, 'unfinished file')}"
+    output.emit({**counts.to_json(), "store": str(root)}, f"{what} from {root}")
     return 0
 
 
@@ -127,3 +123,8 @@ def _difference_line(found: KernelDifference) -> str:
     counts = f"{found.only_first} measurements only here, {found.only_second} only there"
     decided = f"{found.decided_by_first} and {found.decided_by_second} decisions"
     return f"{'/'.join(found.kernel)}: {counts}; {decided}, {len(found.decided_otherwise)} decided otherwise"
+
+
+def count_text(count: int, noun: str) -> str:
+    """A number and a noun, in the plural where that is due."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -54,13 +54,11 @@ def merge(sources: Iterable[RowSource], into: RowTarget) -> MergeCounts:
 
 
 def differences(first: RowSource, second: RowSource) -> Iterator[KernelDifference]:
-    """How two stores differ, for each kernel in which they do, in order."""
+    """How two stores differ in measurements and decisions, for each kernel in which they do, in order."""
     held, other = set(first.kernels()), set(second.kernels())
     for kernel in sorted(held | other):
         one = first.rows(kernel) if kernel in held else KernelRows()
         two = second.rows(kernel) if kernel in other else KernelRows()
-        if one.digests == two.digests:
-            continue
         both = one.decisions.keys() & two.decisions.keys()
         found = KernelDifference(
             kernel,
@@ -70,7 +68,10 @@ def differences(first: RowSource, second: RowSource) -> Iterator[KernelDifferenc
             len(one.decisions.keys() - both),
             len(two.decisions.keys() - both),
         )
-        yield found
+        if any((found.only_first, found.only_second, found.decided_otherwise)) or both != (
+            one.decisions.keys() | two.decisions.keys()
+        ):
+            yield found
 
 
 def row_digests(source: RowSource) -> frozenset[str]:

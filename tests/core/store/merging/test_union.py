@@ -132,6 +132,10 @@ def test_differences_name_what_each_side_lacks(tmp_path: Path) -> None:
     matmul, softmax = differences(a, b)
     assert (matmul.only_first, matmul.only_second, matmul.decided_otherwise) == (1, 0, (p.id,))
     assert (softmax.only_first, softmax.only_second, softmax.decided_by_second) == (0, 1, 1)
+    c = fill(
+        tmp_path / "c", [(replace(p, ttir={"x": "module {}"}), measured(p, b), b == 16) for b in (16, 64)]
+    )
+    assert not list(differences(a, c)), "how fully a problem is described makes no difference"
 
 
 def test_the_latest_decision_stays_whichever_is_merged_into_the_other(tmp_path: Path) -> None:

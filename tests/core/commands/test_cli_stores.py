@@ -1,0 +1,100 @@
+"""`store` from the command line: merge, diff, verify, gc, bundle, install."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune.commands import main
+from forecast_autotune.store.bundles.reading import Bundle
+from forecast_autotune.store.merging.merge import row_digests
+from forecast_autotune.store.merging.row_stores import StoreFolder
+from tests.core.store.bundles.bundled import bundle, filled
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def json_of(capfd: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
+    assert main([*words, "--json"]) == status
+    found: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return found
+
+
+def test_a_store_is_bundled_checked_and_merged(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    filled(root)
+    folder = str(tmp_path / "tuned")
+    made = json_of(capfd, "store", "bundle", folder, "--kernel", "MATMUL", "--device", "h200")
+    assert made["carries"] == []
+    assert [(c["kernel"], c["problems"]) for c in made["covers"]] == [("matmul", 2)]
+    assert made["digest"] == Bundle.open(Path(folder)).manifest.digest
+    checked = json_of(capfd, "store", "verify", folder, str(root))
+    assert [entry["wrong"] for entry in checked["places"]] == [[], []]
+    assert json_of(capfd, "store", "merge", folder, "--into", str(tmp_path / "other"))["added"] == 10
+    differing = json_of(capfd, "store", "diff", folder)["kernels"]
+    assert sorted(d["only_second"] for d in differing) == [3, 3]
+    assert json_of(capfd, "store", "diff", folder, str(tmp_path / "other"))["kernels"] == []
+    assert main(["store", "bundle", folder]) == 1
+    assert "is not empty" in capfd.readouterr().err
+
+
+def test_what_is_wrong_is_told_and_costs_status_1(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, made = filled(root), bundle(tmp_path)
+    (made / "note.txt").write_text("x")
+    log = next(root.rglob("log-*.jsonl"))
+    log.write_bytes(log.read_bytes() + b"nonsense\n")
+    checked = json_of(capfd, "store", "verify", str(made), str(root), str(tmp_path / "nowhere"), status=1)
+    said = [entry["wrong"][0] for entry in checked["places"]]
+    assert "does not belong to it" in said[0]
+    assert "not a line of JSON" in said[1]
+    assert "no such folder" in said[2]
+    before = row_digests(source)
+    assert json_of(capfd, "store", "gc")["lines"] == 1
+    assert row_digests(source) == before
+    json_of(capfd, "store", "verify")
+
+
+def test_a_bundle_is_no_target_and_a_store_not_its_own_source(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    filled(root)
+    made = bundle(tmp_path)
+    assert main(["store", "merge", str(root), "--into", str(made)]) == 2
+    assert "never changes" in capfd.readouterr().err
+    assert main(["store", "merge", str(root)]) == 2
+    assert "a source and the target" in capfd.readouterr().err
+    assert main(["store", "install", str(made)]) == 1
+    assert "carries no compiled kernels" in capfd.readouterr().err
+
+
+def test_compiled_kernels_move_with_their_lists_of_files(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    filled(root)
+    entry = tmp_path / "cache" / "ABC"
+    entry.mkdir(parents=True)
+    (entry / "k.cubin").write_bytes(b"\x7fELF")
+    (entry / "__grp__k.json").write_text(json.dumps({"child_paths": {"k.cubin": str(entry / "k.cubin")}}))
+    (entry / "k.lock").write_text("")
+    folder = str(tmp_path / "tuned")
+    made = json_of(capfd, "store", "bundle", folder, "--compiled", str(tmp_path / "cache"))
+    assert made["carries"] == ["compiled"]
+    assert str(tmp_path).encode() not in b"".join(
+        p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()
+    )
+    given = ["store", "install", folder, "--cache", str(tmp_path / "new")]
+    assert json_of(capfd, *given, "--digest", made["digest"])["installed"] == 2
+    assert json_of(capfd, *given)["installed"] == 0
+    placed = tmp_path / "new" / "ABC"
+    assert (placed / "k.cubin").read_bytes() == b"\x7fELF"
+    assert json.loads((placed / "__grp__k.json").read_text()) == {
+        "child_paths": {"k.cubin": str(placed / "k.cubin")}
+    }
+    assert main(["store", "bundle", str(tmp_path / "x"), "--compiled", str(tmp_path / "empty")]) == 1
+    assert "holds no compiled kernels" in capfd.readouterr().err
+    assert row_digests(StoreFolder(root)) == row_digests(Bundle.open(Path(folder)))
