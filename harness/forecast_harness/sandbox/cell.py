@@ -231,6 +231,26 @@ class Cell:
             raise _exception_fault(said["error"])
         return CellAnswer(said.get("value"), given, seconds)
 
+    def share(self, descriptor: int, size: int) -> None:
+        """Let the cell's first process, which is trusted, map memory of so many bytes, for `copy_out`."""
+        try:
+            socket.send_fds(self._orders, [process_stops.SHARE + b"%d" % size], [descriptor])
+        except OSError:
+            raise self._how_it_ended() from None
+
+    def copy_out(self, places: Sequence[tuple[int, int, int]]) -> int:
+        """Copy what the frozen cell holds to the shared memory: (address, bytes, offset) of each place.
+
+        Returns how many places it does not hold. Raises `SandboxError` unless it is frozen.
+        """
+        if not self._frozen:
+            raise SandboxError("only a frozen cell holds still; freeze() it first")
+        try:
+            self._orders.send(process_stops.COPY + json.dumps(list(places)).encode())
+        except OSError:
+            raise self._how_it_ended() from None
+        return int(self._report())
+
     @property
     def frozen(self) -> bool:
         """Whether all of its processes are stopped."""

@@ -17,6 +17,8 @@ from forecast_harness.sandbox.jobs import CellAnswer, SandboxError, TensorArrays
 
 CHANNEL = "channel"
 """The key of the socket to the judge in a cell's state."""
+NONCE = "nonce"
+"""The key of the number of the question that is being answered."""
 FILES_FOLDER = "files"
 """Where the candidate's files lie, below the working directory."""
 
@@ -68,7 +70,7 @@ def serve(channel: socket.socket) -> None:
             question, arrays = wire.receive(channel, wire.TRUSTED_LIMIT, header_limit=wire.TRUSTED_LIMIT)
         except (EOFError, OSError):
             return
-        nonce = question["nonce"]
+        nonce = state[NONCE] = question["nonce"]
         try:
             module, function = check_entry(question["entry"])
             given = getattr(importlib.import_module(module), function)(question["payload"], arrays, state)

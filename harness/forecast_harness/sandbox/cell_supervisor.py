@@ -29,6 +29,7 @@ from forecast_harness.sandbox.process_stops import ProcessStopper
 _KILL_TIMEOUT_S = 3.0
 """Most seconds for killing what a candidate left, where no namespace does it."""
 _CHANNEL_FD = 3
+_ORDER_BYTES = 1 << 16
 
 
 def supervise_cell(
@@ -107,9 +108,10 @@ def _reap_until_end(pid: int, status: int, cage: confine.Confinement, orders: so
     """Reap until the cell ends, stopping it whenever the judge says so; then say how, and end everything else."""
     if not cage.apart:  # it has built what it had to build, and may signal its own user's processes
         with contextlib.suppress(OSError):
-            linux.drop_capabilities(linux.CAP_KILL if cage.has_own_root else 0)
+            kept = linux.CAP_KILL | linux.CAP_SYS_PTRACE  # to stop what is another user, and to read it
+            linux.drop_capabilities(kept if cage.has_own_root else 0)
     linux.set_dumpable(False)  # what it holds is not the candidate's to read, where both are one user
-    used = _reap_and_obey(pid, orders, ProcessStopper(os.getpid() == 1))
+    used = _reap_and_obey(pid, orders, ProcessStopper(os.getpid() == 1, pid))
     exit_code = os.waitstatus_to_exitcode(used[0])
     cpu = used[1].ru_utime + used[1].ru_stime
     if os.getpid() != 1:
@@ -139,8 +141,8 @@ def _reap_and_obey(
                 os.read(inward, 4096)
         if orders.fileno() in ready:
             try:
-                question = orders.recv(16)
-                stopper.answer(question, orders)
+                question, descriptors, _, _ = socket.recv_fds(orders, _ORDER_BYTES, 1)
+                stopper.answer(question, descriptors, orders)
             except OSError:
                 question = b""
             if not question:  # the judge is gone, and the server will end this

@@ -9,18 +9,23 @@ process that wakes itself (a timer may send it SIGCONT) has used some, however i
 from __future__ import annotations
 
 import contextlib
+import json
+import mmap
 import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from forecast_harness.sandbox.containment import linux
+from forecast_harness.sandbox.shared_memory import map_shared
 
-STOP, CHECK, RESUME = b"S", b"?", b"C"
-"""Questions: `STOP` is answered by an empty report at once and by the number of processes that go on once all
-others stand still; `CHECK` by the number of those that did not stand still since; `RESUME` by nothing."""
+STOP, CHECK, RESUME, SHARE, COPY = b"S", b"?", b"C", b"M", b"R"
+"""Questions: `STOP` is answered by a report at once and by the number of processes that go on once all others
+stand still; `CHECK` by the number of those that did not stand still since; `RESUME` by nothing. `SHARE` comes
+with a descriptor and a size, `COPY` with places `[address, bytes, offset]` in JSON: what the stopped cell holds
+there is copied to offsets in the shared memory; the answer is the number of places that it does not hold."""
 
 _MOST_SETTLING_S = {True: 10.0, False: 2.0}
 """Seconds until those that go on are counted, with a namespace and without. With one, none can be started any
@@ -33,15 +38,23 @@ _STANDING_STATES = "TtZXD"
 class ProcessStopper:
     """All processes of a cell but the one that this runs in, its first."""
 
-    def __init__(self, own_namespace: bool) -> None:
-        """`own_namespace`: whether this is the first process of a process namespace of its own."""
-        self._alone = own_namespace
+    def __init__(self, own_namespace: bool, cell: int) -> None:
+        """`own_namespace`: whether this is the first process of a process namespace of its own; `cell`: the
+        process that answers the judge."""
+        self._alone, self._cell = own_namespace, cell
+        self._shared: mmap.mmap | None = None
         self._used: Mapping[int, int] = {}
         self._waiting: frozenset[int] = frozenset()
 
-    def answer(self, question: bytes, channel: socket.socket) -> None:
+    def answer(self, asked: bytes, descriptors: Sequence[int], channel: socket.socket) -> None:
         """Do what the judge asks for on the other end of `channel`."""
-        if question == STOP:
+        question, rest = asked[:1], asked[1:]
+        if question == SHARE:
+            self._shared = map_shared(descriptors[0], int(rest))
+            os.close(descriptors[0])
+        elif question == COPY:
+            channel.send(b"%d" % sum(not self._copied(*place) for place in json.loads(rest)))
+        elif question == STOP:
             self._signal(signal.SIGSTOP)
             channel.send(b"stopped")
             channel.send(b"%d" % self._settle())
@@ -49,6 +62,13 @@ class ProcessStopper:
             channel.send(b"%d" % self._moved())
         elif question == RESUME:
             self._signal(signal.SIGCONT)
+
+    def _copied(self, address: int, size: int, offset: int) -> bool:
+        if self._shared is None or not 0 <= offset <= offset + size <= len(self._shared):
+            return False
+        return linux.read_process_memory(
+            self._cell, address, memoryview(self._shared)[offset : offset + size]
+        )
 
     def _signal(self, number: signal.Signals) -> None:
         if self._alone:

@@ -24,15 +24,20 @@ from forecast_harness.sandbox.shared_memory import map_shared
 from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes
 from forecast_harness.timing.device import DeviceTimer, LaunchTiming
 from forecast_harness.verify.launches import tracing
-from forecast_harness.verify.launches.arena import Slot, aligned_size, output_spans
+from forecast_harness.verify.launches.arena import Slot, output_spans
 from forecast_harness.verify.launches.block_store import BlockStore, address_range, bytes_at
 from forecast_harness.verify.launches.digest import BlockHasher, complement_spans, digest_values
-from forecast_harness.verify.launches.process_watch import note_question, process_report, remember_process
+from forecast_harness.verify.launches.process_watch import (
+    note_answer,
+    note_question,
+    process_report,
+    remember_process,
+)
 from forecast_harness.verify.launches.replay_buffers import BlockReplayBuffers
 from forecast_harness.verify.problems.argument_codec import decode_arguments
 
 _clock = time.perf_counter_ns
-_read, _move = ctypes.string_at, ctypes.memmove
+_read = ctypes.string_at
 _frombuffer, _uint8 = torch.frombuffer, torch.uint8
 _pointer = torch.Tensor.data_ptr
 _size, _stride = torch.Tensor.size, torch.Tensor.stride
@@ -128,44 +133,66 @@ def build(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
     return CellAnswer({})
 
 
+def arm(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
+    """Keep what later windows of the same `form` ask for: all but contents, and seen in a window before."""
+    state.setdefault("forms", {})[payload["form"]] = dict(payload)
+    return CellAnswer({"harness": process_report(state)})
+
+
+def report(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """What the cell notices about its process, which windows that are timed have no time for."""
+    note_question(state)
+    return CellAnswer({"harness": process_report(state)})
+
+
 def window(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
     """All that happens between a question and its answer where the judge's clock decides.
 
-    The block lies in the shared memory already. The value is that of `launch`; the bytes of all outputs that
-    were returned are copied to `area` in the shared memory, each at the next multiple of 64, `room` bytes at
-    most. `act` says what to do: `launch`; `again`: copy the last launch's outputs once more; `nothing`;
-    or `null`: return tensors like those listed in `null`, as a launch that costs nothing does.
+    The block lies in the shared memory already. The value is that of `launch`, and `places`, the addresses of
+    all outputs that were returned: whoever has stopped this process reads them there. `form` names an armed
+    one. `act` says what to do: `launch`; `again`: describe the last launch's outputs once more; `nothing`; or
+    `null`: return tensors like those listed in `null`, as a launch that costs nothing does.
     """
+    if "forms" in state and payload.get("form") in state["forms"]:
+        payload = {**state["forms"][payload["form"]], **payload}
     note_question(state)
     held: BlockStore = state["held"]
-    held.adopt(state["shared"], int(payload["size"]))
-    slots = [Slot.from_json(s) for s in payload["slots"]]
-    state["most"] = 4 * int(payload["output_bytes"]) + 4096
+    held.adopt(state["shared"], payload["size"])
+    slots = slots_of(payload["slots"], state)
+    state["most"] = 4 * payload["output_bytes"] + 4096
     kernels, act = state["kernels"], payload["act"]
     before = (0, 0) if kernels is None else (kernels.launches, kernels.compilations)
     said: dict[str, Any] = {"seconds": 0.0, "whole": 0.0, "protocol": "host", "operations": {}}
     if act in ("launch", "null"):
         if payload["poison"]:
-            _poison(int(payload["output_bytes"]), state)
+            _poison(payload["output_bytes"], state)
         call = _bound(payload, arrays, state, slots) if act == "launch" else partial(_nothing, payload, state)
         with tracing.watch_launch(payload["watch"], kernels) as seen:
             taken = _timed(call, payload, slots, state)
         state["last"] = taken.result
         said |= {"seconds": taken.seconds, "whole": taken.total_seconds, "operations": seen}
     found, spans = _described(state.get("last") if act != "nothing" else None, state)
-    at, end = int(payload["area"]), int(payload["area"]) + int(payload["room"])
-    base = _pointer(state["shared"])
-    for n, (address, size, _) in spans.items():
-        if at + size > end:
-            found[n] = {"problem": f"output {n} spans {size} bytes, far more than asked for"}
-            continue
-        _move(base + at, address, size)
-        at += aligned_size(size)
     after = before if kernels is None else (kernels.launches, kernels.compilations)
-    said |= {"kernels": after[0] - before[0], "compiled": after[1] - before[1]}
-    return CellAnswer({**said, "outputs": found, "harness": process_report(state)})
+    said |= {"kernels": after[0] - before[0], "compiled": after[1] - before[1], "outputs": found}
+    said["places"] = [address for address, _, _ in spans.values()]
+    if payload["report"]:
+        said["harness"] = process_report(state)
+    else:
+        note_answer(state)
+    return CellAnswer(said)
+
+
+def slots_of(listed: list[Any], state: dict[str, Any]) -> list[Slot]:
+    """The slots of a question; those of an armed form are made once."""
+    known = state.setdefault("slots", {})
+    if known.get("of") is not listed:
+        known["of"], known["made"] = listed, [Slot.from_json(s) for s in listed]
+    made: list[Slot] = known["made"]
+    return made
 
 
 def _nothing(payload: Mapping[str, Any], state: dict[str, Any]) -> list[torch.Tensor]:

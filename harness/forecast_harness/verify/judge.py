@@ -133,13 +133,8 @@ class SolutionJudge:
         return self.rng.random() < self._checking_budget.launch_share(work.name, usual)
 
     def should_redraw(self, work: Workload, usual: float) -> bool:
-        """A coin: whether to draw this workload's arguments anew, instead of changing some values.
-
-        Always where windows are timed: what remembers its last arguments and results must gain nothing.
-        """
-        return self._launcher.windowed or self.rng.random() < self._drawing_budget.launch_share(
-            work.name, usual
-        )
+        """A coin: whether to draw this workload's arguments anew, instead of changing some values."""
+        return self.rng.random() < self._drawing_budget.launch_share(work.name, usual)
 
     def new_case(
         self, axes: Mapping[str, Any] | None, regime: str = "normal", layout: str = "contiguous"

@@ -11,6 +11,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from forecast_harness.verify.verification_job import reason_of_fault
 _WARM_UP_LAUNCHES = 3
 _WARM_UP_WINDOWS = 11
 """Windows of the trusted cell before the first block."""
+_MOST_SERVING_GAIN = 10.0
+"""As a logarithm: more than anything gains."""
 _LEAST_SECONDS = 1e-6
 """What a launch takes at least that is over before its window has cost what windows usually do."""
 _IDLE_PROBE_SHARE = 0.4
@@ -69,12 +72,18 @@ class CellClock:
         workloads: Sequence[Workload],
         cases: list[LaunchCase] | None = None,
         null: NullCell | None = None,
+        *,
+        charged: bool = False,
     ) -> None:
         """`cases` may be shared by clocks that use one cell in turns: large arguments are then sent once.
 
-        `null` is given where launches have windows, on a host.
+        `null` is given where launches have windows, on a host. A candidate is `charged` what it could gain by
+        serving its launches with lighter code, where no margin allows for that (see `serving_gain`).
         """
         self._judges, self._workloads, self._null = judges, workloads, null
+        self._charged = charged
+        self._incumbent_seconds: dict[str, float] = {}
+        self._charges: dict[str, float] = {}
         self._overheads: dict[str, float] = {}
         """What windows cost, by workload; the same for both launches of a pair."""
         self._cases: list[LaunchCase] = [] if cases is None else cases
@@ -96,15 +105,21 @@ class CellClock:
             if not self._cases:
                 self._cases += [judge.timed_case(w) for w in self._workloads]
             elif fresh:
-                # Fresh values for every pair, but mostly by changing a few: drawing takes longer than that.
+                # Fresh values for every pair: on a host all of them, so that what remembers its last arguments
+                # and results gains nothing; elsewhere mostly a few, since drawing takes longer than that.
+                anew = self._null is not None
                 self._cases[:] = [
-                    judge.timed_case(w) if judge.should_redraw(w, _REDRAW_SHARE) else judge.next_case(c)
+                    judge.timed_case(w)
+                    if anew or judge.should_redraw(w, _REDRAW_SHARE)
+                    else judge.next_case(c)
                     for w, c in zip(self._workloads, self._cases, strict=True)
                 ]
         except CandidateFault as fault:  # it failed to take them
             raise ContestantRejected(which, [reason_of_fault(fault, judge)]) from fault
         if fresh and self._null is not None:
             self._overheads = {w.name: self._null.typical_seconds(w.name) for w in self._workloads}
+            if self._charged:
+                self._charges = {w.name: self._null.serving_seconds(w.name) for w in self._workloads}
         logs = 0.0
         for work, case in zip(self._workloads, self._cases, strict=True):
             logs += math.log(self._timed_launch(which, judge, work, case))
@@ -133,6 +148,8 @@ class CellClock:
         seconds = reply.seconds
         if self._null is not None:
             seconds = max(reply.wall_seconds - self._overheads.get(work.name, 0.0), _LEAST_SECONDS)
+            if which == CANDIDATE:
+                seconds += self._charges.get(work.name, 0.0)
         if not last:
             self.replies[which, work.name].append(reply.times)
             self.seconds[which, work.name].append(seconds)
@@ -153,14 +170,32 @@ class CellClock:
             found = {self.replies[which, work.name][-1].protocol for which in (INCUMBENT, CANDIDATE)}
             # A replay leaves the host's part out: both are replayed, or neither.
             self.protocols[work.name] = found.pop() if len(found) == 1 else EVENTS_PROTOCOL
-        for measured in (self.replies, self.seconds, self.idle):
-            measured.clear()
         if self._null is not None:
             self._null.forget()
             for work, case in zip(self._workloads, self._cases, strict=True):
                 for _ in range(_WARM_UP_WINDOWS):
                     self._null.measure(work.name, case, self._returned[work.name])
+                usual = self._null.typical_seconds(work.name)
+                shortest = min(r.wall_seconds for r in self.replies[INCUMBENT, work.name])
+                self._incumbent_seconds[work.name] = max(shortest - usual, _LEAST_SECONDS)
+        for measured in (self.replies, self.seconds, self.idle):
+            measured.clear()
         self._warm = True
+
+    def serving_gain(self, margin: float) -> float:
+        """The gain that a candidate could feign by serving its launches with lighter code than everybody's.
+
+        As a natural logarithm of the ratio of times, on top of a true one of `margin`; 0 where no window is
+        timed, infinite where launches take no longer than that code.
+        """
+        if self._null is None:
+            return 0.0
+        logs = []
+        for work in self._workloads:
+            saved = self._null.serving_seconds(work.name) * math.exp(margin)
+            left = 1 - saved / self._incumbent_seconds[work.name]
+            logs.append(-math.log(left) if left > 0 else math.inf)
+        return math.fsum(logs) / len(logs)
 
     def own_gain(self) -> float | None:
         """The candidate's gain by what the cells themselves say; None where that is what counts anyway."""
@@ -224,8 +259,9 @@ def chance_difference(shares: Sequence[float], launches: int) -> float:
 
 
 def open_null_cell(work: JobContext, cells: ExitStack, processors: Sequence[int]) -> NullCell:
-    """A cell without a candidate, bound like those with one, which is closed with `cells`."""
-    return NullCell(cells.enter_context(work.cell(processors=processors)), random.Random(os.urandom(16)))
+    """Cells without a candidate, bound like those with one, which are closed with `cells`."""
+    null, bare = (cells.enter_context(work.cell(processors=processors)) for _ in range(2))
+    return NullCell(null, bare, random.Random(os.urandom(16)))
 
 
 def main(work: JobContext) -> CellAnswer:
@@ -265,7 +301,9 @@ def main(work: JobContext) -> CellAnswer:
             clock = CellClock(judges, pack.timed_workloads(plan.device, *languages), null=null)
             clock.warm_up()
             rules = StoppingRules.from_json(asked["rules"])
-            ended = run_comparison(clock, rules, judges[0].rng.getrandbits(32))
+            serving = min(clock.serving_gain(rules.margin), _MOST_SERVING_GAIN)
+            wider = replace(rules, margin=rules.margin + serving)
+            ended = run_comparison(clock, wider, judges[0].rng.getrandbits(32))
             clock.check_times()
             if ended.outcome is ComparisonOutcome.FASTER:
                 clock.check_longer()

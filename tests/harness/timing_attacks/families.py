@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from forecast_harness.packs import Pack
-from tests.harness.timing_attacks import hidden_work, other_processes, stale_results
+from tests.harness.timing_attacks import hidden_work, other_processes, serving_code, stale_results
 
 _PRELUDE = '''
 import ctypes, gc, mmap, os, signal, sys, threading, time
@@ -36,6 +36,7 @@ def mapped(count):
 FAMILIES: Mapping[str, Mapping[str, str]] = {
     **hidden_work.FAMILIES,
     **stale_results.FAMILIES,
+    **serving_code.FAMILIES,
     **other_processes.FAMILIES,
 }
 

@@ -24,6 +24,7 @@ PACK = load_pack("softmax").with_(
 PLAN = VerificationPlan(cases=3, timed=4)
 RULES = StoppingRules(most=20)
 CHEAP = {
+    "lighter serving code": ["a_lean_window_that_flatters"],
     "work before the clock": ["while_binding"],
     "work in the idle phase": ["before_the_question_is_read"],
     "wakes itself while stopped": ["by_a_slow_timer"],

@@ -37,7 +37,7 @@ _SECUREBITS_LOCKED = 0x3F
 """NOROOT, NO_SETUID_FIXUP and KEEP_CAPS, each with its lock: uid 0 gives no capability any more."""
 
 _CAP_V3 = 0x20080522
-CAP_KILL = 1 << 5
+CAP_KILL, CAP_SYS_PTRACE = 1 << 5, 1 << 19
 _CPU_CLOCK_SCHED = 2
 """The kind of clock that counts a process's time on processors, in a clock's number."""
 
@@ -45,6 +45,7 @@ _LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 """`CONFIG_PROC_CHILDREN`; gVisor has none, for one."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
 
 
 def check_result(result: int, what: str) -> int:
@@ -271,6 +272,24 @@ def task_states(pid: int) -> str:
             with contextlib.suppress(OSError):
                 found += (task / "stat").read_text().rpartition(")")[2].split()[0]
     return found
+
+
+class _IoVector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def read_process_memory(pid: int, address: int, into: memoryview) -> bool:
+    """Fill writable memory with what another process holds from an address on; whether it holds all of that."""
+    if not len(into):
+        return True
+    if not 0 <= address < 1 << 63:
+        return False
+    ours = _IoVector(ctypes.addressof(ctypes.c_char.from_buffer(into)), len(into))
+    theirs = _IoVector(address, len(into))
+    done: int = _libc.process_vm_readv(
+        pid, ctypes.byref(ours), ctypes.c_ulong(1), ctypes.byref(theirs), ctypes.c_ulong(1), ctypes.c_ulong(0)
+    )
+    return done == len(into)
 
 
 def processor_time_ns(pid: int) -> int:

@@ -186,6 +186,11 @@ _launch_fields: dict[str, Check] = {
     "harness": _harness,
 }
 _noticed = _object({"harness": _harness})
+_windowed = _object(
+    {name: check for name, check in _launch_fields.items() if name != "harness"}
+    | {"places": _list_of(_integer(0, (1 << 63) - 1), _MAX_OUTPUTS)},
+    {"harness": _harness},
+)
 _launched = _object(_launch_fields, {"digests": _digests})
 _read_again = _object({"harness": _harness, "outputs": _outputs}, {"digests": _digests})
 _asked_idly = _object({"harness": _harness}, {"outputs": _outputs, "digests": _digests})
@@ -195,7 +200,9 @@ _FORMS: dict[str, Check] = {
     "share": _object({}),
     "build": _object({}),
     "launch": _launched,
-    "window": _launched,
+    "window": _windowed,
+    "arm": _noticed,
+    "report": _noticed,
     "again": _read_again,
     "idle": _asked_idly,
 }

@@ -294,7 +294,8 @@ class Launcher:
             self._phase_timer.add(
                 "inside", max(0.0, min(reply.total_seconds, outside))
             )  # it may have said anything
-            reply.reasons += process_findings(value, reply.trial)
+            if "harness" in value:
+                reply.reasons += process_findings(value, reply.trial)
             shapes = [t.shape for t in case.outputs.values()]
             shapes = shapes or [d["shape"] for d in value["outputs"] if "shape" in d]
             idle = not int(value["kernels"]) and any(0 not in shape for shape in shapes)

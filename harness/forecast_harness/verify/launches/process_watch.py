@@ -112,6 +112,11 @@ def note_question(state: dict[str, Any]) -> None:
         state["outside"] = seconds + _cpu_seconds() - cpu, before + _clock() - wall
 
 
+def note_answer(state: dict[str, Any]) -> None:
+    """Note that what was asked is done: what the process computes from here on, nobody asked of it."""
+    state["rested"] = _cpu_seconds(), _clock()
+
+
 def process_report(state: dict[str, Any]) -> dict[str, Any]:
     """What is no longer as it was: `patched` functions, `flags` of the process, and work of its `threads`.
 
@@ -125,7 +130,7 @@ def process_report(state: dict[str, Any]) -> dict[str, Any]:
     ]
     seconds, wall = state.get("outside", (0.0, 0.0))
     busy = seconds > _MOST_IDLE_SECONDS and seconds > _MOST_IDLE_SHARE * wall
-    state["rested"] = _cpu_seconds(), _clock()
+    note_answer(state)
     return {
         "patched": patched,
         "flags": {n: v for n, v in flags.items() if v != state["flags"][n]},

@@ -2,13 +2,15 @@
 
 A cell and its judge share memory. While all of the cell's processes are stopped, the judge writes a launch's
 whole block into it; then it looks at its clock, resumes the cell and asks. The cell's answer ends the window:
-everything in the cell is stopped, the judge looks at its clock again, and reads block and outputs itself, from
-memory in which nobody can write. So whatever runs in the cell, it has its inputs for as long as it is timed,
-and what counts as its outputs is what lay there when its time was up.
+everything in the cell is stopped, the judge looks at its clock again, and reads the block, and the outputs out
+of the memory of the stopped process. So whatever runs in the cell, it has its inputs for as long as it is
+timed, and what counts as its outputs is what lay there when its time was up.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -33,14 +35,16 @@ from forecast_harness.verify.launches.launcher import (
     launch_payload,
     malformed_answers_as_forgery,
 )
+from forecast_harness.verify.launches.outputs import process_findings
 from forecast_harness.verify.problems.problem import LaunchCase
 from forecast_harness.verify.verdict import Reason
 
-_LEAST_BLOCK_BYTES, _LEAST_AREA_BYTES = 16 << 20, 32 << 20
-"""Room for blocks and for outputs that is shared at first; memory is taken where it is written alone."""
+_LEAST_BLOCK_BYTES = 16 << 20
+"""Room for blocks that is shared at first; memory is taken where it is written alone."""
 _SPAN_FACTOR, _SPAN_SLACK = 4, 1 << 16
 """How much larger than its size an output may be, gaps included."""
-_UNSET = 255
+_REPORT_SHARE = 0.05
+"""Share of timed launches after which the cell is asked what it notices about its process."""
 
 
 @runtime_checkable
@@ -60,6 +64,12 @@ class WindowedCell(Protocol):
     def ask_in_window(self, entry: str, payload: Mapping[str, Any]) -> CellAnswer:
         """Resume it, ask, and stop it; the answer's `seconds` are all in between."""
 
+    def share(self, descriptor: int, size: int) -> None:
+        """Let its first process map memory for `copy_out`."""
+
+    def copy_out(self, places: Sequence[tuple[int, int, int]]) -> int:
+        """Copy what it holds at (address, bytes) to (offset) in that memory; how many it does not hold."""
+
     def freeze(self) -> None:
         """Stop all of its processes."""
 
@@ -77,17 +87,16 @@ class WindowedLauncher(Launcher):
     ) -> None:
         super().__init__(cell, kind, rng, "cpu", spent)
         self._stoppable = cell
-        self._memory: SharedMemory | None = None
-        self._bytes = np.empty(0, dtype=np.uint8)
-        self._area = 0
-        """Where outputs begin in the shared memory."""
-        self._written = 0
-        """Bytes of outputs that the launch before may have left there."""
+        self._block = SharedMemory(_LEAST_BLOCK_BYTES)
+        self._copied = SharedMemory(_SPAN_SLACK)
+        """Where outputs are copied to; the cell's other processes do not see it."""
+        self._forms: dict[str, bool] = {}
+        """Questions of earlier windows, and whether the cell was armed with them."""
         self._latest: tuple[LaunchResult, CellAnswer, Arena] | None = None
 
     def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
         """Have the candidate imported; reasons to go no further. An empty `file`: none is."""
-        self._share(_LEAST_BLOCK_BYTES, _LEAST_AREA_BYTES)
+        self._share_block(self._block)
         return super().prepare(file, entry, language)
 
     def launch(
@@ -102,12 +111,21 @@ class WindowedLauncher(Launcher):
     def timed(self, case: LaunchCase, protocol: str = "") -> LaunchResult:
         """One launch of which nothing is read yet, unless what it returned is none of the asked."""
         self._must_fit(case)
+        noticed = self._notice()
         reply = self._launched(case, self._build(case), "", poison=False)
+        reply.reasons += noticed
         with malformed_answers_as_forgery():
             odd = any("problem" in d or d["alias"] for d in reply.described)
         if odd and not case.outputs:
             self.read(reply)
         return reply
+
+    def _notice(self) -> list[Reason]:
+        """What the cell notices about its process: asked before a few launches, after which nothing may run."""
+        if self._rng.random() >= _REPORT_SHARE:
+            return []
+        answer, _ = self._ask("report", {}, {})
+        return process_findings(answer.value, f"before launch {self.trials + 1}")
 
     def read(self, reply: LaunchResult) -> None:
         """Read the outputs of the latest launch, unless they are known, and whether it wrote elsewhere.
@@ -126,7 +144,7 @@ class WindowedLauncher(Launcher):
         assert self._latest is not None
         _, _, arena = self._latest
         with self._phase_timer.phase("again"):
-            answer = self._window(reply.case, arena, {"act": "again"})
+            answer = self._window(self._form(reply.case, arena), {"act": "again"})
         return self._raw(answer, arena) != reply.outputs.raw
 
     def place(self, case: LaunchCase) -> None:
@@ -136,8 +154,9 @@ class WindowedLauncher(Launcher):
         """Seconds of a window in which the candidate's cell launches nothing."""
         arena = self._build(case)
         with self._phase_timer.phase("idle"):
-            self._lay(arena, case.output_bytes)
-            return self._window(case, arena, {"act": "nothing"}).seconds
+            form = self._form(case, arena)
+            self._lay(arena)
+            return self._window(form, {"act": "nothing"}).seconds
 
     def null_window(self, case: LaunchCase, returned: Sequence[Mapping[str, Any]]) -> float:
         """Seconds of a window of a launch that does nothing and returns tensors of these forms.
@@ -146,8 +165,9 @@ class WindowedLauncher(Launcher):
         """
         arena = self._build(case)
         forms = [{"dtype": d["dtype"], "shape": d["shape"]} for d in returned if "dtype" in d]
-        self._lay(arena, case.output_bytes)
-        return self._window(case, arena, {"act": "null", "null": forms}).seconds
+        form = self._form(case, arena)
+        self._lay(arena)
+        return self._window(form, {"act": "null", "null": forms, "report": False}).seconds
 
     def _ask(
         self, question: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
@@ -168,54 +188,57 @@ class WindowedLauncher(Launcher):
         arrays: dict[str, TensorBytes] = {}
         if self._add_parameters(case, parameters, arrays):
             self._ask("build", parameters, arrays)
-        self._lay(arena, case.output_bytes)
+        form = self._form(case, arena)
+        self._lay(arena)  # from here on the cell runs within its window alone
+        about = {"act": "launch", "watch": watch, "poison": poison, "report": poison}
         with self._phase_timer.phase("launch"):
-            answer = self._window(case, arena, {"act": "launch", "watch": watch, "poison": poison})
+            answer = self._window(form, about)
         reply = self._reply(case, answer, answer.seconds)
         with malformed_answers_as_forgery():
             reply.described = answer.value["outputs"]
         self._latest = reply, answer, arena
         return reply
 
-    def _window(self, case: LaunchCase, arena: Arena, about: Mapping[str, Any]) -> CellAnswer:
-        room = 0 if self._memory is None else self._memory.size - self._area
-        payload = {
-            **launch_payload(case, arena, EVENTS_PROTOCOL),
-            "size": arena.block.numel(),
-            "area": self._area,
-            "room": room,
-            "watch": "",
-            "poison": False,
-            **about,
-        }
-        answer = self._stoppable.ask_in_window(f"{CELL_ENTRIES}:window", payload)
+    def _window(self, form: Mapping[str, Any], about: Mapping[str, Any]) -> CellAnswer:
+        rest = {"watch": "", "poison": False, "report": True, **about}
+        answer = self._stoppable.ask_in_window(f"{CELL_ENTRIES}:window", {**form, **rest})
         check_answer("window", answer)
         return answer
 
-    def _lay(self, arena: Arena, output_bytes: int) -> None:
-        """Write the block, and spoil what outputs of earlier launches are left."""
-        size, area = arena.block.numel(), _SPAN_FACTOR * output_bytes + _SPAN_SLACK
-        if size > self._area or area > len(self._bytes) - self._area:
-            self._share(max(2 * size, self._area), max(area, len(self._bytes) - self._area))
-        self._bytes[:size] = arena.block.numpy()
-        self._bytes[self._area : self._area + max(self._written, output_bytes)] = _UNSET
-        self._written = output_bytes
+    def _form(self, case: LaunchCase, arena: Arena) -> Mapping[str, Any]:
+        """What a window is about, but for contents, or only its name where the cell knows it.
 
-    def _share(self, block: int, area: int) -> None:
-        """Share memory with room for a block and for outputs, in place of what is shared."""
-        block = aligned_size(block)
-        memory = SharedMemory(block + aligned_size(area))
+        What is read in a window costs time there; but a form is told outside of windows only when it is met
+        again, so that nothing new is: it may hold numbers. To be asked for before a block is written.
+        """
+        form = {**launch_payload(case, arena, EVENTS_PROTOCOL), "size": arena.block.numel()}
+        name = hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:12]
+        if name not in self._forms:
+            self._forms[name] = False
+            return form
+        if not self._forms[name]:
+            self._ask("arm", {**form, "form": name}, {})
+            self._forms[name] = True
+        return {"form": name}
+
+    def _lay(self, arena: Arena) -> None:
+        """Write the block into the shared memory."""
+        size = arena.block.numel()
+        if size > self._block.size:
+            self._block = SharedMemory(aligned_size(2 * size))
+            self._share_block(self._block)
+        np.frombuffer(self._block.data, dtype=np.uint8)[:size] = arena.block.numpy()
+
+    def _share_block(self, memory: SharedMemory) -> None:
         self._stoppable.thaw()
         entry = f"{CELL_ENTRIES}:share"
         answer = self._stoppable.ask(entry, {"bytes": memory.size}, {}, descriptor=memory.fd)
         check_answer("share", answer)
         self._stoppable.freeze()
         memory.forget_descriptor()
-        self._memory, self._area = memory, block
-        self._bytes = np.frombuffer(memory.data, dtype=np.uint8)
 
     def _fill(self, reply: LaunchResult, *, stray: bool) -> None:
-        """Read the outputs of the latest launch from the shared memory."""
+        """Read the outputs of the latest launch out of the stopped cell."""
         assert self._latest is not None
         _, answer, arena = self._latest
         with malformed_answers_as_forgery():
@@ -224,21 +247,30 @@ class WindowedLauncher(Launcher):
             self._take(reply, CellAnswer(answer.value, arrays), arena, stray=stray)
 
     def _raw(self, answer: CellAnswer, arena: Arena) -> dict[str, bytearray]:
-        """Copies of all bytes of the block and of the outputs, where the cell had to put them.
+        """Copies of all bytes of the block and of the outputs.
 
-        Raises `ValueError` for outputs that do not fit into what is shared.
+        Raises `ValueError` for outputs that are not where, or larger than, an answer may say.
         """
-        found = {"block": bytearray(self._bytes[: arena.block.numel()])}
-        at = self._area
-        for n, about in enumerate(answer.value["outputs"]):
-            if "problem" in about:
-                continue
-            size = _span_bytes(about)
-            if not 0 <= size <= len(self._bytes) - at:
-                raise ValueError(f"output {n} spans {size!r:.40} bytes of {len(self._bytes) - at}")
-            found[f"out{n}"] = bytearray(self._bytes[at : at + size])
+        found = {"block": bytearray(self._block.data[: arena.block.numel()])}
+        spans = {n: _span_bytes(d) for n, d in enumerate(answer.value["outputs"]) if "problem" not in d}
+        assert self._latest is not None
+        most = _SPAN_FACTOR * self._latest[0].case.output_bytes + _SPAN_SLACK
+        total = sum(aligned_size(size) for size in spans.values())
+        if total > max(1, len(spans)) * most:
+            raise ValueError(f"outputs span {total} bytes")
+        if total > self._copied.size or self._copied.fd >= 0:
+            if total > self._copied.size:
+                self._copied = SharedMemory(aligned_size(2 * total))
+            self._stoppable.share(self._copied.fd, self._copied.size)
+            self._copied.forget_descriptor()
+        at, places = 0, []
+        for size, address in zip(spans.values(), answer.value["places"], strict=True):
+            places.append((address, size, at))
             at += aligned_size(size)
-        self._written = max(self._written, at - self._area)
+        if missing := self._stoppable.copy_out(places):
+            raise ValueError(f"{missing} outputs are not where they are said to be")
+        for (n, size), (_, _, offset) in zip(spans.items(), places, strict=True):
+            found[f"out{n}"] = bytearray(self._copied.data[offset : offset + size])
         return found
 
 
