@@ -1,0 +1,102 @@
+"""What a cell notices of threads: that they compute while nothing is asked, not that they exist."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forecast_harness.verify.launches.process_watch import note_question, process_report, remember_process
+
+
+def threads_noticed(between: Callable[[], None]) -> list[str]:
+    """What is reported after something happened between two questions."""
+    state: dict[str, Any] = {}
+    remember_process(state)
+    process_report(state)
+    between()
+    note_question(state)
+    found: list[str] = process_report(state)["threads"]
+    return found
+
+
+@contextmanager
+def left_running(
+    start: Callable[[Callable[[], None]], object], work: Callable[[threading.Event], None]
+) -> Iterator[None]:
+    end = threading.Event()
+    start(lambda: work(end))
+    try:
+        yield
+    finally:
+        end.set()
+
+
+def listed(run: Callable[[], None]) -> object:
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def unlisted(run: Callable[[], None]) -> object:
+    return _thread.start_new_thread(run, ())
+
+
+def burn(seconds: float) -> None:
+    """Wait until the process has had so many CPU seconds, all of them in other threads."""
+    begin = time.process_time()
+    while time.process_time() - begin < seconds:
+        time.sleep(0.01)
+
+
+def compute(end: threading.Event) -> None:
+    while not end.is_set():
+        sum(range(1000))
+
+
+def wait(end: threading.Event) -> None:
+    end.wait()
+
+
+@pytest.mark.parametrize("start", [listed, unlisted])
+def test_threads_that_compute_are_noticed(start: Callable[[Callable[[], None]], object]) -> None:
+    with left_running(start, compute):
+        # Others may have the processor: however long it takes, the share is what counts in the end.
+        said = threads_noticed(lambda: burn(0.5))
+        begin = time.process_time(), time.monotonic()
+        burn(0.1)
+        share = (time.process_time() - begin[0]) / (time.monotonic() - begin[1])
+    assert said or share < 0.5
+    assert all("CPU time" in text for text in said)
+
+
+@pytest.mark.parametrize("start", [listed, unlisted])
+def test_threads_that_wait_are_not(start: Callable[[Callable[[], None]], object]) -> None:
+    with left_running(start, wait):
+        assert threads_noticed(lambda: time.sleep(0.3)) == []
+
+
+def test_pools_of_libraries_are_not() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(abs, range(-4, 0))) == [4, 3, 2, 1]
+        assert threads_noticed(lambda: time.sleep(0.3)) == []
+
+
+def test_what_is_computed_when_asked_does_not_count() -> None:
+    state: dict[str, Any] = {}
+    remember_process(state)
+    process_report(state)
+    for _ in range(3):
+        note_question(state)
+        begin = time.process_time()
+        while time.process_time() - begin < 0.15:
+            sum(range(1000))
+        assert process_report(state)["threads"] == []
