@@ -123,6 +123,8 @@ LONGEST = (
     "train/surrogate/test_surrogate_calibrate.py",
     "benchmarks/test_train_forecaster.py",
     "integrations/triton/test_null_faults.py",
+    "integrations/triton/test_rank_processes.py",
+    "benchmarks/test_rank_schedules.py",
     "harness/sandbox/test_sandbox_large.py",
     "benchmarks/test_llm_faults.py",
     "harness/sandbox/test_sandbox_parts.py",

@@ -31,7 +31,8 @@ def decide(folder: Path, store: Path, on_launch: Callable[[int], None], mode: st
         nonlocal launches
         launches += 1
         on_launch(launches)
-        return by_launch_options(metadata)
+        # So close that most are finalists, which one rank times side by side, whoever measured them.
+        return 1.0 + 0.04 * (by_launch_options(metadata) - 1.0)
 
     tuner = autotune(configs=configs(), key=["n"], mode=mode, store=store)(fresh(double))
     with warnings.catch_warnings(record=True) as seen, null_device(clock):

@@ -63,12 +63,16 @@ def test_ranks_take_over_from_one_that_was_killed_and_choose_alike(agent: TCPSto
     assert [d["warnings"] for d in found] == [[], [], []]
     assert sum(d["evidence"] == "measured" for d in found) == 1, "one decides, the others take its decision"
     own: Counter[str] = Counter()
+    finales = []
     for rank in range(1, RANKS):
         (table,) = tables(tmp_path / f"store-{rank}")
         rows = [m for m in table.measurements if not m.protocol.endswith("-turns")]
         assert len(rows) == len({m.candidate for m in rows}) == len(configs()), "each has all rows, once"
+        if len(table.measurements) > len(rows):
+            finales.append(rank)
         own.update(m.candidate.id for m in rows if "rank" not in m.extra)
     assert set(own.values()) == {1}, "each candidate was measured by one of them alone"
+    assert finales == [d["rank"] for d in found if d["evidence"] == "measured"], "who decides has compared"
 
 
 def test_a_rank_whose_store_is_gone_tunes_by_itself(
