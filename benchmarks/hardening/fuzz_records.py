@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.lib.child_processes import module_command
 from benchmarks.lib.environment import host_environment
 
-BATCH = 500
+BATCH = 250
 """Cases of one child process."""
 ADDRESS_SPACE = 12 << 30
 """Bytes; a case that asks for all memory there is must not take the machine along."""
@@ -194,18 +194,26 @@ def main() -> int:
                 if case["faults"]:
                     print(json.dumps(case), file=sys.stderr)
             print(f"{len(cases)} cases, {faulty} with faults", file=sys.stderr, flush=True)
+            write_result(a, cases)  # each time, so that a run cut short leaves what it had
     summary = summary_of(cases)
     print(json.dumps(summary, indent=1))
-    if a.out:
-        result = {
-            "claim": "damaged records stop nothing",
-            "environment": host_environment(a.seed),
-            "options": {"cases": a.cases, "deadline_s": a.deadline, "memory_mib": a.memory},
-            "summary": summary,
-            "faulty": [case for case in cases if case["faults"]][:MAX_KEPT],
-        }
-        a.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(summary["faulty"] > 0)
+
+
+def write_result(a: argparse.Namespace, cases: list[dict[str, Any]]) -> None:
+    """Put the cases done so far into the result file, if there is to be one."""
+    if a.out is None:
+        return
+    result = {
+        "claim": "damaged records stop nothing",
+        "environment": host_environment(a.seed),
+        "options": {"cases": a.cases, "deadline_s": a.deadline, "memory_mib": a.memory},
+        "summary": summary_of(cases),
+        "faulty": [case for case in cases if case["faults"]][:MAX_KEPT],
+    }
+    part = a.out.with_name(f".{a.out.name}.part")
+    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    part.replace(a.out)
 
 
 if __name__ == "__main__":

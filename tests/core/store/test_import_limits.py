@@ -65,7 +65,7 @@ def test_a_small_file_may_have_any_ratio(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("MAX_BYTES", 1000, "1000 bytes once unpacked"), ("MAX_LINES", 3, "more than 3 lines")],
+    [("MAX_BYTES", 1500, "1500 bytes once unpacked"), ("MAX_LINES", 3, "more than 3 lines")],
 )
 def test_bounds_of_whole_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int, said: str
