@@ -392,18 +392,17 @@ def wakes_itself():
     for n in range(4):  # a stop takes a pending SIGCONT, and its timer, away
         timer, event = ctypes.c_void_p(), Event(None, signal.SIGCONT, 0, b"")
         library.timer_create(1, ctypes.byref(event), ctypes.byref(timer))
-        first = 31_000_000 + 3_000_000 * n
-        library.timer_settime(timer, 0, (ctypes.c_long * 4)(0, 40_000_000, 0, first), None)
+        library.timer_settime(
+            timer, 0, (ctypes.c_long * 4)(0, 40_000_000, 0, 31_000_000 + 3_000_000 * n), None
+        )
     return "armed"
 
 
 def ran_between(begin, end):
-    """Whether it noted a moment between these."""
     return any(begin < moment < end for moment in WOKEN)
 
 
 def chooses_processors():
-    """How many processors it may use, and how many after it asked for all of them."""
     before = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count()))
@@ -412,8 +411,7 @@ def chooses_processors():
 
 
 def forks_a_family():
-    """Children of children that spin."""
-    for _ in range(3):
+    for _ in range(3):  # children of children that spin
         if os.fork() == 0:
             os.setsid()
             os.fork()
