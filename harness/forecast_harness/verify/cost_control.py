@@ -6,7 +6,7 @@ import os
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -25,9 +25,9 @@ _FEWEST_THREADS, _MOST_THREADS = 4, 8
 class SamplingBudget:
     """One kind of work whose cost is found out by doing it."""
 
-    def __init__(self, seconds: float) -> None:
-        """`seconds`: what it may cost on average during 200 launches of a workload."""
-        self._allowed = seconds
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`seconds`, by `clock`: what it may cost on average during 200 launches of a workload."""
+        self._allowed, self._clock = seconds, clock
         self._costs: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_COSTS))
 
     def launch_share(self, name: str, usual: float) -> float:
@@ -48,9 +48,9 @@ class SamplingBudget:
     @contextmanager
     def measure_cost(self, name: str) -> Iterator[None]:
         """Notice how long the body takes."""
-        begin = time.perf_counter()
+        begin = self._clock()
         yield
-        self.note(name, time.perf_counter() - begin)
+        self.note(name, self._clock() - begin)
 
 
 class PhaseTimer:

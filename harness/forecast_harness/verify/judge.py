@@ -78,7 +78,10 @@ class SolutionJudge:
         self._compute_device, self._phase_timer = ComputeDevice(plan.device), PhaseTimer()
         self._launcher = open_launcher(cell, pack.definition.format, self.rng, plan.device, self._phase_timer)
         self._checking_budget, self._drawing_budget = (
-            SamplingBudget(_CHECKING_BUDGET_S.get(plan.device, 0.5)),
+            # On a host by the processor's time: how busy the machine is must not decide what is looked at.
+            SamplingBudget(_CHECKING_BUDGET_S["cpu"], time.process_time)
+            if plan.device == "cpu"
+            else SamplingBudget(_CHECKING_BUDGET_S["cuda"]),
             SamplingBudget(_DRAWING_BUDGET_S),
         )
 
