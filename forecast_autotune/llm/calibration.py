@@ -33,6 +33,7 @@ from forecast_autotune.llm.question_kinds import (
 from forecast_autotune.llm.similarity import KERNEL_KINDS, FittedProblems
 from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Problem, digest
+from forecast_autotune.records.bounded_json import decode_bounded
 from forecast_autotune.records.codec import Record, json_option, reader_of
 from forecast_autotune.records.named_lines import read_document
 
@@ -313,7 +314,7 @@ class LLMCalibration(
 def read(path: Path) -> LLMCalibration:
     """The calibration in a file. Raises `RecordError` when it is not one, and `OSError`."""
     try:
-        return LLMCalibration.from_json(json.loads(read_document(path)))
+        return LLMCalibration.from_json(decode_bounded(read_document(path)))
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
     except ValueError as error:
