@@ -28,8 +28,8 @@ from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
 from benchmarks.lib.machine_code.fake_code import addition, build_driver, honest
 from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
-from benchmarks.machine_code.sources_a_minute import device_facts
 from forecast_harness.machine_code.compile_workers import CompileWorkers
+from forecast_harness.machine_code.pack_judging import facts_for_workers
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.driver import LIBRARY
@@ -133,7 +133,7 @@ def main() -> None:
             programs = {n: addition(n, operations, COUNT) for n, (operations, _) in FAKE.items()}
             says = {n: s for n, (_, s) in FAKE.items()}
         else:
-            with CompileWorkers(device_facts(runner)) as workers:
+            with CompileWorkers(facts_for_workers(runner)) as workers:
                 compiled, missing = compile_sums(workers)
             result.add("not_compiled", missing)
             programs = {n: p for n, p in compiled.items() if n in REAL}

@@ -17,7 +17,7 @@ import itertools
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from forecast_harness.machine_code.gates import (
 )
 from forecast_harness.machine_code.launch_options import write_launch_options
 from forecast_harness.machine_code.pack_calls import PackCalls, PreparedCall
+from forecast_harness.machine_code.pack_judging import facts_for_workers
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs, RunnerClient
 from forecast_harness.machine_code.runner.driver import LIBRARY
@@ -171,12 +172,6 @@ def until(sources: Iterator[ProposedSource], seconds: float) -> Iterator[Propose
         yield one
 
 
-def device_facts(runner: RunnerClient) -> Mapping[str, Any]:
-    """What compile workers are told of the runner's device."""
-    arch, blocks = int(runner.facts["arch"]), int(runner.facts["multiprocessors"])
-    return {"arch": arch, "name": runner.facts["name"], "properties": {"multiprocessor_count": blocks}}
-
-
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--packs", nargs="+", default=list(PACKS))
@@ -192,7 +187,7 @@ def main() -> None:
         began = time.perf_counter()
         runner = stack.enter_context(RunnerClient(library))
         runner_s = time.perf_counter() - began
-        workers = stack.enter_context(CompileWorkers(device_facts(runner), arguments.workers))
+        workers = stack.enter_context(CompileWorkers(facts_for_workers(runner), arguments.workers))
         workers_s = time.perf_counter() - began - runner_s
         lane = None
         if not (arguments.null or arguments.no_verify):

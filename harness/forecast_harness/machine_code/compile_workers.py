@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import queue
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,14 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records.codec import Record
 from forecast_harness.machine_code.cubin_sections import check_cubin
 from forecast_harness.machine_code.records import CompiledKernel, LaunchPlan, MachineCodeError, Program
-from forecast_harness.sandbox.jobs import JobResult, JobStatus, ResourceLimits, SandboxJob
+from forecast_harness.sandbox.jobs import (
+    JobResult,
+    JobStatus,
+    ResourceLimits,
+    SandboxError,
+    SandboxJob,
+    byte_size,
+)
 from forecast_harness.sandbox.lane import SandboxLane
 
 SOURCE_FILE = "solution.py"
@@ -88,25 +94,34 @@ class CompileWorkers:
         self.count = count or len(os.sched_getaffinity(0))
         self._device = dict(device)
         self._lanes: queue.SimpleQueue[SandboxLane] = queue.SimpleQueue()
-        self._scratch, self._stack = scratch, ExitStack()
+        self._scratch = scratch
+        self._open: list[SandboxLane] = []
 
     def __enter__(self) -> CompileWorkers:
-        with ExitStack() as stack:
-            pool = stack.enter_context(ThreadPoolExecutor(self.count, "compile"))
-
-            def open_lane(_: int) -> SandboxLane:
-                return SandboxLane(scratch=self._scratch, warm=_WARM).__enter__()
-
-            for lane in pool.map(open_lane, range(self.count)):
-                stack.callback(lane.close)
-                self._lanes.put(lane)
-            self._pool = pool
-            self._stack = stack.pop_all()
-        return self
+        self._pool = ThreadPoolExecutor(self.count, "compile")
+        opening = [self._pool.submit(self._open_lane) for _ in range(self.count)]
+        failure: BaseException | None = None
+        for one in as_completed(opening):  # the first that is open can work, the others will join it
+            failure = one.exception()
+            if failure is None:
+                return self
+        self.close()
+        raise failure or SandboxError("there is no compile worker")
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers; what waits is cancelled."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._stack.close()
+        while self._open:
+            self._open.pop().close()
+
+    def _open_lane(self) -> None:
+        lane = SandboxLane(scratch=self._scratch, warm=_WARM)
+        lane.__enter__()
+        self._open.append(lane)
+        self._lanes.put(lane)
 
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         """Compile one request on the next free worker."""
@@ -161,8 +176,6 @@ def read_answer(request: BuildRequest, result: JobResult) -> BuildResult:
 
 def buffer_bytes(tensor: TensorArgument) -> int:
     """Bytes of a tensor's buffer."""
-    from forecast_harness.sandbox.jobs import byte_size
-
     return byte_size(tensor.dtype, (tensor.elements,))
 
 

@@ -7,6 +7,7 @@ run ahead on all processors. Nothing becomes the incumbent before it was verifie
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -160,6 +161,8 @@ class SourceGates:
         self._least_promise, self._progress = least_promise, progress
         self._rules, self._clock = rules or GateRules(), clock
         self._counts, self._began = GateCounts(), clock()
+        self._device = threading.Lock()
+        """Held by whoever uses the device: what verification does there meanwhile would be in a time."""
         self.incumbent: Program | None = None
         """The fastest verified program, at the timed call's sizes."""
         self.incumbent_s = 0.0
@@ -260,7 +263,7 @@ class SourceGates:
         self._count(checked=found.checked, timed=found.timed, faults=found.faulted)
         if found.gate is Gate.RACE:
             if found.outcome is Outcome.OK and not found.detail:
-                return [verifier.submit(self._verify, trial.source, trial.config)]
+                return [verifier.submit(self._verified_in_full, trial)]
             return self._settle(trial, Gate.RACE, found.outcome, found.detail, device)
         trial.timed += found.timed
         if found.timed and (trial.program is None or found.seconds < trial.seconds):
@@ -314,10 +317,18 @@ class SourceGates:
         )
         return []
 
-    # --- on the device's thread ---
+    # --- on the device ---
+
+    def _verified_in_full(self, trial: _Trial) -> str:
+        with self._device:
+            return self._verify(trial.source, trial.config)
 
     def _launch(self, trial: _Trial, built: BuildResult) -> _Launched:
         """Check the small call, then time the other one against the incumbent's seconds."""
+        with self._device:
+            return self._launch_alone(built)
+
+    def _launch_alone(self, built: BuildResult) -> _Launched:
         small, timed = built.programs
         options = built.request.options
         try:
@@ -337,6 +348,10 @@ class SourceGates:
 
     def _race(self, trial: _Trial) -> _Launched:
         """Time the best config beside the incumbent."""
+        with self._device:
+            return self._race_alone(trial)
+
+    def _race_alone(self, trial: _Trial) -> _Launched:
         program, incumbent = trial.program, self.incumbent
         if program is None:
             raise AssertionError("a race needs a program that was timed")

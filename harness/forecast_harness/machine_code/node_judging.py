@@ -84,7 +84,9 @@ class MachineCodeJudge:
         self._verify, self._make_host, self._device = verify, host, device
         self._implausible = implausible
         self._host: NodeJudge | None = None
-        self._host_lock, self._verify_lock, self._cache_lock = (threading.Lock() for _ in range(3))
+        self._cache_lock = threading.Lock()
+        self._device_lock = threading.RLock()
+        """Held by whoever uses the device: what others do there meanwhile would be in a time."""
         self._built: dict[str, Future[BuildResult]] = {}
 
     def judge(self, job: NodeJob) -> NodeResult:
@@ -97,18 +99,18 @@ class MachineCodeJudge:
         except RunnerLost as lost:
             raise LaneFailure(str(lost), self._device) from lost
         if found is None:
-            with self._host_lock:
+            with self._device_lock:
                 found = self._host_judge().judge(job)
         return replace(found, against=job.against.id, wall_seconds=time.perf_counter() - began)
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """As the judge of host code does: in a lane of its own, with the whole protocol. Raises `LaneFailure`."""
-        with self._host_lock:
+        with self._device_lock:
             return self._host_judge().confirm(confirm)
 
     def close(self) -> None:
         """End the judge of host code; another is made when it is needed. Runner and builder are their owner's."""
-        with self._host_lock:
+        with self._device_lock:
             host, self._host = self._host, None
         if host is not None:
             host.close()
@@ -188,7 +190,7 @@ class MachineCodeJudge:
         least = min(len(b) for b in blocks)
         ratio, error = log2_ratio([statistics.fmean(b[n] for b in blocks) for n in range(least)])
         if ratio < 0:
-            with self._verify_lock:
+            with self._device_lock:
                 wrong = self._verify(job.node, config)
             if wrong:
                 raise NodeRefused(Outcome.INCORRECT, "verify", wrong)
@@ -242,7 +244,8 @@ class MachineCodeJudge:
             raise NodeRefused(Outcome.COMPILE_ERROR, "compile", built.error or built.host_code)
         call, program = self._calls.small, built.programs[0]
         try:
-            answer = self._runner.check(program, call.given)
+            with self._device_lock:
+                answer = self._runner.check(program, call.given)
         except ProgramFault as fault:
             raise NodeRefused(FAULT_OUTCOMES[fault.kind], "verify", fault.detail) from fault
         if said := first_violation(answer.violations) or call.wrong(program, answer.launches):
@@ -256,7 +259,8 @@ class MachineCodeJudge:
 
     def _timed(self, programs: Sequence[Program], workload: str, limits: TimingLimits) -> TimingAnswer:
         try:
-            answer = self._runner.time(programs, self._calls.timed[workload].given, limits)
+            with self._device_lock:
+                answer = self._runner.time(programs, self._calls.timed[workload].given, limits)
         except ProgramFault as fault:
             if fault.candidate != programs[-1].candidate:
                 raise LaneFailure(f"the node beside it failed: {fault.detail}", self._device) from fault
