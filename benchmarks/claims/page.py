@@ -17,6 +17,7 @@ AREAS = {
     "search": "Search",
     "verification": "Verification and comparison",
     "store": "The store",
+    "fleet": "A fleet",
     "devices": "Other devices",
     "corpus": "Recorded data",
 }
