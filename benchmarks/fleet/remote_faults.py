@@ -225,6 +225,9 @@ def run(faults: int, at_once: int, seconds: float, wait_s: float, seed: int) -> 
                     Program(Path(name) / f"{len(names)}-{i}", fault, addresses[fault], wait_s, times)
                     for i, fault in enumerate(batch)
                 ]
+                # Started when a kernel is decorated, before the first launch.
+                while any(p.client._worker is None and not p.client.counts.failures for p in programs):
+                    time.sleep(0.01)
 
                 def use(programs: list[Program] = programs) -> None:
                     for program in programs:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,10 @@ QUEUE_BYTES = 4 * 1024 * 1024
 """Of what waits to be written."""
 BATCH_S = 0.25
 """How long a row waits for others before it is sent."""
-BATCH_BYTES = 256 * 1024
+BATCH_BYTES = 64 * 1024
+"""Of one message: to make it takes the interpreter's lock from everybody for a tenth of a millisecond."""
+DOZE_S = 5.0
+"""Without news for so long, the thread sleeps until it is woken."""
 MAX_ANSWERS = 64
 """Answers that came too late to be waited for, and are kept for who asks again."""
 START_S, ANSWER_S = 20.0, 6.0
@@ -46,6 +49,10 @@ WORKER = (
     "import os; os.nice(10); from forecast_autotune.store.remote.worker import main; raise SystemExit(main())",
 )
 _VARIABLE = "FORECAST_AUTOTUNE_REMOTE"
+
+
+class RemoteError(FrameError):
+    """The remote store failed, as its worker says."""
 
 
 @dataclass
@@ -64,11 +71,35 @@ class RemoteCounts:
 
 @dataclass
 class _Queue:
-    """Rows that wait to be written, by problem."""
+    """Rows that wait to be written.
 
+    Whoever offers appends to `offered`, without a lock: the thread may be in the middle of something, and without
+    a core. The thread alone takes from there.
+    """
+
+    offered: deque[tuple[tuple[str, ...], list[bytes]]] = field(default_factory=deque)
     rows: OrderedDict[tuple[str, ...], list[str]] = field(default_factory=OrderedDict)
-    size: int = 0
+    """By problem."""
+    put_bytes: int = 0
+    """That were offered and not dropped, ever."""
+    taken_bytes: int = 0
+    """That were sent, ever."""
     since: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return self.put_bytes - self.taken_bytes
+
+    def sort(self) -> None:
+        """File what was offered by problem."""
+        while self.offered:
+            name, lines = self.offered.popleft()
+            if not self.rows:
+                self.since = time.monotonic()
+            self.rows.setdefault(name, []).extend(line.decode("ascii") for line in lines)
+
+    def is_empty(self) -> bool:
+        return not self.rows and not self.offered
 
 
 class RemoteClient:
@@ -111,6 +142,9 @@ class RemoteClient:
         self._requests = 0
         self._busy = False
         self._closing = False
+        self._flushing = False
+        self._dozing = True
+        """Whether the thread has to be woken for what is offered."""
 
     # --- what a program's own threads call ---
 
@@ -123,15 +157,15 @@ class RemoteClient:
         """Hand rows of a problem on, some time. Takes microseconds, whatever the remote store does."""
         name = (*entry, problem_id)
         size = sum(map(len, lines))
-        with self._news:
-            if self._queue.size + size > QUEUE_BYTES or self._closing:
-                self.counts.dropped += len(lines)
-                return
-            if not self._queue.rows:
-                self._queue.since = time.monotonic()
-            self._queue.rows.setdefault(name, []).extend(line.decode("ascii") for line in lines)
-            self._queue.size += size
-            self._awaken()
+        queue = self._queue
+        if queue.size + size > QUEUE_BYTES or self._closing:
+            self.counts.dropped += len(lines)
+            return
+        queue.put_bytes += size
+        queue.offered.append((name, list(lines)))
+        if self._dozing:
+            with self._news:
+                self._awaken()
 
     def ask(self, entry: Sequence[str], problem_id: str) -> list[bytes] | None:
         """Lines that the remote store holds of a problem; None where it does not say so in time."""
@@ -154,9 +188,11 @@ class RemoteClient:
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was offered is written; whether it was. For commands and tests."""
         with self._news:
-            self._queue.since = 0.0
+            self._flushing = True
             self._awaken()
-            return self._news.wait_for(lambda: not self._queue.rows and not self._busy, timeout_s)
+            done = self._news.wait_for(lambda: self._queue.is_empty() and not self._busy, timeout_s)
+            self._flushing = False
+            return done
 
     def close(self, timeout_s: float = EXIT_S) -> None:
         """Hand on what is queued, and leave; the worker writes it and ends by itself."""
@@ -181,8 +217,8 @@ class RemoteClient:
             self._fail(error)
         while True:
             with self._news:
-                self._news.wait_for(self._has_work, self._next_batch_s())
-                if self._closing and not self._queue.rows:
+                self._wait_for_work()
+                if self._closing and self._queue.is_empty():
                     break
                 if time.monotonic() < self._silent_until:
                     if self._closing:
@@ -207,23 +243,28 @@ class RemoteClient:
                     self._news.notify_all()
         self._end_worker(kill=False)
 
-    def _has_work(self) -> bool:
-        if self._closing:
-            return True
-        if time.monotonic() < self._silent_until:
-            return bool(self._questions)
-        due = bool(self._queue.rows) and self._next_batch_s() == 0.0
-        return bool(self._questions) or due
+    def _wait_for_work(self) -> None:
+        """Sleep until there is something to do; look now and then for what was offered meanwhile."""
+        heard = time.monotonic()
+        while True:
+            if self._queue.offered:
+                heard = time.monotonic()
+            self._queue.sort()
+            if self._has_work():
+                return
+            # Told before the last look, so that nothing that is offered after it is overlooked.
+            self._dozing = time.monotonic() > heard + DOZE_S and not self._queue.rows
+            if not self._queue.offered:
+                self._news.wait(None if self._dozing else BATCH_S)
+            self._dozing = False
 
-    def _next_batch_s(self) -> float | None:
-        """Seconds until something has to be done unasked; None: until something comes."""
+    def _has_work(self) -> bool:
+        if self._closing or self._questions:
+            return True
         now = time.monotonic()
-        if not self._queue.rows:
-            return None
-        if now < self._silent_until:
-            return self._silent_until - now
-        full = self._queue.size >= BATCH_BYTES or self._closing
-        return 0.0 if full else max(0.0, self._queue.since + BATCH_S - now)
+        if now < self._silent_until or not self._queue.rows:
+            return False
+        return self._flushing or self._queue.size >= BATCH_BYTES or now >= self._queue.since + BATCH_S
 
     def _take_batch(self) -> tuple[tuple[str, ...], list[str]] | None:
         if not self._queue.rows:
@@ -236,7 +277,7 @@ class RemoteClient:
             taken.append(lines.pop(0))
         if not lines:
             del self._queue.rows[name]
-        self._queue.size -= size
+        self._queue.taken_bytes += size
         return name, taken
 
     def _get(self, name: tuple[str, ...]) -> None:
@@ -276,7 +317,7 @@ class RemoteClient:
         if answer.get("id") != number:
             raise FrameError("it does not speak the protocol")
         if "error" in answer:
-            raise FrameError(str(answer["error"])[:200])
+            raise RemoteError(str(answer["error"])[:200])
         return answer
 
     def _send(self, message: dict[str, Any], deadline: float) -> int:
@@ -324,7 +365,10 @@ class RemoteClient:
         worker.returncode = 0 if worker.returncode is None else worker.returncode
 
     def _fail(self, error: FrameError) -> None:
-        self._end_worker(kill=True)
+        if not isinstance(
+            error, RemoteError
+        ):  # else the worker is well, and to start one costs everybody a moment
+            self._end_worker(kill=True)
         with self._news:
             self.counts.failures += 1
             self._silent_until = time.monotonic() + self._failed_s

@@ -8,7 +8,7 @@ import select
 import time
 from typing import Any
 
-MAX_FRAME_BYTES = 2 * 1024 * 1024
+MAX_FRAME_BYTES = 1024 * 1024
 _HEAD = 9
 """Eight hexadecimal digits and a newline."""
 

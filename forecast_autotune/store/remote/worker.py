@@ -22,7 +22,7 @@ from forecast_autotune.store.remote.frames import FrameError, encode_frame, read
 VARIABLE = "FORECAST_AUTOTUNE_REMOTE"
 MEMORY_BYTES = 1 << 30
 """Beyond what is mapped when the client is loaded."""
-MAX_ANSWER_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 1 << 18
 """Of rows that are handed on; what is more than a problem of thousands of candidates has is cut."""
 LINGER_S = 20.0
 """How long it goes on writing what it was given, once its program is gone."""
