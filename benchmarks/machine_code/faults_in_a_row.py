@@ -1,11 +1,11 @@
 """Claim: faults in a row lose no label, blame nobody else, and a healthy runner is back within seconds.
 
     python -m benchmarks.machine_code.faults_in_a_row --out benchmarks/results/faults_in_a_row.json \
-        [--faults 1000] [--hangs 0.02] [--seed 0] [--null]
+        [--faults 1000] [--hangs 0.02] [--seed 0] [--fake]
 
 Programs are asked for by two threads at once: right ones, and those that write out of bounds or into inputs, are
 wrong, fail with an illegal address or a trap, or never end (`--hangs`: share of these). Every label is compared with
-what the program does. On a device they are Triton kernels, compiled by the compile workers; with `--null` they are
+what the program does. On a device they are Triton kernels, compiled by the compile workers; with `--fake` they are
 programs of a driver that runs on the CPU (`g++`), some of which take the whole process down: the seconds until a
 runner is back are then those of a process, and not of a device.
 """
@@ -118,6 +118,7 @@ def _expected(says: str, told: str | None) -> bool:
 
 def main() -> None:
     made = parser(__doc__)
+    made.add_argument("--fake", dest="null", action="store_true", help="a driver without a device; needs g++")
     made.add_argument("--faults", type=int, default=1000)
     made.add_argument("--hangs", type=float, default=0.02, help="share of programs that never end")
     made.add_argument("--launch-s", type=float, default=2.0, help="seconds of a launch after which it hangs")

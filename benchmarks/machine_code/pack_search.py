@@ -1,11 +1,11 @@
 """Claim: how far a search of a pack comes when its nodes are judged through machine code.
 
     python -m benchmarks.machine_code.pack_search --out benchmarks/results/machine_code_search.json \
-        [--packs softmax ...] [--seconds 120] [--trials 8] [--workers 0] [--null]
+        [--packs softmax ...] [--seconds 120] [--trials 8] [--workers 0] [--fake]
 
 The search is that of `forecast-autotune search PACK --device cuda --seconds N --surrogate none`, mechanical
 proposer, with the lanes of `open_pack_judges`. Told are the seconds to the first verdict and to the best node, the
-verdicts per minute, and the confirmed gain. `--null` compiles for a device that is not there and launches on a
+verdicts per minute, and the confirmed gain. `--fake` compiles for a device that is not there and launches on a
 driver without one (`g++`): times, rightness and confirmations are made up.
 """
 
@@ -175,6 +175,7 @@ def search_pack(name: str, arguments: argparse.Namespace, folder: Path) -> dict[
 
 def main() -> None:
     made = parser(__doc__)
+    made.add_argument("--fake", dest="null", action="store_true", help="a driver without a device; needs g++")
     made.add_argument("--packs", nargs="+", default=list(PACKS))
     made.add_argument("--seconds", type=float, default=120.0)
     made.add_argument("--trials", type=int, default=8, help="configs of one source")

@@ -1,12 +1,12 @@
 """Claim: sources of Triton packs judged to a verdict per minute by the gates for machine code, and the first's seconds.
 
     python -m benchmarks.machine_code.sources_a_minute --out benchmarks/results/sources_a_minute.json \
-        [--packs softmax ...] [--seconds 60] [--configs 8] [--workers 0] [--no-verify] [--null]
+        [--packs softmax ...] [--seconds 60] [--configs 8] [--workers 0] [--no-verify] [--fake]
 
 For each pack its own Triton solution is the seed, verified and tuned; what the mechanical rewrites make of it is
 judged for `--seconds` of wall time, `--configs` launch configs each: compiled on all processors, checked on a small
 call, timed against the incumbent's bound, and verified in full (`verify`, in a sandbox lane with the device) before
-it takes the incumbent's place. A source whose first config cannot win counts as judged, as in a search. `--null`
+it takes the incumbent's place. A source whose first config cannot win counts as judged, as in a search. `--fake`
 compiles for a device that is not there and launches on a driver without one (`g++`): times and rightness are made up.
 """
 
@@ -174,6 +174,7 @@ def until(sources: Iterator[ProposedSource], seconds: float) -> Iterator[Propose
 
 def main() -> None:
     made = parser(__doc__)
+    made.add_argument("--fake", dest="null", action="store_true", help="a driver without a device; needs g++")
     made.add_argument("--packs", nargs="+", default=list(PACKS))
     made.add_argument("--seconds", type=float, default=60.0, help="wall time of each pack's judging")
     made.add_argument("--configs", type=int, default=8)
