@@ -81,7 +81,10 @@ _LOADS_TORCH = re.compile(
 )
 NOT_FAST = {
     # Seconds each, or `doctor`, which loads torch where it is installed.
+    "core/commands/test_cli_file_arguments.py",
+    "core/commands/test_cli_full_disk.py",
     "core/commands/test_cli_hostile_text.py",
+    "core/commands/test_cli_interruption.py",
     "core/commands/test_cli_missing_packages.py",
     "core/commands/test_cli_run.py",
     "core/commands/test_cli_streams.py",

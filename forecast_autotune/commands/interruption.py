@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,11 @@ class InterruptHandlers:
         self._hook: Any = None
 
     def __enter__(self) -> InterruptHandlers:
+        global _active
         if threading.current_thread() is threading.main_thread():
+            if hasattr(os, "register_at_fork"):
+                _register_fork_hooks()
+            _active = self
             self._hook, sys.unraisablehook = sys.unraisablehook, self._note_swallowed
             for number in ENDING_SIGNALS:
                 if (before := signal.getsignal(number)) in _DEFAULT_HANDLERS:
@@ -60,17 +65,20 @@ class InterruptHandlers:
 
     def release(self) -> None:
         """Put the handlers back that were there before."""
+        global _active
+        _active = None if _active is self else _active
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
         if self._hook is not None:
             sys.unraisablehook, self._hook = self._hook, None
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._owner:
+    def restore_defaults(self) -> None:
+        """In a forked child: a signal ends it, as it would end any other process."""
+        for number in self._before:
             signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.received is not None and now - self._at < IGNORED_AFTER_S:
             return
@@ -88,6 +96,33 @@ class InterruptHandlers:
         again = threading.Timer(_RAISED_AGAIN_S, os.kill, (self._owner, number))
         again.daemon = True
         again.start()
+
+
+_active: InterruptHandlers | None = None
+"""The handlers in force."""
+
+
+@cache
+def _register_fork_hooks() -> None:
+    """Give forked children the default handlers before any signal can reach them.
+
+    Python forgets signals that a child gets while it is being made, so they are blocked until then.
+    """
+
+    def block() -> None:
+        if _active is not None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+
+    def unblock() -> None:
+        if _active is not None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+
+    def restore_and_unblock() -> None:
+        if _active is not None:
+            _active.restore_defaults()
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore_and_unblock)
 
 
 def die_by_default() -> None:

@@ -54,7 +54,7 @@ def read_judgements(path: Path) -> dict[str, SourceJudgement]:
                 one = json.loads(line)
                 said = (float(one["log2_ratio"]), float(one["sd"]), float(one["p_wrong"]))
                 found[str(one["source_sha256"])] = SourceJudgement(*said, str(one.get("model", "")))
-            except (ValueError, KeyError, TypeError, RecordError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError, RecordError) as error:
                 raise SettingsError(
                     f"{path}, line {number}: a judgement has source_sha256, log2_ratio, sd > 0 and p_wrong in "
                     f"[0, 1] ({error!r})"

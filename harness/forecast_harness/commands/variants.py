@@ -34,7 +34,7 @@ _COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "inf
 
 
 def variants(options: argparse.Namespace, output: Output) -> int:
-    """List, show, or make and verify."""
+    """List, show, or make and verify; 1 if all that was given or written was refused."""
     if options.what == "list":
         return _list(options, output)
     if options.what == "show":
@@ -79,7 +79,7 @@ def _make(options: argparse.Namespace, output: Output) -> int:
         "store": str(store.root),
     }
     output.emit(data, *_render_results(target, made, found, results, store))
-    return 0
+    return int(bool(refused) and not made)
 
 
 def _judged(variants: Sequence[Variant], told: Mapping[str, SourceJudgement]) -> list[Variant]:

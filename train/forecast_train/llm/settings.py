@@ -123,13 +123,20 @@ class SftRun:
         return load_toml(cls, path, {"lora": LoraSettings, "loss": LossSettings, "steps": ScheduleSettings})
 
 
+MAX_TOML_BYTES = 1_000_000
+"""Of the description of a run: a reader of TOML takes half a minute for a line of 32 MB."""
+
+
 def load_toml(kind: type[SettingsT], path: Path, parts: Mapping[str, type[Any]]) -> SettingsT:
     """A run from a TOML file with tables `parts`; `data`, `out` and a local `model` count from its folder.
 
     Raises `SettingsError` naming the file, the entry, its value and the rule.
     """
     try:
-        given = tomllib.loads(read_document(path))
+        text = read_document(path, MAX_TOML_BYTES + 1)
+        if len(text) > MAX_TOML_BYTES:
+            raise RecordError(f"it has more than {MAX_TOML_BYTES} bytes")
+        given = tomllib.loads(text)
     except (OSError, RecordError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"{path}: no TOML file that can be read ({error})") from error
     here = path.absolute().parent

@@ -1,0 +1,183 @@
+"""Files that a command is given and that are none: one line that names the file, at once, whatever it is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune import file_access
+from forecast_autotune.commands import main
+from forecast_autotune.records.table import write_tables
+from forecast_autotune.testing import example_table
+from tests.core.captured_output import Capture
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("root")
+
+KINDS = (
+    "binary",
+    "folder",
+    "pipe",
+    "endless",
+    "huge",
+    "loop",
+    "absent",
+    "bomb",
+    "deep",
+    "socket",
+    "unreadable",
+)
+PYTHON = [
+    ["verify", "softmax", "FILE", "--device", "cpu"],
+    ["verify", "FILE", "--device", "cpu"],
+    ["bench", "softmax", "FILE", "torch_plain", "--device", "cpu"],
+    ["bench", "softmax", "torch_plain", "--against", "FILE", "--device", "cpu"],
+    ["search", "FILE", "--device", "cpu", "--out", "s"],
+    ["variants", "FILE:fn", "--mechanical", "--no-verify"],
+    ["variants", "KERNEL:fn", "--from", "FILE", "--no-verify"],
+    ["advise", "FILE:fn", "--llm", "recorded:ANSWERS"],
+]
+LINES = [
+    ["replay", "FILE"],
+    ["import", "FILE", "--device-name", "card"],
+    ["llm", "ask", "--export", "q.jsonl", "FILE"],
+    ["llm", "ask", "--import", "FILE", "--to", "o.jsonl", "--model", "m", "--author", "a"],
+    [
+        "llm",
+        "ask",
+        "--import",
+        "ANSWERS",
+        "--questions",
+        "FILE",
+        "--to",
+        "o.jsonl",
+        "--model",
+        "m",
+        "--author",
+        "a",
+    ],
+    ["llm", "ask", "--export", "q.jsonl", "--to", "FILE", "TABLE"],
+    ["replay", "--llm", "recorded:FILE"],
+    ["advise", "--from", "FILE"],
+    ["variants", "KERNEL:fn", "--mechanical", "--no-verify", "--judgements", "FILE"],
+    ["train", "surrogate", "FILE", "--out", "m.npz"],
+    ["train", "traces", "FILE", "--out", "t.jsonl"],
+    ["train", "llm", "FILE"],
+    ["train", "data", "FILE", "--out", "d", "--device-name", "card"],
+    ["train", "export", "FILE", "--out", "e"],
+    ["eval", "FILE"],
+    ["search", "--show", "FILE"],
+]
+KERNEL = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef fn(x):\n    tl.store(x, 1.0)\n"
+TAKEN = {"import folder", "train data folder", "advise folder", "variants folder", "llm absent", "llm loop"}
+"""Where that kind is something else that the command takes: a cache, a store, a folder of sources, a new file."""
+
+
+def make(kind: str, path: Path) -> None:
+    if kind == "binary":
+        path.write_bytes(bytes(range(256)) * 400)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "huge":
+        with path.open("wb") as stream:
+            stream.truncate(150 * 2**20)
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    elif kind == "bomb":
+        path.write_bytes(gzip.compress(b"a" * (32 * 2**20), 9))
+    elif kind == "deep":
+        path.write_text("[" * 200_000)
+    elif kind == "socket":
+        import socket
+
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    elif kind == "unreadable":
+        path.write_text("{}\n")
+        path.chmod(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("words", [*PYTHON, *LINES], ids=lambda words: "-".join(words)[:40])
+def test_what_is_no_such_file_is_told_at_once(
+    words: list[str], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    if kind in ("deep", "bomb") and words in PYTHON:
+        return  # for the sandbox, which has tests of its own
+    if kind == "unreadable" and os.geteuid() == 0:
+        pytest.skip("root may write everywhere, and read")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(file_access, "PIPE_WAIT_S", 0.05)
+    Path("kernel_of_mine.py").write_text(KERNEL)
+    head = {"type": "answers", "schema": 1, "model": "m", "provenance": {"author": "a"}}
+    Path("answers.jsonl").write_text(json.dumps(head) + "\n")
+    write_tables(Path("table.jsonl"), [example_table()])
+    file = Path("given.py" if words in PYTHON else "given.jsonl")
+    make(kind, file)
+    names = {
+        "FILE": str(file),
+        "KERNEL": "kernel_of_mine.py",
+        "ANSWERS": "answers.jsonl",
+        "TABLE": "table.jsonl",
+    }
+    line = " ".join(words)
+    for name, value in names.items():
+        line = line.replace(name, value)
+    before = {p.name for p in tmp_path.iterdir()}
+    status = main(line.split())
+    captured = capsys.readouterr()
+    if f"{words[0]} {kind}" in TAKEN or f"{words[0]} {words[1]} {kind}" in TAKEN:
+        assert status in (0, 1, 2)
+    else:
+        assert status in (1, 2), captured.out
+        assert (captured.err.splitlines() or [""])[-1].startswith(
+            ("forecast-autotune: error: ", "refused: ")
+        ) or captured.out
+    assert "Traceback" not in captured.out + captured.err
+    assert "internal error" not in captured.err, captured.err
+    assert len(captured.err) < 8000
+    assert {p.name for p in tmp_path.iterdir()} - before <= {"store", "s", "e", "d", "q.jsonl", "__pycache__"}
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def fn(:\n", "SyntaxError: invalid syntax"),
+        ("import no_such_package\n", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("raise SystemExit(3)\n", "SystemExit: 3"),
+        ("1 / 0\n", "ZeroDivisionError"),
+        ("raise ValueError('\\x1b[2J' + 'x' * 10**6)\n", "ValueError"),
+        ("fn = 1\n", "has no kernel 'fn'"),
+        ("", "has no kernel 'fn'"),
+    ],
+)
+@pytest.mark.parametrize(
+    "words", [["variants", "broken_of_mine.py:fn", "--mechanical"], ["search", "broken_of_mine.py:fn"]]
+)
+def test_what_a_users_file_raises_is_told(
+    words: list[str], text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    if words[0] == "search":
+        import torch
+
+        if not torch.cuda.is_available():
+            said = "interpreted"  # told before anything is imported
+    monkeypatch.chdir(tmp_path)
+    Path("broken_of_mine.py").write_text(text)
+    assert main(words) in (1, 2)
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.err.removesuffix("\n").isprintable()
+    assert "internal error" not in captured.err

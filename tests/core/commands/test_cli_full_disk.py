@@ -1,0 +1,108 @@
+"""A disk that is full while a command writes: one line, a status, and neither a torn file nor a part of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.llm.open_question import question_key
+from forecast_autotune.records.table import write_tables
+from forecast_autotune.store import Store
+from forecast_autotune.testing import example_table
+
+pytestmark = pytest.mark.usefixtures("root")
+
+LIMIT = 1500
+"""Most bytes of any file in the process: a write beyond it fails as one on a full disk does."""
+WRITING = [
+    (["replay", "table.jsonl", "--plot", "out.png"], "out.png"),
+    (["replay", "table.jsonl", "--plot", "out.html"], "out.html"),
+    (["export", "out.jsonl", "--store", "filled"], "out.jsonl"),
+    (["export", "out.jsonl.gz", "--store", "filled"], "out.jsonl.gz"),
+    (["export", "out.parquet", "--store", "filled"], "out.parquet"),
+    (["import", "table.jsonl", "--store", "new"], "new"),
+    (["llm", "ask", "--export", "out.jsonl", "table.jsonl"], "out.jsonl"),
+    (
+        ["llm", "ask", "--import", "answers.jsonl", "--to", "out.jsonl", "--model", "m", "--author", "a"],
+        "out.jsonl",
+    ),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tables(tmp_path / "table.jsonl", [example_table(sizes=range(1, 40))])
+    Store(tmp_path / "filled").import_tables([example_table(sizes=range(1, 40))])
+    answers = [
+        {"type": "answer", "key": question_key("", f"prompt {n}", ()), "text": "x" * 100} for n in range(40)
+    ]
+    (tmp_path / "answers.jsonl").write_text("".join(f"{json.dumps(a)}\n" for a in answers))
+    return tmp_path
+
+
+def run(folder: Path, words: list[str], limit: int) -> subprocess.CompletedProcess[str]:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return subprocess.run(
+        [sys.executable, "-m", "forecast_autotune", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        preexec_fn=limited,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "target"), WRITING, ids=lambda v: "-".join(v)[:40] if isinstance(v, list) else v
+)
+def test_a_full_disk_leaves_nothing_torn(words: list[str], target: str, folder: Path) -> None:
+    for package in {"plot": ("matplotlib",), "parquet": ("pyarrow",)}.get(target.rpartition(".")[2], ()):
+        pytest.importorskip(package)
+    done = run(folder, words, LIMIT)
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert done.stderr.splitlines()[-1].startswith("forecast-autotune: error: "), done.stderr
+    assert "File too large" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "internal error" not in done.stderr
+    path = folder / target
+    assert not path.is_file()
+    parts = [p.name for p in folder.rglob("*.part")]
+    assert parts == []
+
+
+@pytest.mark.parametrize("target", ["out.png", "out.html"])
+def test_what_was_there_before_stays(target: str, folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    words = ["replay", "table.jsonl", "--plot", target]
+    assert run(folder, words, resource.RLIM_INFINITY).returncode == 0
+    before = (folder / target).read_bytes()
+    assert len(before) > LIMIT
+    assert run(folder, words, LIMIT).returncode == 1
+    assert (folder / target).read_bytes() == before
+    assert run(folder, words, resource.RLIM_INFINITY).returncode == 0
+
+
+def test_a_plot_goes_to_what_the_path_is(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (folder / "elsewhere").mkdir()
+    (folder / "link.html").symlink_to("elsewhere/page.html")
+    assert (
+        run(folder, ["replay", "table.jsonl", "--plot", "link.html"], resource.RLIM_INFINITY).returncode == 0
+    )
+    assert (folder / "link.html").is_symlink()
+    assert (folder / "elsewhere" / "page.html").read_text().startswith("<!doctype html>")
+    (folder / "full.html").symlink_to("/dev/full")
+    done = run(folder, ["replay", "table.jsonl", "--plot", "full.html"], resource.RLIM_INFINITY)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert (folder / "full.html").is_symlink()

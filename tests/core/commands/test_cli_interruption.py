@@ -1,0 +1,163 @@
+"""Signals that ask a command to end, at any moment: one line, its status, no file or process left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.commands.interruption import CommandInterrupted, InterruptHandlers
+from forecast_autotune.records.table import write_tables
+from forecast_autotune.testing import example_table
+
+pytestmark = pytest.mark.usefixtures("root")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+COMMANDS = {
+    "replay": ["replay", "--plot", "page.html"],
+    "export": ["export", "out.jsonl.gz"],
+    "import": ["import", "table.jsonl", "--store", "other"],
+    "train": ["train", "surrogate", "--out", "model.npz"],
+    "verify": ["verify", "softmax", "torch_plain", "--device", "cpu", "--cases", "500"],
+    "bench": ["bench", "softmax", "torch_plain", "torch_plain", "--device", "cpu", "--seconds", "30"],
+}
+NEEDS_TORCH = ("verify", "bench")
+READY = "# ready\n"
+PROGRAM = f"""
+import os, sys
+os.write(2, {READY.encode()!r})
+from forecast_autotune.commands import main
+sys.exit(main())
+"""
+"""What comes before it is Python's own start, in which a signal is Python's to handle."""
+WAIT_S = 240.0
+"""For the end of a command on a machine under any load; a command that does not end at all is what it finds."""
+
+
+def marked_processes(mark: str) -> Iterator[int]:
+    """Processes with a mark in their environment."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"TEST_MARK={mark}".encode() in (entry / "environ").read_bytes():
+                    yield int(entry.name)
+            except OSError:
+                continue
+
+
+def gone(mark: str) -> bool:
+    """Whether all of them end by themselves soon."""
+    for _ in range(600):
+        if not list(marked_processes(mark)):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_command_ends_alike_at_any_moment(name: str, number: signal.Signals, tmp_path: Path) -> None:
+    if name in NEEDS_TORCH:
+        pytest.importorskip("torch")
+    chance = random.Random(f"{name} {number}")
+    write_tables(tmp_path / "table.jsonl", [example_table(sizes=range(1, 700), warps=(1, 2, 4, 8))])
+    for turn in range(2):
+        scratch, mark = tmp_path / f"scratch-{turn}", f"{tmp_path.name}-{turn}"
+        scratch.mkdir()
+        environment = {**os.environ, "TMPDIR": str(scratch), "TEST_MARK": mark}
+        with subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *COMMANDS[name]],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline() == READY
+            time.sleep(chance.uniform(0.1, 5.0 if name in NEEDS_TORCH else 2.0))
+            process.send_signal(number)
+            out, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode in (0, 128 + number, -number), errors
+        assert "Traceback" not in out + errors
+        assert "Exception ignored" not in errors
+        assert "internal error" not in errors
+        if process.returncode == 128 + number:
+            said = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+            assert errors.splitlines()[-1] == f"forecast-autotune: {said}"
+        assert gone(mark), "a child is left"
+        # The lock of a device stays: it is everybody's.
+        left = [
+            p.name for p in scratch.iterdir() if not p.name.startswith(("torchinductor_", "forecast-device-"))
+        ]
+        assert left == []
+        assert not list(tmp_path.rglob("*.part"))
+
+
+def _send_and_wait(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(5)
+
+
+def test_handlers_are_put_back_and_a_second_signal_waits() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with InterruptHandlers() as handlers:
+        with pytest.raises(CommandInterrupted) as caught:
+            _send_and_wait(signal.SIGTERM)
+        assert caught.value.number == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)  # while it cleans up: the same wish
+        time.sleep(0.01)
+        assert handlers.received == signal.SIGTERM
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """`nohup` ignores SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with InterruptHandlers() as handlers:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+        assert handlers.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_forked_child_has_the_defaults() -> None:
+    for number in SIGNALS * 5:
+        with InterruptHandlers():
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.kill(child, number)  # perhaps before it has begun
+            _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == -number
+
+
+class Swallowing:
+    """Python prints what a finalizer raises, and goes on."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.001)
+
+
+def _drop_one_and_wait() -> None:
+    Swallowing()
+    time.sleep(5)
+
+
+def test_a_signal_that_a_finalizer_swallows_is_raised_again() -> None:
+    with InterruptHandlers() as handlers:
+        with pytest.raises(CommandInterrupted):
+            _drop_one_and_wait()
+        assert handlers.received == signal.SIGINT
