@@ -33,6 +33,12 @@ class Counted:
         self.log.append((question, sent, came))
         return answer
 
+    def freeze(self) -> None:
+        self._cell.freeze()
+
+    def thaw(self) -> None:
+        self._cell.thaw()
+
 
 def launches(work: JobContext) -> dict[str, Any]:
     """Launch the pack's last workload `count` times as it is timed, and check the last one if asked to.
@@ -46,6 +52,8 @@ def launches(work: JobContext) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, work.cell() as cell:
         counted = Counted(cell, asked.get("wait_s", 0.0))
         judge = SolutionJudge(pack, problem_of(pack, Path(folder)), counted, VerificationPlan(), b"seed")
+        if asked.get("late"):
+            judge.reveal_late()
         assert judge.prepare("solution.py", "run", Language.TORCH) == []
         case = judge.timed_case(pack.workloads[-1])
         codes, checked = [], []

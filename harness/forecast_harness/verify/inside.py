@@ -76,11 +76,7 @@ def place(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
     `patches` lists slots; arrays `at0` (numbers of elements) and `to0` (their new bits) belong to the first.
     """
     note_question(state)
-    held: BlockStore = state["held"]
-    if "block" in arrays:
-        held.put(payload["name"], arrays["block"])
-    for n, slot in enumerate(payload["patches"]):
-        held.patch(payload["name"], Slot.from_json(slot), arrays[f"at{n}"], arrays[f"to{n}"])
+    _change(payload["name"], payload["patches"], arrays, state)
     return CellAnswer({"harness": process_report(state)})
 
 
@@ -225,6 +221,14 @@ def idle(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: d
     return CellAnswer({**answer.value, "harness": process_report(state)}, answer.arrays)
 
 
+def _change(name: str, patches: list[Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> None:
+    held: BlockStore = state["held"]
+    if "block" in arrays:
+        held.put(name, arrays["block"])
+    for n, slot in enumerate(patches):
+        held.patch(name, Slot.from_json(slot), arrays[f"at{n}"], arrays[f"to{n}"])
+
+
 def _restored(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> list[Slot]:
@@ -233,6 +237,8 @@ def _restored(
     name = payload.get("held", "")
     if not name:
         held.put(name, arrays["block"])
+    elif "patches" in payload:
+        _change(name, payload["patches"], arrays, state)
     held.restore(name)
     return [Slot.from_json(s) for s in payload["slots"]]
 

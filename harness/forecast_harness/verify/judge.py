@@ -117,6 +117,10 @@ class SolutionJudge:
             self._compute_device.open_in_background()
         return reasons
 
+    def reveal_late(self) -> None:
+        """Tell the cell of a launch's inputs with its question alone, and stop it between questions."""
+        self._launcher.reveals_late = not self._launcher.windowed
+
     def examine(self, *, timed: bool = True) -> list[Reason]:
         """All trials, up to the first that finds something; its reasons, none if all is well.
 

@@ -41,8 +41,8 @@ _WARM_UP_WINDOWS = 11
 """Windows of the trusted cell before the first block."""
 _MOST_SERVING_GAIN = 10.0
 """As a logarithm: more than anything gains."""
-_LEAST_SECONDS = 1e-6
-"""What a launch takes at least that is over before its window has cost what windows usually do."""
+_LEAST_SECONDS, _LEAST_SHARE = 1e-6, 0.05
+"""What a launch takes at least, and which share of its window, that is over before a window's usual cost."""
 _IDLE_PROBE_SHARE = 0.4
 """Share of launches before which the cost of asking is measured."""
 _REDRAW_SHARE = 0.2
@@ -147,7 +147,8 @@ class CellClock:
             raise ContestantRejected(which, reasons)
         seconds = reply.seconds
         if self._null is not None:
-            seconds = max(reply.wall_seconds - self._overheads.get(work.name, 0.0), _LEAST_SECONDS)
+            whole = reply.wall_seconds
+            seconds = max(whole - self._overheads.get(work.name, 0.0), _LEAST_SHARE * whole)
             if which == CANDIDATE:
                 seconds += self._charges.get(work.name, 0.0)
         if not last:
@@ -265,7 +266,8 @@ def open_null_cell(work: JobContext, cells: ExitStack, processors: Sequence[int]
 
 
 def main(work: JobContext) -> CellAnswer:
-    """Run one duel. The payload has `pack`, `contestants` (incumbent, candidate), `plan` and `rules`.
+    """Run one duel. The payload has `pack`, `contestants` (incumbent, candidate), `plan` and `rules`; on a device
+    `reveal_late` tries what is not the rule yet, see `Launcher.reveals_late`.
 
     The value has `run_comparison`, `seconds` (per contestant and workload, all samples), `protocols` (per workload),
     `checks`, `checked` (of the candidate) and, when somebody was caught, `caught` (0 or 1) and `reasons` instead.
@@ -290,6 +292,8 @@ def main(work: JobContext) -> CellAnswer:
         ]
         try:
             for n, (judge, one) in enumerate(zip(judges, asked["contestants"], strict=True)):
+                if asked.get("reveal_late"):
+                    judge.reveal_late()
                 try:
                     reasons = judge.prepare(one["file"], one["entry"], Language(one["language"]))
                 except CandidateFault as fault:

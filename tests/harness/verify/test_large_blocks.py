@@ -50,6 +50,17 @@ def test_a_block_is_sent_once_and_read_when_asked(judging: SandboxLane, pack: Pa
     assert [came >= found["block"] for question, _, came in found["log"] if question == "again"] == [True]
 
 
+@pytest.mark.parametrize("pack", [SOFTMAX, SWIGLU], ids=["returned", "in_the_block"])
+def test_inputs_may_come_with_the_question_of_a_launch_alone(judging: SandboxLane, pack: Pack) -> None:
+    found = launched(judging, pack, HONEST[pack.definition.name], check=True, idle=True, late=True)
+    assert found["codes"] == [[]] * 4
+    assert found["checked"] == []
+    launches = [sent for question, sent, _ in found["log"] if question == "launch"]
+    # The first idle question needs something to be about; what is launched is told by launches alone.
+    assert sum(question == "place" for question, _, _ in found["log"]) == 1
+    assert all(0 < sent < found["block"] / 8 for sent in launches[1:])
+
+
 def test_a_small_block_travels_with_every_launch(judging: SandboxLane) -> None:
     pack = SOFTMAX.with_(workloads=(Workload("few", {"M": 16, "N": 128}),))
     found = launched(judging, pack, HONEST["softmax"], check=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from forecast_autotune.errors import RecordError
 from forecast_harness.packs.schema import Language, PackFormat
@@ -50,6 +50,17 @@ class CellClient(Protocol):
 
     def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> CellAnswer:
         """Call `module:function` there. Raises `CandidateFault` when the candidate fails."""
+
+
+@runtime_checkable
+class StoppableCell(Protocol):
+    """A cell whose processes can be stopped."""
+
+    def freeze(self) -> None:
+        """Stop all of its processes."""
+
+    def thaw(self) -> None:
+        """Resume them."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,11 @@ class Launcher:
 
     windowed = False
     """Whether launches see their inputs within the window alone that the judge's clock counts."""
+    reveals_late = False
+    """Whether changes of inputs come with the launch's own question, and the cell is stopped between questions.
+
+    For cells on a device: whoever watches what is placed sees nothing of the next launch before it is asked for.
+    """
 
     def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
         """Have the candidate imported; reasons to go no further."""
@@ -169,11 +185,11 @@ class Launcher:
         """One launch of which nothing is read yet but digests, where the case is large."""
         if not is_large(case):
             return self.launch(case, protocol=protocol)
-        resident = self._resident(case)
+        resident, changes = self._resident(case, placed=not self.reveals_late)
         seed = self._rng.getrandbits(_SEED_BITS)
         about = {**launch_payload(case, resident.arena, protocol), "watch": ""}
-        payload = {**about, "held": resident.name, "seed": seed}
-        reply, answer = self._asked(case, payload, {})
+        payload = {**about, "held": resident.name, "seed": seed, **changes[0]}
+        reply, answer = self._asked(case, payload, dict(changes[1]))
         with malformed_answers_as_forgery():
             reply.described, reply.seed = answer.value["outputs"], seed
             reply.digests = [int(n) for n in answer.value["digests"]]
@@ -215,7 +231,8 @@ class Launcher:
 
     def place(self, case: LaunchCase) -> None:
         """Let the cell hold a large case as it is now, so that its next launch need not wait for that."""
-        self._resident(case)
+        if not self.reveals_late:
+            self._resident(case)
 
     def idle(self, case: LaunchCase, protocol: str = "") -> float:
         """Seconds of a question of the same size that launches nothing.
@@ -224,7 +241,8 @@ class Launcher:
         one that has slept.
         """
         if is_large(case):
-            resident = self._resident(case)
+            known = self._residents.get(block_name(case)) if self.reveals_late else None
+            resident = known or self._resident(case)[0]  # what is asked next must not be told now
             seed = self._rng.getrandbits(_SEED_BITS)
             payload = {**launch_payload(case, resident.arena, protocol), "held": resident.name, "seed": seed}
             arrays: dict[str, TensorBytes] = {}
@@ -237,10 +255,14 @@ class Launcher:
         self, question: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> tuple[CellAnswer, float]:
         """The answer, and how long it took to come."""
+        if self.reveals_late and isinstance(self._cell, StoppableCell):
+            self._cell.thaw()
         begin = time.perf_counter()
         with self._phase_timer.phase(question):
             answer = self._cell.ask(f"{CELL_ENTRIES}:{question}", payload, arrays)
         taken = time.perf_counter() - begin
+        if self.reveals_late and isinstance(self._cell, StoppableCell):
+            self._cell.freeze()
         check_answer(question, answer)
         return answer, taken
 
@@ -313,19 +335,24 @@ class Launcher:
             found = stray_writes(arena, answer.arrays["block"].data)
             reply.reasons += [Reason(code, text, reply.trial) for code, text in found]
 
-    def _resident(self, case: LaunchCase) -> ResidentBlock:
-        """What the cell holds for this case, brought up to date. Raises `RecordError` if it is too large."""
+    def _resident(
+        self, case: LaunchCase, *, placed: bool = True
+    ) -> tuple[ResidentBlock, tuple[dict[str, Any], Mapping[str, TensorBytes]]]:
+        """What the cell holds for this case, and what is left to tell it: nothing, where that is `placed`.
+
+        Raises `RecordError` if it is too large.
+        """
         self._must_fit(case)
         name = block_name(case)
         with self._phase_timer.phase("build"):
             resident = self._residents.get(name)
             if resident is None or resident.case is not case or resident.is_outdated:
                 resident = self._residents[name] = ResidentBlock(case, self._rng, self._pages)
-            question = resident.update()
-        if question:
-            payload, arrays = question
+            payload, arrays = resident.update() or ({}, {})
+        if payload and placed:
             self._ask("place", {"name": name, **payload}, arrays)
-        return resident
+            return resident, ({}, {})
+        return resident, (payload, arrays)
 
 
 def is_large(case: LaunchCase) -> bool:
