@@ -42,9 +42,9 @@ from forecast_harness.machine_code.runner.driver import LIBRARY
 from forecast_harness.packs.load import load_pack
 from forecast_harness.packs.schema import Language, Pack, Solution
 from forecast_harness.sandbox.lane import SandboxLane
+from forecast_harness.search.judging.devices import verification_plan
 from forecast_harness.search.novelty import signature
 from forecast_harness.search.proposers.triton_rewrites import module_rewrites
-from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 
 PACKS = ("softmax", "matmul", "layer_norm", "swiglu", "cross_entropy")
@@ -96,7 +96,7 @@ def verifier(pack: Pack, solution: Solution, lane: SandboxLane | None) -> Callab
         if lane is None:
             return ""
         text = write_launch_options(source.source, config)
-        verdict = verify(pack, replace(solution, source=text), lane, plan=VerificationPlan(device="cuda"))
+        verdict = verify(pack, replace(solution, source=text), lane, plan=verification_plan("cuda"))
         return "" if verdict.accepted else "; ".join(r.detail for r in verdict.reasons)[:500]
 
     return found

@@ -22,7 +22,7 @@ STICKY_ERRORS = frozenset({214, 219, 220, 226, 700, 702, 710, 713, 714, 715, 716
 """Errors after which a context is of no more use: illegal addresses, instructions, traps and the like."""
 
 
-class DriverError(Exception):
+class DriverError(RuntimeError):
     """A call of the driver failed."""
 
     def __init__(self, call: str, code: int, name: str) -> None:

@@ -1,0 +1,71 @@
+"""The same runner on a real device, with kernels that Triton compiled in cells without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
+from benchmarks.lib.machine_code.sums import SumCall, objection
+from forecast_harness.machine_code.compile_workers import BuildRequest, CompileWorkers
+from forecast_harness.machine_code.pack_calls import PackCalls, check_program
+from forecast_harness.machine_code.pack_judging import facts_for_workers
+from forecast_harness.machine_code.records import Program
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.packs.load import load_pack
+from forecast_harness.packs.schema import Language
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[RunnerClient]:
+    with RunnerClient(launch_s=3.0) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def workers(device: RunnerClient) -> Iterator[CompileWorkers]:
+    with CompileWorkers(facts_for_workers(device)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def sums(workers: CompileWorkers) -> dict[str, Program]:
+    made, missing = compile_sums(workers)
+    assert not missing
+    return made
+
+
+def test_the_device_adds(device: RunnerClient) -> None:
+    assert device.check_health() == ""
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_only_what_is_right_is_accepted(device: RunnerClient, sums: dict[str, Program], what: str) -> None:
+    said = objection(device, sums[what], SumCall())
+    assert bool(said) == (what != "right")
+    assert said.startswith(BODIES[what][1])
+    assert objection(device, sums["right"], SumCall()) == ""
+
+
+@pytest.mark.parametrize("name", ["softmax", "matmul", "layer_norm", "swiglu", "cross_entropy"])
+def test_packs_solutions_are_right_and_take_time(
+    device: RunnerClient, workers: CompileWorkers, tmp_path: Path, name: str
+) -> None:
+    pack = load_pack(name)
+    (solution, *_) = [s for s in pack.solutions if s.language is Language.TRITON]
+    call = PackCalls(pack, tmp_path).draw()
+    built = workers.submit(BuildRequest(name, solution.source, solution.entry, (call.arguments,))).result()
+    (program,) = built.programs
+    assert check_program(device, program, call) == ""
+    seconds = device.time([program], call.given).seconds[0]
+    assert all(1e-7 <= s < 1e-2 for s in seconds)
