@@ -27,7 +27,7 @@ _H200 = "NVIDIA_H200"
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _ExpertLayer:
     """What a file is named after."""
 
     experts: int
@@ -45,10 +45,10 @@ class _Layer:
 
 
 @dataclass(frozen=True)
-class _Product:
+class _TunedProduct:
     """One tuned product of a layer."""
 
-    layer: _Layer
+    layer: _ExpertLayer
     tokens: int
     tuned: TunedProblem
 
@@ -65,7 +65,7 @@ def write_sglang_moe(folder: Path, problems: Sequence[TunedProblem]) -> ExportRe
 
 def _write(folder: Path, problems: Sequence[TunedProblem], *, by_triton: bool) -> ExportReport:
     report = ExportReport()
-    layers: dict[_Layer, dict[int, list[_Product]]] = defaultdict(lambda: defaultdict(list))
+    layers: dict[_ExpertLayer, dict[int, list[_TunedProduct]]] = defaultdict(lambda: defaultdict(list))
     for product in _products(problems, report):
         layers[product.layer][product.tokens].append(product)
     for layer, batches in layers.items():
@@ -83,9 +83,9 @@ def _write(folder: Path, problems: Sequence[TunedProblem], *, by_triton: bool) -
     return report
 
 
-def _products(problems: Sequence[TunedProblem], report: ExportReport) -> list[_Product]:
+def _products(problems: Sequence[TunedProblem], report: ExportReport) -> list[_TunedProduct]:
     """The products of layers that the problems are; the second of a layer takes its tokens from the first."""
-    first: list[_Product] = []
+    first: list[_TunedProduct] = []
     second: list[tuple[TunedProblem, dict[str, Argument]]] = []
     for tuned in problems:
         named = {a.name: a for a in tuned.problem.arguments}
@@ -97,7 +97,9 @@ def _products(problems: Sequence[TunedProblem], report: ExportReport) -> list[_P
         if top_k == 1 and _has_first(problems, named):
             second.append((tuned, named))
             continue
-        first.append(_Product(_layer(tuned.problem, named, experts, columns // 2), valid // top_k, tuned))
+        first.append(
+            _TunedProduct(_layer(tuned.problem, named, experts, columns // 2), valid // top_k, tuned)
+        )
     for tuned, named in second:
         experts, _, inner = named["b_ptr"].shape
         layer = _layer(tuned.problem, named, experts, inner)
@@ -105,7 +107,7 @@ def _products(problems: Sequence[TunedProblem], report: ExportReport) -> list[_P
         for one in list(first):
             same = _number({a.name: a for a in one.tuned.problem.arguments}, "num_valid_tokens")
             if one.layer == layer and same == valid:
-                first.append(_Product(layer, one.tokens, tuned))
+                first.append(_TunedProduct(layer, one.tokens, tuned))
                 break
         else:
             report.left_out.append(
@@ -145,7 +147,7 @@ def _number(named: dict[str, Argument], name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _layer(problem: Problem, named: dict[str, Argument], experts: int, inner: int) -> _Layer:
+def _layer(problem: Problem, named: dict[str, Argument], experts: int, inner: int) -> _ExpertLayer:
     used = [name for name in _PRECISIONS if (a := named.get(name)) is not None and a.value]
     dtype = used[0].removeprefix("use_") if used else ""
     if not dtype and named["b_ptr"].dtype in ("float32", "fp32"):
@@ -155,7 +157,7 @@ def _layer(problem: Problem, named: dict[str, Argument], experts: int, inner: in
     device = problem.device.name.replace(" ", "_")
     if "H200" in device.split("_"):
         device = _H200  # all variants of the model share a file
-    return _Layer(experts, inner, device, dtype, block, dict(problem.toolchain).get("triton", ""))
+    return _ExpertLayer(experts, inner, device, dtype, block, dict(problem.toolchain).get("triton", ""))
 
 
 def _best_of_both(tuned: Sequence[TunedProblem]) -> Config:
