@@ -1,12 +1,14 @@
 """Claims: on a host no cheat of the clock is called faster, equals seldom are, and 2 % are found.
 
     python -m benchmarks.verification.timing_attacks --out benchmarks/results/timing_attacks_cpu.json \
-        [--packs softmax matmul layer_norm] [--stages attacks equals gains] [--only TEXT] [--equals 30] [--gains 20]
+        [--device cpu] [--packs softmax matmul layer_norm] [--stages attacks equals gains] [--only TEXT]
+        [--equals 30] [--gains 20] [--reveal-late]
 
 `attacks`: every variant of every family of `tests.harness.timing_attacks`, verified and then compared with the
 plain solution that it contains. `equals`: contests of a plain solution with itself. `gains`: contests of a
-solution whose launches take some milliseconds with one that is told to take 2 % less. Runs on the CPU alone,
-in one lane; other work on the machine makes it slower and more often undecided.
+solution whose launches take some milliseconds with one that is told to take 2 % less. All in one lane; other
+work on the machine makes it slower and more often undecided. On a GPU, with `--device cuda`, what is timed is
+host code that launches kernels, by the rules that hold there; `--reveal-late` tries stricter ones.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from benchmarks.lib.verification_tasks import CandidatePlace
 from forecast_harness.bench import BENCH_LIMITS
 from forecast_harness.packs import Pack, Solution, load_pack, make_solution
 from forecast_harness.sandbox.api import JobStatus, SandboxJob, SandboxLane
 from forecast_harness.timing.paired_comparison import DEFAULT_RULES, ComparisonOutcome, StoppingRules
+from forecast_harness.verify.cell_limits import cell_limits_for
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 from tests.harness.timing_attacks.families import sources
@@ -32,10 +37,12 @@ GAIN = 0.02
 _TURNS = 3000
 _SPIN = """import torch
 
-scratch = torch.ones(4096)
+scratch = None
 
 
 def run(x):
+    global scratch
+    scratch = torch.ones(4096, device=x.device) if scratch is None else scratch
     for _ in range({turns}):
         scratch.mul_(1.0)
     return torch.softmax(x, -1)
@@ -43,8 +50,17 @@ def run(x):
 _REFUSED = "refused"
 
 
+@dataclass(frozen=True)
+class ContestPlace:
+    """Where contests are held, and how."""
+
+    lane: SandboxLane
+    plan: VerificationPlan
+    reveal_late: bool = False
+
+
 def contest(
-    pack: Pack, incumbent: Solution, candidate: Solution, lane: SandboxLane, rules: StoppingRules
+    pack: Pack, incumbent: Solution, candidate: Solution, place: ContestPlace, rules: StoppingRules
 ) -> Mapping[str, Any]:
     """One contest's value: its `duel`, or who was `caught` and why."""
     files = {"incumbent/solution.py": incumbent.source, "candidate/solution.py": candidate.source}
@@ -52,25 +68,28 @@ def contest(
         {"file": f"{folder}/solution.py", "entry": one.entry, "language": str(one.language)}
         for folder, one in (("incumbent", incumbent), ("candidate", candidate))
     ]
-    payload = {"pack": pack.to_json(), "contestants": contestants}
-    payload |= {"plan": VerificationPlan().to_json(), "rules": rules.to_json()}
-    result = lane.run(SandboxJob("forecast_harness.verify.timing_job:main", payload, files), BENCH_LIMITS)
+    payload: dict[str, Any] = {"pack": pack.to_json(), "contestants": contestants}
+    payload |= {"plan": place.plan.to_json(), "rules": rules.to_json(), "reveal_late": place.reveal_late}
+    limits = cell_limits_for(pack, BENCH_LIMITS, place.plan.device)
+    result = place.lane.run(SandboxJob("forecast_harness.verify.timing_job:main", payload, files), limits)
     if result.status is JobStatus.OK:
         value: Mapping[str, Any] = result.value
         return value
     return {"caught": 1, "reasons": [{"code": str(result.fault), "detail": result.detail[-300:]}]}
 
 
-def try_attack(pack: Pack, name: str, source: str, lane: SandboxLane, rules: StoppingRules) -> dict[str, Any]:
+def try_attack(
+    pack: Pack, name: str, source: str, place: ContestPlace, rules: StoppingRules
+) -> dict[str, Any]:
     """What becomes of one attack: refused with its reasons, or how its contests with the plain solution end."""
     begin = time.perf_counter()
     attack = make_solution(name, source)
-    verdict = verify(pack, attack, lane)
+    verdict = verify(pack, attack, place.lane, plan=place.plan)
     row: dict[str, Any] = {"found": _REFUSED, "reasons": [], "gains": [], "own_gains": []}
     if not verdict.accepted:
         row["reasons"] = [f"{r.code}: {r.detail[:160]}" for r in verdict.reasons]
     while verdict.accepted and len(row["gains"]) < 2:
-        value = contest(pack, pack.solution("torch_plain"), attack, lane, rules)
+        value = contest(pack, pack.solution("torch_plain"), attack, place, rules)
         if "caught" in value:
             row["found"] = _REFUSED if value["caught"] == 1 else "incumbent refused"
             row["reasons"] = [f"{r['code']}: {r['detail'][:160]}" for r in value["reasons"]]
@@ -128,14 +147,22 @@ def main() -> int:
     made.add_argument("--equals", type=int, default=30, help="contests of equals, all packs together")
     made.add_argument("--gains", type=int, default=20, help="contests with a gain of 2 %%")
     made.add_argument("--seconds", type=float, default=1e9, help="no further attack is begun after so many")
-    made.set_defaults(stub_only=True)
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where candidates run")
+    made.add_argument(
+        "--reveal-late", action="store_true", help="on a device: inputs with the question alone"
+    )
+    early, _ = made.parse_known_args()
+    made.set_defaults(stub_only=early.device == "cpu")
     a = parse_arguments(made)
     report = ResultFile(a, "on a host no cheat of the clock is called faster")
     summary: dict[str, Any] = {}
     begin, left_out = time.perf_counter(), 0
     packs = [load_pack(name) for name in a.packs]
-    with SandboxLane() as lane:
-        summary["level"] = lane.level.name.lower()
+    where = CandidatePlace.of(a.device)
+    plan = VerificationPlan(device=a.device, peaks=where.peaks, uuid=where.uuid)
+    with SandboxLane(device=None if a.device == "cpu" else "0") as lane:
+        place = ContestPlace(lane, plan, a.reveal_late)
+        summary |= {"device": where.name, "level": lane.level.name.lower()}
         if "attacks" in a.stages:
             rows = []
             for pack in packs:
@@ -145,7 +172,7 @@ def main() -> int:
                     if time.perf_counter() - begin > a.seconds:
                         left_out += 1
                         continue
-                    found = try_attack(pack, variant, source, lane, StoppingRules(most=a.blocks))
+                    found = try_attack(pack, variant, source, place, StoppingRules(most=a.blocks))
                     row = {"pack": pack.definition.name, "family": family, "variant": variant, **found}
                     rows.append(row)
                     report.add("attacks", row)
@@ -162,7 +189,7 @@ def main() -> int:
                 plain = pack.solution("torch_plain")
                 row = {
                     "pack": pack.definition.name,
-                    **_short(contest(pack, plain, plain, lane, DEFAULT_RULES)),
+                    **_short(contest(pack, plain, plain, place, DEFAULT_RULES)),
                 }
                 rows.append(row)
                 report.add("equals", row)
@@ -173,7 +200,7 @@ def main() -> int:
             slow = make_solution("slow", _SPIN.format(turns=_TURNS))
             fast = make_solution("fast", _SPIN.format(turns=round(_TURNS * (1 - GAIN))))
             for _ in range(a.gains):
-                row = _short(contest(pack, slow, fast, lane, DEFAULT_RULES))
+                row = _short(contest(pack, slow, fast, place, DEFAULT_RULES))
                 rows.append(row)
                 report.add("gains", row)
                 say(f"gain: {row}"[:200])

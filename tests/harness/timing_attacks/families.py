@@ -20,7 +20,7 @@ inside = sys.modules["forecast_harness.verify.inside"]
 
 def mark(given):
     """Bytes that differ between launches, read in no time."""
-    return b"".join(t.reshape(-1)[:: max(1, t.numel() // 16)].clone().numpy().tobytes() for t in given.values())
+    return b"".join(t.reshape(-1)[:: max(1, t.numel() // 16)].clone().cpu().numpy().tobytes() for t in given.values())
 
 
 def replace(place, name, make):
