@@ -130,6 +130,8 @@ LONGEST = (
     "benchmarks/test_rank_schedules.py",
     "harness/sandbox/test_sandbox_large.py",
     "benchmarks/test_llm_faults.py",
+    "core/store/remote/test_remote_store.py",
+    "integrations/triton/test_warm.py",
     "harness/sandbox/test_sandbox_parts.py",
 )
 """Modules of ten seconds and more. They are begun first, so that no process of `-n` is alone with one at the end."""
