@@ -19,7 +19,9 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError,
 """What reading a line of arbitrary bytes as a record can raise. `RecordError` is a ValueError."""
 
 MAX_LOG_BYTES = 256 * 1024 * 1024
-"""Of a log that is read: half a million rows of one kernel on one host; as records they take a gigabyte."""
+"""Of a log that is read: half a million rows of usual length, of one kernel on one host."""
+MAX_LOG_LINES = 1_000_000
+"""Of a log that is read; as records of the shortest kind they take 650 MB."""
 _CHUNK = 4 * 1024 * 1024
 _MAX_SHOWN_LINES = 3
 """Bad lines of a log whose reasons are told; the rest are counted, so garbage cannot flood a terminal."""
@@ -151,7 +153,7 @@ class LogFile:
     def _read_lines(self, stream: BinaryIO, size: int) -> bytes:
         """Index every whole line from the stream's position, chunk by chunk; returns what follows the last."""
         rest, skipping, bad = b"", False, _BadLines()
-        while self._offset + len(rest) < MAX_LOG_BYTES and (chunk := stream.read(_CHUNK)):
+        while not self._is_full(rest) and (chunk := stream.read(_CHUNK)):
             *lines, rest = (rest + chunk).split(b"\n")
             for number, raw in enumerate(lines, self._lines + 1):
                 if skipping:
@@ -166,16 +168,21 @@ class LogFile:
             if len(rest) > MAX_RECORD_BYTES:
                 self._advance(len(rest), rest[-1:])
                 rest, skipping = b"", True
-        if skipping or self._offset + len(rest) >= MAX_LOG_BYTES:
+        if skipping or self._is_full(rest):
             self._unread_size = size
             bad.add(
                 self._lines + 1,
-                f"longer than is read: {MAX_RECORD_BYTES} bytes a line, {MAX_LOG_BYTES} a log",
+                f"longer than is read: {MAX_RECORD_BYTES} bytes a line, {MAX_LOG_BYTES} bytes and {MAX_LOG_LINES} "
+                "lines a log; what follows is unknown here until it has a file of its own, as in log-more.jsonl",
             )
             rest = b""
         if bad.count:
             self._notes.add(f"{self.path}{bad}", topic=str(self.path))
         return rest
+
+    def _is_full(self, rest: bytes) -> bool:
+        """Whether no more of the file is read than what is read already, and `rest`."""
+        return self._offset + len(rest) >= MAX_LOG_BYTES or self._lines >= MAX_LOG_LINES
 
     def _advance(self, count: int, last: bytes) -> None:
         self._offset += count

@@ -194,8 +194,10 @@ def test_a_log_is_read_up_to_a_bound(root: Path, monkeypatch: pytest.MonkeyPatch
     with log.open("ab") as stream:
         stream.write(b"\n" + line)
     assert len(store.measurements(ONE)) == 3, "what follows a long line is read"
-    monkeypatch.setattr(log_module, "MAX_LOG_BYTES", 100)
-    short = Store(root)
-    with pytest.warns(StoreWarning, match="longer than is read"):
-        assert len(short.measurements(ONE)) < 3
-    assert len(short.issued_warnings) == 1
+    for bound, value in (("MAX_LOG_BYTES", 100), ("MAX_LOG_LINES", 2)):
+        with monkeypatch.context() as bounded:
+            bounded.setattr(log_module, bound, value)
+            short = Store(root)
+            with pytest.warns(StoreWarning, match="longer than is read"):
+                assert len(short.measurements(ONE)) < 3
+            assert len(short.issued_warnings) == 1
