@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.lib.child_processes import module_command
 from benchmarks.lib.environment import host_environment
 
-BATCH = 250
+BATCH = 500
 """Cases of one child process."""
 ADDRESS_SPACE = 12 << 30
 """Bytes; a case that asks for all memory there is must not take the machine along."""
@@ -186,15 +186,21 @@ def main() -> int:
         return 0
     batches = [list(range(i, min(i + BATCH, a.cases))) for i in range(0, a.cases, BATCH)]
     cases: list[dict[str, Any]] = []
-    with ThreadPoolExecutor(a.jobs) as pool:
-        for done in pool.map(lambda batch: list(run_cases(a, batch)), batches):
-            cases += done
-            faulty = sum(bool(case["faults"]) for case in cases)
-            for case in done:
+    mutex = threading.Lock()
+
+    def run_all(batch: list[int]) -> None:
+        for case in run_cases(a, batch):
+            with mutex:
+                cases.append(case)
                 if case["faults"]:
-                    print(json.dumps(case), file=sys.stderr)
-            print(f"{len(cases)} cases, {faulty} with faults", file=sys.stderr, flush=True)
-            write_result(a, cases)  # each time, so that a run cut short leaves what it had
+                    print(json.dumps(case), file=sys.stderr, flush=True)
+                if len(cases) % 250 == 0:
+                    print(f"{len(cases)} cases", file=sys.stderr, flush=True)
+                    write_result(a, cases)  # so that a run cut short leaves what it had
+
+    with ThreadPoolExecutor(a.jobs) as pool:
+        list(pool.map(run_all, batches))
+    write_result(a, cases)
     summary = summary_of(cases)
     print(json.dumps(summary, indent=1))
     return int(summary["faulty"] > 0)
@@ -209,7 +215,7 @@ def write_result(a: argparse.Namespace, cases: list[dict[str, Any]]) -> None:
         "environment": host_environment(a.seed),
         "options": {"cases": a.cases, "deadline_s": a.deadline, "memory_mib": a.memory},
         "summary": summary_of(cases),
-        "faulty": [case for case in cases if case["faults"]][:MAX_KEPT],
+        "faulty": sorted((c for c in cases if c["faults"]), key=lambda c: c["number"])[:MAX_KEPT],
     }
     part = a.out.with_name(f".{a.out.name}.part")
     part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
