@@ -201,14 +201,14 @@ class _SimulatedDevice(TableMeasurer):
 
     def _compile_seconds(self, candidate: Candidate) -> float:
         # The ranks of a host share Triton's cache.
-        cached = candidate in self._job.compiled and self._job.workers
-        return CACHED_S if cached else super()._compile_seconds(candidate)
+        known = (self._attempt.problem, candidate) in self._job.compiled
+        return CACHED_S if known and self._job.workers else super()._compile_seconds(candidate)
 
     def _catch_up(self) -> None:
         behind = self._job.time.now() - self._begin - self._now
         if behind > 0:
             super()._pass(behind)
-            self._job.compiled.update(self._ready)
+            self._job.compiled.update((self._attempt.problem, c) for c in self._ready)
 
 
 class SimulatedJob:
@@ -228,8 +228,8 @@ class SimulatedJob:
     ) -> None:
         """`workers` are each rank's; with 0 they are drawn, and every rank compiles for itself."""
         self.workers, self._surrogate = workers, surrogate or FlatSurrogate()
-        self.compiled: set[Candidate] = set()
-        """Candidates of the problem at hand that some rank has compiled."""
+        self.compiled: set[tuple[str, Candidate]] = set()
+        """(problem, candidate) of what some rank has compiled."""
         self.limits, self.hazards, self.size = limits or JobLimits(), hazards or Hazards(), size
         self.time, self.values, self.run = VirtualTime(), MemoryKeyValueStore(), SimulatedRun()
         self._tables, self._mode = {t.problem.id: t for t in problems}, mode
