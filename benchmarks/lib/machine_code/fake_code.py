@@ -129,9 +129,13 @@ def skip_if_later(nanoseconds: int, operations: int) -> Operation:
 
 
 def image(
-    name: str, parameters: Sequence[str], operations: Sequence[Operation], global_bytes: int = 0
+    name: str,
+    parameters: Sequence[str],
+    operations: Sequence[Operation],
+    global_bytes: int = 0,
+    initial: bytes = b"",
 ) -> bytes:
-    """A cubin of one kernel; `global_bytes` of memory that it keeps from launch to launch."""
+    """A cubin of one kernel; `global_bytes`, or `initial` ones, of memory that it keeps from launch to launch."""
     sizes = bytes(8 if p.startswith("*") else len(pack_scalar(p, 0)) for p in parameters)
     body = (
         b"FKC1"
@@ -142,6 +146,8 @@ def image(
     sections = [("", 0, b"", 0), (f".text.{name}", 6, body, 0)]
     if global_bytes:
         sections.append((".nv.global", 3, b"", global_bytes))
+    if initial:
+        sections.append((".nv.global.init", 3, initial, 0))
     names = b"\0".join(s[0].encode() for s in sections) + b"\0.shstrtab\0"
     sections.append((".shstrtab", 0, names, 0))
     offset, rows, data, at = 64, b"", b"", 0

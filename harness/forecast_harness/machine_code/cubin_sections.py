@@ -14,17 +14,21 @@ from forecast_harness.machine_code.records import CompiledKernel, MachineCodeErr
 _MAGIC, _CUDA_MACHINE = b"\x7fELF\x02\x01", 190
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
-_WRITE = 1
+_WRITE, _NO_CONTENTS = 1, 8
+_LIBRARY_NAMES = frozenset({b"__CUDA_FTZ", b"__CUDA_PREC_SQRT", b"__CUDA_PREC_DIV", b"__CUDA_ARCH"})
+"""Texts that the compiler leaves behind where code took a function of CUDA's library; nothing reads them."""
 _MOST_SECTIONS = 4096
+_MOST_NAME_BYTES = 64
 MOST_IMAGE_BYTES = 64 << 20
 
 
 class CubinSection(NamedTuple):
-    """One section's name, flags and bytes in memory."""
+    """One section's name, flags, bytes in memory, and contents as far as they are in the file."""
 
     name: str
     flags: int
     size: int
+    contents: bytes
 
 
 def cubin_sections(image: bytes) -> list[CubinSection]:
@@ -44,7 +48,12 @@ def cubin_sections(image: bytes) -> list[CubinSection]:
     rows = [_SECTION.unpack_from(image, table + n * entry_size) for n in range(count)]
     start, size = rows[names][4], rows[names][5]
     texts = image[start : start + size]
-    return [CubinSection(_name(texts, row[0]), row[2], row[5]) for row in rows]
+    return [CubinSection(_name(texts, row[0]), row[2], row[5], _contents(image, row)) for row in rows]
+
+
+def _contents(image: bytes, row: tuple[int, ...]) -> bytes:
+    kind, start, size = row[1], row[4], row[5]
+    return b"" if kind == _NO_CONTENTS else image[start : start + size]
 
 
 def _name(texts: bytes, at: int) -> str:
@@ -52,7 +61,11 @@ def _name(texts: bytes, at: int) -> str:
 
 
 def check_cubin(kernel: CompiledKernel) -> None:
-    """Raises `MachineCodeError` for code without the kernel, or with memory that outlives a launch."""
+    """Raises `MachineCodeError` for code without the kernel, or with memory that outlives a launch.
+
+    Some ten bytes of names that the compiler leaves behind are let through: a launch could count in them, and
+    nothing more.
+    """
     sections = cubin_sections(kernel.image)
     names = {s.name for s in sections}
     if f".text.{kernel.name}" not in names:
@@ -61,7 +74,10 @@ def check_cubin(kernel: CompiledKernel) -> None:
         kept = section.name.startswith(".nv.global") or (
             section.flags & _WRITE and not section.name.startswith((".nv.shared", ".nv.local"))
         )
-        if kept and section.size:
+        known = len(section.contents) == section.size and section.contents.endswith(b"\0")
+        known = known and set(section.contents[:-1].split(b"\0")) <= _LIBRARY_NAMES
+        known = known and section.size <= _MOST_NAME_BYTES
+        if kept and section.size and not known:
             raise MachineCodeError(
                 f"machine code keeps {section.size} bytes from launch to launch in {section.name!r:.80}"
             )

@@ -102,6 +102,18 @@ def test_sections_are_read_and_memory_of_its_own_is_seen() -> None:
         check_cubin(CompiledKernel("kernel", 90, ("*fp32",), image=made))
 
 
+def test_names_that_the_compiler_leaves_behind_are_no_memory_of_a_kernels_own() -> None:
+    def kernel(initial: bytes) -> CompiledKernel:
+        return CompiledKernel(
+            "kernel", 90, ("*fp32",), image=image("kernel", ("*fp32",), honest(), initial=initial)
+        )
+
+    check_cubin(kernel(b"__CUDA_FTZ\0__CUDA_PREC_SQRT\0"))
+    for other in (b"__CUDA_FTZ\0\1", b"counter\0", b"\1" * 28, bytes(28), b"__CUDA_FTZ\0" * 8):
+        with pytest.raises(MachineCodeError, match="from launch to launch"):
+            check_cubin(kernel(other))
+
+
 def test_no_bytes_break_the_reading_of_sections() -> None:
     made = bytearray(PROGRAM.kernels[0].image)
     for at in range(0, len(made)):

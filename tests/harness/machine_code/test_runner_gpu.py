@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
@@ -20,10 +20,7 @@ from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.packs.load import load_pack
 from forecast_harness.packs.schema import Language
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
