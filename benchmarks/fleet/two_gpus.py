@@ -4,8 +4,9 @@
 
 Needs as many GPUs as ranks. Each arm is a job of its own under plain torchrun, with fresh stores and a fresh Triton
 cache: `one` rank with its share of the host's cores, `one_all_cores`, `shared` (all ranks, sharing), and `apart` (all
-ranks, FORECAST_AUTOTUNE_RANKS=alone, which is one store and its lock). Ranks meet the same cases in the same order, at
-once. A case's wall is the slowest rank's first call, an arm's wall the sum of its cases. Arms take turns in an order
+ranks, FORECAST_AUTOTUNE_RANKS=alone, which is one store and its lock). With `--orders same` ranks meet the same cases in
+the same order, each at once: an arm's wall is the sum of every case's slowest rank. With `--orders rotated` each rank
+begins with other cases, and none waits for another: an arm's wall is its slowest rank's. Arms take turns in an order
 that the seed shuffles, as are the cases. Nothing in the workers knows of sharing.
 """
 
@@ -56,11 +57,15 @@ def decide_each(given: dict[str, Any], null: bool) -> None:
     with devices.device(null) as where:
         devices.warm_up_device(where)
         known = {case.name: case for case in kernels.cases(given["cases"])}
-        for case in map(known.__getitem__, given["cases"]):
+        names = given["cases"]
+        first = rank * len(names) // dist.get_world_size() if given["rotated"] else 0
+        dist.barrier()
+        for case in map(known.__getitem__, [*names[first:], *names[:first]]):
             data = case.make(where, small=null)
             listed = kernels.configs(case)[:: 12 if null else 1]
             tuner = autotune(listed, list(case.key), mode=given["mode"])(case.kernel)
-            dist.barrier()
+            if not given["rotated"]:
+                dist.barrier()
             result = kernel_timing.tuned_call(case, tuner, data, lambda: None)
             result["correct"] = kernel_timing.check_output(case, data, where)
             del result["timings"]
@@ -80,6 +85,7 @@ def run_job(a: Namespace, arm: str, mode: str, cases: list[str]) -> dict[str, An
             "cases": cases,
             "bound": arm != "one_all_cores",
             "shares": a.ranks,
+            "rotated": a.orders == "rotated",
         }
         more = {"FORECAST_AUTOTUNE_RANKS": "alone" if arm == "apart" else "share", "OMP_NUM_THREADS": "1"}
         if a.workers:
@@ -100,11 +106,16 @@ def run_job(a: Namespace, arm: str, mode: str, cases: list[str]) -> dict[str, An
         ranks = [json.loads(p.read_text()) for p in sorted(Path(folder).glob("rank-*.json"))]
     if len(ranks) != size:
         raise RuntimeError(f"{len(ranks)} of {size} ranks said what they chose")
-    calls = list(zip(*(r["calls"] for r in ranks), strict=True))
+    told = [{c["case"]: c for c in r["calls"]} for r in ranks]
+    calls = [[each[name] for each in told] for name in cases]
+    if a.orders == "rotated":
+        wall_s = max(sum(c["seconds"] for c in each.values()) for each in told)
+    else:
+        wall_s = sum(max(c["seconds"] for c in at_once) for at_once in calls)
     return {
         "arm": arm,
         "mode": mode,
-        "wall_s": sum(max(c["seconds"] for c in at_once) for at_once in calls),
+        "wall_s": wall_s,
         "cases": [
             {
                 "case": at_once[0]["case"],
@@ -148,6 +159,7 @@ def main() -> int:
         "--arms", nargs="*", choices=ARMS, default=[*ARMS], help="shared, and what to compare"
     )
     parser.add_argument("--cases", nargs="*", default=CASES, help="names of benchmarks.kernels")
+    parser.add_argument("--orders", choices=("same", "rotated"), default="same", help="of each rank's cases")
     parser.add_argument("--workers", type=int, default=0, help="compilations at a time of each rank")
     a = result_files.parse_arguments(parser)
     if a.child:
