@@ -45,7 +45,7 @@ BODIES = {
     ),
     "writes into an input": (_STORE + "\n    tl.store(y + at, value, mask=at < 4)", "input changed"),
     "differs from launch to launch": (
-        _STORE.replace("value,", "value + (tl.extra.cuda.globaltimer() % 512).to(tl.float32) * 1e-10,"),
+        _STORE.replace("value,", "value + (tl.extra.cuda.globaltimer() % 512).to(tl.float32) * 1e-9,"),
         "",
     ),
     "illegal address": (f"    tl.store(total + at + {_FAR}, value, mask=mask)", "device error"),
