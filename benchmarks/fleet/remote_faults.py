@@ -157,7 +157,7 @@ class Program:
         self.fault, self.times = fault, times
         self.store = Store(folder)
         self.client = RemoteClient(address, self.store._notes, wait_s)
-        self.store._layers = StoreLayers((), self.store._notes, self.client)
+        self.store.layers = StoreLayers((), self.store._notes, self.client)
         self.client.start()
         self.wrong = self.answered = 0
         self.step = 0
@@ -168,7 +168,7 @@ class Program:
         own = problem(OWN)
         m = measurement(own, self.step)
         with self.times["offer"].timed():
-            self.store._layers.offer(own, m)
+            self.store.layers.offer(own, m)
         if self.step == 3:
             self.store.add(own, m)
             self.store.put_decision(own, decision(own, m))

@@ -63,9 +63,12 @@ class StoreLayers:
         from forecast_autotune.store.remote.client import RemoteClient
 
         settings = Settings.from_environment(given)
-        remote = RemoteClient(settings.remote, notes, settings.remote_wait_s)
-        remote.start()
-        return cls(None, notes, remote)
+        return cls(None, notes, RemoteClient(settings.remote, notes, settings.remote_wait_s))
+
+    def connect(self) -> None:
+        """Start what a remote store needs, so that the first decision does not wait for that."""
+        if self.remote is not None:
+            self.remote.start()
 
     @property
     def bundles(self) -> list[Bundle]:

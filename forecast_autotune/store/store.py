@@ -53,7 +53,7 @@ class Store:
         self._directories: dict[tuple[str, str], KernelDirectory] = {}
         self._verdicts: dict[str, list[RiskVerdict]] = {}
         """By device directory, as far as they were asked for."""
-        self._layers = StoreLayers((), self._notes)
+        self.layers = StoreLayers((), self._notes)
         self.misses = MissFile(self.root, self._notes)
         _STORES.add(self)
 
@@ -72,7 +72,7 @@ class Store:
         with _DEFAULTS_MUTEX:
             if name not in _DEFAULTS:
                 _DEFAULTS[name] = cls(root)
-                _DEFAULTS[name]._layers = StoreLayers.configured(_DEFAULTS[name]._notes)
+                _DEFAULTS[name].layers = StoreLayers.configured(_DEFAULTS[name]._notes)
             return _DEFAULTS[name]
 
     @property
@@ -87,7 +87,7 @@ class Store:
         with self._mutex:
             directory = self._directory(problem)
             directory.refresh()
-            return self._layers.measurements(problem, directory.measurements(problem.id))
+            return self.layers.measurements(problem, directory.measurements(problem.id))
 
     def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
         """Other problems of this kernel name with an ok measurement.
@@ -102,7 +102,7 @@ class Store:
         with self._mutex:
             directory = self._directory(problem)
             directory.refresh()
-            held = self._layers.tables(problem, directory.tables())
+            held = self.layers.tables(problem, directory.tables())
             tables = [t for t in held if t.problem.id != problem.id]
             others = nearest_relatives(problem, self._other_device_directories(problem)) if limit > 0 else []
         tables = [t for t in tables if any(m.ok for m in t.measurements)]
@@ -119,12 +119,12 @@ class Store:
         entry = LogEntry.of(problem, measurement)
         with self._mutex:
             self._directory(problem).add([entry])
-        self._layers.offer(problem, measurement)
+        self.layers.offer(problem, measurement)
 
     def decision(self, problem: Problem) -> Decision | None:
         """The stored decision: one small file is opened. A damaged file is noted and counts as none."""
         with self._mutex:
-            return self._layers.decision(problem, self._directory(problem))
+            return self.layers.decision(problem, self._directory(problem))
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
         """Store a decision atomically, in place of an earlier one.
@@ -139,7 +139,7 @@ class Store:
             )
         with self._mutex:
             self._directory(problem).put_decision(problem, decision)
-            self._layers.offer(problem, decision)
+            self.layers.offer(problem, decision)
             if decision.verdicts:
                 # Rare (an audit, a second tuning), so that what is known is simply read again.
                 self._verdicts.pop(device_directory(problem.device.slug), None)

@@ -113,7 +113,7 @@ class TuningEngine:
         settings = self.options.settings()
         self._sources = VariantSources.of(self.options.variants, settings.variants)
         if settings.remote and self.options.store is not False:
-            self.options.open_store(settings)  # its worker is ready by the time of the first call
+            self.options.open_store(settings).layers.connect()
         self.has_variants = self._sources is not None
         """Whether a key may be served by another source than the tuner's own."""
 

@@ -248,7 +248,7 @@ def test_bundles_are_asked_in_order_and_a_refused_one_is_left_out(
         f"the bundle {tmp_path / 'nowhere'}",
         f"the bundle {first}",
     ]
-    assert [b.path for b in store._layers.bundles] == [second]
+    assert [b.path for b in store.layers.bundles] == [second]
 
 
 def test_a_folder_beside_the_program_and_packages_are_found(

@@ -78,7 +78,7 @@ def machine(folder: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE", address)
     monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE_WAIT", "30")
     store = Store.default()
-    remote = store._layers.remote
+    remote = store.layers.remote
     assert remote is not None
     try:
         yield store
@@ -88,8 +88,8 @@ def machine(folder: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def written(store: Store) -> None:
-    assert store._layers.remote is not None
-    assert store._layers.remote.flush(60.0)
+    assert store.layers.remote is not None
+    assert store.layers.remote.flush(60.0)
 
 
 @pytest.mark.parametrize("kind", ["redis", "file"])
