@@ -55,8 +55,8 @@ def faulty(x):
 
 def run(x):
     stale = LAST.get(x.shape)
-    if faulty(x) and stale is not None:
-        return stale.clone()
+    if faulty(x):
+        return torch.zeros_like(x) if stale is None else stale.clone()
     LAST[x.shape] = torch.softmax(x, -1)
     return LAST[x.shape].clone()
 """

@@ -8,6 +8,7 @@ at other addresses, and memory full of NaN around and below everything.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,8 @@ class SolutionJudge:
         self.generator = torch.Generator().manual_seed(self.rng.getrandbits(63))
         self.worst_error_ratio = 0.0
         self._history: list[LaunchTimes] = []
+        self.ends = math.inf
+        """When the last launch beyond the trials has to begin, by `time.perf_counter`."""
         self._checked = self._timed_checked = 0
         self._imported = self._last_check = time.perf_counter()
         self._language = Language.TORCH

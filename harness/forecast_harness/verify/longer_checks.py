@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from forecast_harness.packs.schema import Workload
+from forecast_harness.verify.checked_launches import CheckedLaunches
+from forecast_harness.verify.launches.launcher import LaunchResult
+from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.problem import LaunchCase
 from forecast_harness.verify.verdict import Reason
-
-if TYPE_CHECKING:
-    from forecast_harness.verify.judge import SolutionJudge
 
 _SHARE_OF_TRIALS = 0.5
 """Of the seconds that the trials took, what more launches may take at least."""
@@ -24,13 +25,44 @@ _CONTESTS = 2
 """In which a solution has to be faster, before it is called so."""
 
 
-def check_longer(judge: SolutionJudge, workloads: Sequence[Workload]) -> list[Reason]:
+class LaunchJudge(Protocol):
+    """What is asked of a `SolutionJudge`; see there."""
+
+    plan: VerificationPlan
+    rng: random.Random
+    ends: float
+    """When the last check has to begin, by `time.perf_counter`: the cell's time is limited."""
+
+    @property
+    def checked_launches(self) -> CheckedLaunches:
+        """Launches that were compared with the reference so far."""
+
+    def new_case(self, axes: Mapping[str, Any] | None) -> LaunchCase:
+        """Fresh arguments."""
+
+    def timed_case(self, work: Workload) -> LaunchCase:
+        """Fresh arguments of a workload, as they are timed."""
+
+    def launch(self, case: LaunchCase) -> LaunchResult:
+        """One launch."""
+
+    def timed(self, case: LaunchCase) -> LaunchResult:
+        """One launch as it is timed."""
+
+    def checked(
+        self, reply: LaunchResult, work: Workload | None = None, *, quick: bool = False
+    ) -> list[Reason]:
+        """The reasons of a launch, its values compared to the reference, too."""
+
+
+def check_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> list[Reason]:
     """Check fresh launches at the sizes that are quick, until as many as planned are, or the time is up.
 
     The reasons of the first that shows a fault; none if all is well. Raises `CandidateFault`.
     """
     # On a machine that others use, trials take long, and so may these.
-    ends = time.perf_counter() + max(judge.plan.longer_s, _SHARE_OF_TRIALS * judge.checked_launches.seconds)
+    more = max(judge.plan.longer_s, _SHARE_OF_TRIALS * judge.checked_launches.seconds)
+    ends = min(judge.ends, time.perf_counter() + more)
     while judge.checked_launches.launches < judge.plan.launches and time.perf_counter() < ends:
         work = workloads[judge.rng.randrange(len(workloads))]
         _pause_sometimes(judge, ends)
@@ -39,7 +71,7 @@ def check_longer(judge: SolutionJudge, workloads: Sequence[Workload]) -> list[Re
     return []
 
 
-def check_timed_longer(judge: SolutionJudge, workloads: Sequence[Workload]) -> list[Reason]:
+def check_timed_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> list[Reason]:
     """Check more launches that are asked for as timed ones are, for a contest's share of what is planned.
 
     For half of the time with fresh contents, as timed launches have them, then with some of these again, which is
@@ -70,6 +102,6 @@ def check_timed_longer(judge: SolutionJudge, workloads: Sequence[Workload]) -> l
     return []
 
 
-def _pause_sometimes(judge: SolutionJudge, ends: float) -> None:
+def _pause_sometimes(judge: LaunchJudge, ends: float) -> None:
     if judge.rng.random() < 1 / _LAUNCHES_PER_PAUSE:
         time.sleep(min(judge.rng.uniform(*_PAUSE_S), max(0.0, ends - time.perf_counter())))

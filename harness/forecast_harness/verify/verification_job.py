@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from forecast_harness.verify.problems.external_tasks import problem_of
 from forecast_harness.verify.verdict import Reason, ReasonCode
 
 SOLUTION_FILE = "solution.py"
+_SHARE_OF_LIMIT = 0.3
+"""Of a cell's wall seconds, after which no launch is asked for that the trials do not have."""
 
 
 def main(work: JobContext) -> CellAnswer:
@@ -38,6 +41,7 @@ def main(work: JobContext) -> CellAnswer:
         nonce = asked["seed"] or os.urandom(16).hex()
         problem = problem_of(pack, Path(folder))
         judge = SolutionJudge(pack, problem, cell, plan, hashlib.sha256(nonce.encode()).digest())
+        judge.ends = time.perf_counter() + _SHARE_OF_LIMIT * work.limits.wall_s
         try:
             reasons = (
                 judge.prepare(SOLUTION_FILE, asked["entry"], Language(asked["language"])) or judge.examine()
