@@ -4,7 +4,7 @@
 
 Needs as many GPUs as ranks. Each arm is a job of its own under plain torchrun, with fresh stores and a fresh Triton
 cache: `one` rank with its share of the host's cores, `one_all_cores`, `shared` (all ranks, sharing), and `apart` (all
-ranks, FORECAST_AUTOTUNE_RANKS=alone, which is one store and its lock). With `--orders same` ranks meet the same cases in
+ranks, FORECAST_AUTOTUNE_RANKS=alone, which is one store and its lock). With `--orders same` ranks meet all cases in
 the same order, each at once: an arm's wall is the sum of every case's slowest rank. With `--orders rotated` each rank
 begins with other cases, and none waits for another: an arm's wall is its slowest rank's. Arms take turns in an order
 that the seed shuffles, as are the cases. Nothing in the workers knows of sharing.
