@@ -33,7 +33,7 @@ from forecast_autotune.surrogates.array_files import read_arrays
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
-from forecast_autotune.surrogates.prior import Prior
+from forecast_autotune.surrogates.prior import Prior, doubted_failure
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 from forecast_autotune.surrogates.training_corpus import TrainingCorpus, problem_centroid
 
@@ -172,6 +172,7 @@ class LearnedSurrogate(AnalyticSurrogate):
         p_fail = formula.p_fail
         if self.model.failure is not None:
             p_fail = combine_failure_odds(p_fail, self.model.failure(features).mean(axis=1)[of])
+            p_fail = doubted_failure(p_fail, device)
         mean = formula.mean + self.model.weight * residual[of]
         leaves = self.model.kin.leaves(features)[of]
         return replace(formula, mean=mean, p_fail=p_fail, leaves=leaves, training_distance=away)

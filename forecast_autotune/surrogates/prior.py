@@ -109,8 +109,7 @@ def prior_from_facts(
     """The formula on facts of n candidates, wherever they come from; `unique` is the bytes of all tensors."""
     cost = costs(table, grids, configs, device, unique)
     p_fail = _failure(cost.shared_bytes, cost.registers, device.shared_memory_bytes)
-    if device.backend != "cuda":
-        p_fail = np.minimum(p_fail, MOST_UNCHECKED_FAILURE)
+    p_fail = doubted_failure(p_fail, device)
     return Prior(np.log2(cost.total_ms), cost.parts(), cost.shared_bytes, p_fail, True, exact, table, cost)
 
 
@@ -128,6 +127,11 @@ def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Seque
     work = np.where((table["dot_flops"] > 0) & (stored > 0), stored, moved)
     total = float(np.median([math.prod(grid) * one for grid, one in zip(given, work, strict=True) if grid]))
     return [grid or (max(1, round(total / one)),) for grid, one in zip(given, work, strict=True)]
+
+
+def doubted_failure(p_fail: Array, device: DeviceSpec) -> Array:
+    """P(failure) as far as it is believed before any failure was seen; see `MOST_UNCHECKED_FAILURE`."""
+    return p_fail if device.backend == "cuda" else np.minimum(p_fail, MOST_UNCHECKED_FAILURE)
 
 
 def _failure(shared: Array, registers: Array, limit: int) -> Array:

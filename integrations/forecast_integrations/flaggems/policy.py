@@ -73,7 +73,7 @@ def _decide(
     tuner: Any, configs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: DecoratorOptions
 ) -> tuple[Any, dict[Any, Any]]:
     """One decision: the config, and the times of those that were measured, as FlagGems has them."""
-    engine: TuningEngine = tuner.__dict__.setdefault("_forecast", TuningEngine(options))
+    engine: TuningEngine = tuner.__dict__.setdefault("_forecast_engine", TuningEngine(options))
     stand_in = _stand_in(tuner, configs)
     named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
     key = tuner.get_key({name: value for name, value in named.items() if name in tuner.arg_names})

@@ -61,7 +61,7 @@ def test_a_decision_measures_a_part_and_both_sides_keep_it(
 ) -> None:
     tuner = lib_tuner(**policy)
     launch(tuner)
-    decision = tuner.__dict__["_forecast"].last
+    decision = tuner.__dict__["_forecast_engine"].last
     assert decision.evidence is Evidence.MEASURED
     assert 3 <= decision.measured < len(configs())
     assert (tuner.best_config.num_warps, tuner.best_config.num_stages) == (4, 3), "the fastest of all"
@@ -80,7 +80,7 @@ def test_a_second_tuner_finds_the_decision_in_flaggems_database(enabled: Path) -
     launch(lib_tuner())
     again = lib_tuner()
     launch(again)
-    assert "_forecast" not in again.__dict__, "nothing was asked of us"
+    assert "_forecast_engine" not in again.__dict__, "nothing was asked of us"
     assert (again.best_config.num_warps, again.best_config.num_stages) == (4, 3)
 
 
@@ -104,7 +104,7 @@ def test_its_own_policy_comes_back(enabled: Path) -> None:
     disable_flaggems()
     tuner = lib_tuner()
     launch(tuner)
-    assert "_forecast" not in tuner.__dict__
+    assert "_forecast_engine" not in tuner.__dict__
     assert list(Store(enabled).tables()) == []
 
 
@@ -116,7 +116,7 @@ def test_an_operator_of_flaggems_decides_through_us(enabled: Path) -> None:
         tuner = tuner.fn
     x, out = torch.empty(64, 512), torch.empty(64)
     tuner.run(x, out, 64, 512, grid=lambda meta: (triton.cdiv(64, meta["BLOCK_M"]),), warmup=False)
-    decision = tuner.__dict__.pop("_forecast").last
+    decision = tuner.__dict__.pop("_forecast_engine").last
     assert decision.evidence is Evidence.MEASURED
     assert decision.candidates == len(tuner.configs) >= decision.measured > 0
     assert tuner.best_config in tuner.configs

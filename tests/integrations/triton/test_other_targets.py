@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 from triton.backends import backends
 
 from forecast_autotune import autotune
 from forecast_autotune.features.devices import datasheet_device
+from forecast_autotune.features.trace import trace
+from forecast_autotune.features.ttir.extraction import extract_facts
+from forecast_autotune.records import Argument
 from forecast_autotune.store import Store
 from forecast_integrations.device import current_device
-from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.null_device import null_device, target_of
 from tests.integrations.null import by_launch_options, double, fresh, launch
 
 MODELS = ("mi300x", "b200")
@@ -126,3 +130,29 @@ def test_an_interval_on_a_device_that_nobody_measured_is_wider(tmp_path: Path) -
 
 def test_this_triton_compiles_for_both_vendors() -> None:
     assert {"nvidia", "amd"} <= set(backends)
+
+
+@triton.jit
+def product(a, b, c, k, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+    rows, columns = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for start in range(0, k, DEPTH):
+        deep = start + tl.arange(0, DEPTH)
+        left = tl.load(a + rows[:, None] * k + deep[None, :])
+        total = tl.dot(left, tl.load(b + deep[:, None] * BLOCK + columns[None, :]), total)
+    tl.store(c + rows[:, None] * BLOCK + columns[None, :], total)
+
+
+@pytest.mark.parametrize("model", [*MODELS, "rtx 5090", "mi355x", "rx 7900 xtx"])
+def test_what_a_program_does_reads_the_same_for_every_target(model: str) -> None:
+    half = torch.empty(64 * 256, dtype=torch.float16)
+    args = (half, half, torch.empty(64 * 64), 256)
+    target = target_of(datasheet_device(model))
+    text = trace(product, args, {}, {"BLOCK": 64, "DEPTH": 32}, target=target)
+    arguments = [Argument("k", "scalar", value=256)]
+    named = [Argument(n, "tensor", "fp16", (64 * 256,)) for n in ("a", "b")]
+    named.append(Argument("c", "tensor", "fp32", (64 * 64,)))
+    facts = extract_facts(text, [*named, *arguments], (1,))
+    assert facts.dot_flops == 2.0 * 64 * 64 * 256
+    assert facts.iterations == 8
+    assert facts.load_bytes == 2 * 2.0 * 64 * 256
