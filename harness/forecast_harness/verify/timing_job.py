@@ -176,7 +176,7 @@ class CellClock:
             for work, case in zip(self._workloads, self._cases, strict=True):
                 for _ in range(_WARM_UP_WINDOWS):
                     self._null.measure(work.name, case, self._returned[work.name])
-                usual = self._null.typical_seconds(work.name)
+                usual = self._null.undisturbed_seconds(work.name)
                 shortest = min(r.wall_seconds for r in self.replies[INCUMBENT, work.name])
                 self._incumbent_seconds[work.name] = max(shortest - usual, _LEAST_SECONDS)
         for measured in (self.replies, self.seconds, self.idle):

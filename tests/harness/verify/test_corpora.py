@@ -126,7 +126,7 @@ def test_exploit_is_refused_on_a_device(entry: corpus.CorpusEntry) -> None:
 
 def test_hidden_intent_is_a_hint_only(judging: SandboxLane) -> None:
     """Static screening notices the obfuscated exploit, and the honest one that talks about exploits not."""
-    hidden = next(e for e in EXPLOITS if e.mode == "D48")
+    hidden = next(e for e in EXPLOITS if e.name == "d48_obfuscated")
     tried = corpus.verify_entry(hidden, judging, plan(hidden), LIMITS)
     assert tried.verdict is not None
     assert any("globals" in hint for hint in tried.verdict.hints)
@@ -213,7 +213,7 @@ def test_a_twin_may_be_of_the_pack_or_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("twin", "found"),
     [
-        ("import time\ndef run(x):\n    time.sleep(0.002)\n    return x.softmax(-1)\n", "accepted"),
+        ("import time\ndef run(x):\n    time.sleep(0.03)\n    return x.softmax(-1)\n", "accepted"),
         ("def run(x):\n    return x.softmax(-1)\n", "neutralised"),
         ("def run(x):\n    return x\n", "twin refused"),
     ],
