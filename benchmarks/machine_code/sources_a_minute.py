@@ -26,13 +26,13 @@ from typing import Any
 from benchmarks.lib.machine_code.fake_code import build_driver
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_harness.machine_code.compile_workers import CallCase, CompileWorkers
-from forecast_harness.machine_code.gates import (
+from forecast_harness.machine_code.gate_records import (
     GateCounts,
     LaunchOptions,
     ProposedSource,
-    SourceGates,
     SourceVerdict,
 )
+from forecast_harness.machine_code.gates import SourceGates
 from forecast_harness.machine_code.launch_options import write_launch_options
 from forecast_harness.machine_code.pack_calls import PackCalls, PreparedCall
 from forecast_harness.machine_code.pack_judging import facts_for_workers

@@ -11,15 +11,15 @@ import pytest
 from benchmarks.lib.machine_code.sums import SumCall
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult
-from forecast_harness.machine_code.gates import (
+from forecast_harness.machine_code.gate_records import (
     Gate,
     GateCounts,
     GateRules,
     LaunchOptions,
     ProposedSource,
-    SourceGates,
     SourceVerdict,
 )
+from forecast_harness.machine_code.gates import SourceGates
 from forecast_harness.machine_code.runner.client import RunnerClient
 from tests.harness.machine_code.written_sources import SMALL, WrittenBuilder
 
