@@ -72,18 +72,13 @@ class CellClock:
         workloads: Sequence[Workload],
         cases: list[LaunchCase] | None = None,
         null: NullCell | None = None,
-        *,
-        charged: bool = False,
     ) -> None:
         """`cases` may be shared by clocks that use one cell in turns: large arguments are then sent once.
 
-        `null` is given where launches have windows, on a host. A candidate is `charged` what it could gain by
-        serving its launches with lighter code, where no margin allows for that (see `serving_gain`).
+        `null` is given where launches have windows, on a host.
         """
         self._judges, self._workloads, self._null = judges, workloads, null
-        self._charged = charged
         self._incumbent_seconds: dict[str, float] = {}
-        self._charges: dict[str, float] = {}
         self._overheads: dict[str, float] = {}
         """What windows cost, by workload; the same for both launches of a pair."""
         self._cases: list[LaunchCase] = [] if cases is None else cases
@@ -118,8 +113,6 @@ class CellClock:
             raise ContestantRejected(which, [reason_of_fault(fault, judge)]) from fault
         if fresh and self._null is not None:
             self._overheads = {w.name: self._null.typical_seconds(w.name) for w in self._workloads}
-            if self._charged:
-                self._charges = {w.name: self._null.serving_seconds(w.name) for w in self._workloads}
         logs = 0.0
         for work, case in zip(self._workloads, self._cases, strict=True):
             logs += math.log(self._timed_launch(which, judge, work, case))
@@ -149,8 +142,6 @@ class CellClock:
         if self._null is not None:
             whole = reply.wall_seconds
             seconds = max(whole - self._overheads.get(work.name, 0.0), _LEAST_SHARE * whole)
-            if which == CANDIDATE:
-                seconds += self._charges.get(work.name, 0.0)
         if not last:
             self.replies[which, work.name].append(reply.times)
             self.seconds[which, work.name].append(seconds)

@@ -89,9 +89,7 @@ class _PackRace:
         cases: list[LaunchCase] = []  # shared, so that the incumbent's cell need not be sent each clock's own
         for n, config in enumerate(configs):
             try:
-                clocks[n] = CellClock(
-                    (base, self._prepare_judge(n, config)), workloads, cases, null, charged=True
-                )
+                clocks[n] = CellClock((base, self._prepare_judge(n, config)), workloads, cases, null)
                 clocks[n].warm_up()
             except ContestantRejected as found:
                 clocks.pop(n, None)
