@@ -44,5 +44,9 @@ class DeviceLostError(ForecastAutotuneError, RuntimeError):
 
 
 def is_told_to_caller(error: Exception) -> bool:
-    """Whether an error was raised so that whoever called sees it: not a bug, nor a record or store that is broken."""
-    return isinstance(error, ForecastAutotuneError) and not isinstance(error, RecordError | StoreError)
+    """Whether an error was raised so that whoever called sees it: not a bug, nor a record or store that is broken.
+
+    A warning is raised only where somebody has asked for that.
+    """
+    told = isinstance(error, ForecastAutotuneError) and not isinstance(error, RecordError | StoreError)
+    return told or isinstance(error, Warning)
