@@ -31,7 +31,7 @@ MANY_TIMES = """import torch
 
 
 def run(x):
-    for _ in range(300):
+    for _ in range(3000):
         y = torch.softmax(x, -1)
     return y
 """
@@ -92,7 +92,7 @@ def test_one_that_turns_wrong_while_it_is_timed_is_caught(judging: SandboxLane) 
     """It passes a short verification; launches of the contest are checked, too."""
     drifting = named("drifting", LATER_WRONG)
     # Clearly the faster one, but nobody wins by such a margin, so that all blocks are run.
-    rules, right = StoppingRules(most=200, margin=3.0), named("right", MANY_TIMES.replace("300", "4"))
+    rules, right = StoppingRules(most=200, margin=3.0), named("right", MANY_TIMES.replace("3000", "4"))
     entries = compare_solutions(SOFTMAX, [right, drifting], judging, plan=QUICK, rules=rules)
     assert entries[1].outcome == ""
     assert {r.code for r in entries[1].verdict.reasons} == {ReasonCode.WRONG_VALUES}
