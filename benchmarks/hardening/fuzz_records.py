@@ -50,30 +50,37 @@ class CaseClock:
 
     TICK_S = 5.0
     IDLE_S = 0.02
-    """Processor seconds of a tick below which a process does nothing but wait."""
+    """Seconds of a tick in which a process runs, or is ready to, below which it waits for something else."""
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self.expired, self.where = False, ""
-        self._begin = self._last = self._waited = 0.0
+        self._begin = self._last = self._waited = self._delayed = 0.0
 
     def begin(self) -> None:
         """A case begins."""
         self.expired, self.where = False, ""
         self._begin = self._last = time.process_time()
-        self._waited = 0.0
+        self._waited, self._delayed = 0.0, runqueue_s()
         signal.setitimer(signal.ITIMER_REAL, self.TICK_S, self.TICK_S)
 
     def tick(self, number: int, frame: FrameType | None) -> None:
         """Look at the clocks. Raises `CaseDeadline`."""
         now = time.process_time()
-        self._waited = self._waited + self.TICK_S if now - self._last < self.IDLE_S else 0.0
-        self._last = now
+        delayed = runqueue_s()
+        idle = now - self._last + delayed - self._delayed < self.IDLE_S
+        self._waited = self._waited + self.TICK_S if idle else 0.0
+        self._last, self._delayed = now, delayed
         if max(now - self._begin, self._waited) >= self.deadline_s:
             self.expired = True
             stack = traceback.extract_stack(frame)[-4:]
             self.where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(stack))
             raise CaseDeadline
+
+
+def runqueue_s() -> float:
+    """Seconds that this process was ready to run and had no processor."""
+    return int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
 def peak_mib() -> float:
