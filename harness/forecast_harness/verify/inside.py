@@ -125,7 +125,9 @@ def share(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
 
 def build(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """Build the module, and give it the parameters that are sent: `launch` without a launch."""
+    note_question(state)
     _callable(payload, arrays, state)
+    note_answer(state)
     return CellAnswer({})
 
 

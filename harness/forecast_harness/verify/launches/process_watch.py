@@ -27,6 +27,8 @@ _dispatch_modes = _get_current_dispatch_mode_stack
 _MOST_IDLE_SECONDS, _MOST_IDLE_SHARE = 0.2, 0.2
 """CPU seconds between questions, and their share of that time, up to which threads that wait actively, as those
 of parallel loops do for a moment, are taken for idle."""
+_SERVING_SECONDS = 0.003
+"""CPU seconds that reading a question and writing an answer may take, on a machine whose caches others fill."""
 
 WATCHED: tuple[tuple[Any, str], ...] = (
     (time, "perf_counter"),
@@ -109,7 +111,8 @@ def note_question(state: dict[str, Any]) -> None:
     if "rested" in state:
         cpu, wall = state["rested"]
         seconds, before = state.get("outside", (0.0, 0.0))
-        state["outside"] = seconds + _cpu_seconds() - cpu, before + _clock() - wall
+        served = max(0.0, _cpu_seconds() - cpu - _SERVING_SECONDS)
+        state["outside"] = seconds + served, before + _clock() - wall
 
 
 def note_answer(state: dict[str, Any]) -> None:
