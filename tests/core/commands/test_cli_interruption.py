@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,9 +62,32 @@ def gone(mark: str) -> bool:
     return False
 
 
+@pytest.fixture
+def python_handlers() -> Iterator[None]:
+    """The handlers that Python begins with; a library that an earlier test loaded may have set its own."""
+    defaults = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL)
+    before = [signal.signal(number, handler) for number, handler in zip(SIGNALS, defaults, strict=True)]
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+def command_and_signal() -> list[Any]:
+    """Every command with one signal, and slowly with the others."""
+    return [
+        pytest.param(
+            name,
+            number,
+            id=f"{name}-{number.name}",
+            marks=[] if (m + n) % len(SIGNALS) == 0 else [pytest.mark.slow],
+        )
+        for m, name in enumerate(COMMANDS)
+        for n, number in enumerate(SIGNALS)
+    ]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize(("name", "number"), command_and_signal())
 def test_a_command_ends_alike_at_any_moment(name: str, number: signal.Signals, tmp_path: Path) -> None:
     if name in NEEDS_TORCH:
         pytest.importorskip("torch")
@@ -107,6 +131,7 @@ def _send_and_wait(number: signal.Signals) -> None:
     time.sleep(5)
 
 
+@pytest.mark.usefixtures("python_handlers")
 def test_handlers_are_put_back_and_a_second_signal_waits() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     with InterruptHandlers() as handlers:
@@ -119,6 +144,7 @@ def test_handlers_are_put_back_and_a_second_signal_waits() -> None:
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
+@pytest.mark.usefixtures("python_handlers")
 def test_what_is_ignored_stays_ignored() -> None:
     """`nohup` ignores SIGHUP."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -131,6 +157,7 @@ def test_what_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.usefixtures("python_handlers")
 def test_a_forked_child_has_the_defaults() -> None:
     for number in SIGNALS * 5:
         with InterruptHandlers():
@@ -156,6 +183,7 @@ def _drop_one_and_wait() -> None:
     time.sleep(5)
 
 
+@pytest.mark.usefixtures("python_handlers")
 def test_a_signal_that_a_finalizer_swallows_is_raised_again() -> None:
     with InterruptHandlers() as handlers:
         with pytest.raises(CommandInterrupted):
