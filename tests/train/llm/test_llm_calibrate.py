@@ -81,16 +81,22 @@ def test_an_honest_model_is_followed_and_the_more_the_less_it_errs(
     assert rough.weights["pooled"].mean * vague < 0.5 * fine.weights["pooled"].mean * sharp
 
 
-@pytest.mark.parametrize(
-    "options", [{"character": "liar"}, {"character": "blind"}, {"character": "blind", "error": 1.0}]
-)
-def test_a_model_that_lies_or_knows_nothing_gets_no_weight(
-    tables: list[Table], options: dict[str, object]
-) -> None:
+@pytest.mark.parametrize("character", ["liar", "blind"])
+def test_a_model_that_lies_or_knows_nothing_gets_no_weight(tables: list[Table], character: str) -> None:
     """Also not for agreeing with nobody: one that says the same of all would flatten every forecast."""
-    found = fit_calibration(heard(tables, **options))
+    found = fit_calibration(heard(tables, character=character))
     assert not found.skilled
     assert found.weights == {"pooled": BlendWeight()}
+
+
+def test_a_model_that_guesses_is_rarely_followed(tables: list[Table]) -> None:
+    """On twelve problems chance helps some: as a rule it does not, and on average it weighs little."""
+    weights = [
+        fit_calibration(heard(tables, character="blind", error=1.0, seed=seed)).weights["pooled"].mean
+        for seed in range(8)
+    ]
+    assert sum(weight > 0 for weight in weights) <= 3
+    assert np.mean(weights) < 0.2
 
 
 def test_temperatures_undo_what_was_sharpened_or_flattened(honest: list[ModelAnswers]) -> None:
