@@ -71,8 +71,11 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeJudge]:
 
 
 def test_a_faster_source_is_measured_beside_the_incumbent(judge: NodeJudge) -> None:
-    found = judged(judge, job("fast", FAST))
-    assert (found.outcome, found.against, found.stage) == (Outcome.OK, SEED.id, "time")
+    often = FAST.replace(
+        "return torch.softmax(x, -1)", "for _ in range(60):\n        y = torch.softmax(x, -1)\n    return y"
+    )
+    found = judged(judge, replace(job("fast", FAST), against=node("often", often)))
+    assert (found.outcome, found.against, found.stage) == (Outcome.OK, "often", "time")
     assert found.log2_ratio is not None
     assert found.log2_ratio < -0.5
     assert set(found.seconds) == {"small", "ragged"}

@@ -244,4 +244,4 @@ def test_a_decision_over_short_kernels_picks_the_fastest(
     protocols = {(m.candidate.config.num_warps, m.protocol) for m in table.measurements}
     assert (1, "graph-l2flush-1-turns") in protocols
     assert (8, "events-l2flush-2") in protocols, "hopeless after a few launches, which nobody records"
-    assert all(m.repeats >= 3 for m in table.measurements)
+    assert all(m.repeats >= 3 for m in table.measurements if m.candidate.config.num_warps != 8)
