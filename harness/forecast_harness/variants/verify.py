@@ -114,7 +114,9 @@ def verify_variant(
     else:
         reasons = (reason_of_result(result),)
     hints, spent = static_hints(variant.source), time.perf_counter() - begin
-    verdict = SolutionVerdict(subject.kernel, variant.name, reasons, hints, trials, seconds=spent, facts=facts)
+    verdict = SolutionVerdict(
+        subject.kernel, variant.name, reasons, hints, trials, seconds=spent, facts=facts
+    )
     return VariantVerification(verdict, _checks_of(verdict, known, device))
 
 
