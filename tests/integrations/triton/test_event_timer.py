@@ -17,7 +17,6 @@ from forecast_integrations.triton import describe
 from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.timer import timers
 from forecast_integrations.triton.timer.timers import EventTimer
-from forecast_integrations.triton.timer.warmup import IDLE_S
 from tests.integrations.null import double, fresh, launch, tables
 from tests.integrations.stepped import SteppedDevice, stepped_device
 
@@ -176,7 +175,11 @@ def test_after_a_recording_that_failed_none_is_tried(
     assert device.cuda.captures == captures
 
 
-def test_a_device_that_was_kept_awake_is_not_warmed_up_again(device: SteppedDevice) -> None:
+def test_a_device_that_was_kept_awake_is_not_warmed_up_again(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle_s = 3600.0  # no busy machine keeps this test waiting for so long
+    monkeypatch.setattr("forecast_integrations.triton.timer.timers.IDLE_S", idle_s)
     call, by = call_of()
     timer = EventTimer(call)
 
@@ -187,11 +190,11 @@ def test_a_device_that_was_kept_awake_is_not_warmed_up_again(device: SteppedDevi
 
     assert flushes_of(timer.stay_awake) == WARM_UP
     assert flushes_of(timer.stay_awake) == 0, "it has been at work just now"
-    timer._busy -= 0.6 * IDLE_S
+    timer._busy -= 0.6 * idle_s
     assert flushes_of(timer.stay_awake) == WARM_UP
     timer.first(by[8], 10.0)
     awake = flushes_of(lambda: timer.time_adaptively(by[8], 1e-3))
-    timer._busy -= 1.1 * IDLE_S
+    timer._busy -= 1.1 * idle_s
     assert flushes_of(lambda: timer.time_adaptively(by[8], 1e-3)) == awake + WARM_UP
 
 
