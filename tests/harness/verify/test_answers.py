@@ -190,6 +190,31 @@ def test_changed_answers_are_read_or_forged(case: LaunchCase, windowed: bool) ->
     assert refused > 0
 
 
+@pytest.mark.parametrize("windowed", [False, True], ids=["asked", "in a window"])
+def test_a_second_answer_of_less_than_the_first_is_forged(case: LaunchCase, windowed: bool) -> None:
+    class Shortened(Cell):
+        def ask(
+            self,
+            entry: str,
+            payload: Mapping[str, Any],
+            arrays: Mapping[str, TensorBytes],
+            *,
+            descriptor: int | None = None,
+        ) -> CellAnswer:
+            answer = super().ask(entry, payload, arrays, descriptor=descriptor)
+            if "again" in (payload.get("act"), entry.partition(":")[2]):
+                return CellAnswer({**answer.value, "outputs": [{}], "places": []}, {}, answer.seconds)
+            return answer
+
+    made = launcher_of(Shortened(None), windowed)
+    reply = made.launch(case)
+    if windowed:
+        with pytest.raises(CandidateFault, match="makes no sense"):
+            made.changed_since(reply)
+    else:  # all that is compared is what it holds
+        assert made.changed_since(reply)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -145,7 +145,8 @@ class WindowedLauncher(Launcher):
         _, _, arena = self._latest
         with self._phase_timer.phase("again"):
             answer = self._window(self._form(reply.case, arena), {"act": "again"})
-        return self._raw(answer, arena) != reply.outputs.raw
+        with malformed_answers_as_forgery():
+            return self._raw(answer, arena) != reply.outputs.raw
 
     def place(self, case: LaunchCase) -> None:
         """Nothing: what is not yet timed is not shown."""
