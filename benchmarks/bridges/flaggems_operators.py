@@ -9,17 +9,16 @@ database: the seconds of the first call, and the median time of later ones.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.child_processes import child_command, child_environment, run_child
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from benchmarks.lib.bridges.turns import run_in_turns
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
 ARMS = ("own", "ours")
 TIMEOUT_S = 900.0
@@ -94,7 +93,7 @@ def tune(given: dict[str, Any]) -> dict[str, Any]:
         from triton.testing import do_bench
 
         ms = float(do_bench(call, warmup=100, rep=400, return_mode="median"))
-    return {"first_s": seconds, "ms": ms, "tuners": seen}
+    return {"tune_s": seconds, "ms": ms, "tuners": seen}
 
 
 def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -108,10 +107,10 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
             r[key] for r in some
         )
         by_operator[name] = {
-            "seconds_ratio": round(middle(own, "first_s") / middle(ours, "first_s"), 3),
+            "seconds_ratio": round(middle(own, "tune_s") / middle(ours, "tune_s"), 3),
             "regret": round(middle(ours, "ms") / middle(own, "ms") - 1, 4),
-            "own_s": round(middle(own, "first_s"), 3),
-            "ours_s": round(middle(ours, "first_s"), 3),
+            "own_s": round(middle(own, "tune_s"), 3),
+            "ours_s": round(middle(ours, "tune_s"), 3),
         }
     found = list(by_operator.values())
     if not found:
@@ -131,32 +130,24 @@ def main() -> int:
     made.add_argument("--only", default="", help="comma-separated operators")
     arguments = parse_arguments(made)
     if arguments.child:
-        import json
-
         print(json.dumps(tune(arguments.given)), flush=True)
         return 0
     result = ResultFile(arguments, "flaggems_operators")
-    names = [n for n in arguments.only.split(",") if n] or list(operators())
-    rows: list[dict[str, Any]] = []
-    for repeat in range(arguments.repeats):
-        for name in names:
-            for arm in ARMS if repeat % 2 == 0 else ARMS[::-1]:
-                with tempfile.TemporaryDirectory() as folder:
-                    more = {
-                        "FLAGGEMS_DB_URL": f"sqlite:///{Path(folder) / 'tuned.db'}",
-                        "FLAGGEMS_CACHE_DIR": folder,
-                        "GEMS_VENDOR": os.environ.get("GEMS_VENDOR", "nvidia"),
-                    }
-                    command = child_command(__file__, arguments, "tune", {"arm": arm, "operator": name})
-                    try:
-                        row = run_child(command, child_environment(Path(folder), **more), TIMEOUT_S)
-                    except Exception as error:  # one operator less
-                        say(f"{name} {arm}: {type(error).__name__}: {error}"[:300])
-                        continue
-                row = {"operator": name, "arm": arm, "repeat": repeat, **row}
-                rows.append(row)
-                result.add("runs", row)
-                say(f"{name} {arm}: {row['first_s']:.2f} s, {row['ms']:.4f} ms")
+    rows = run_in_turns(
+        result,
+        arguments,
+        __file__,
+        [n for n in arguments.only.split(",") if n] or list(operators()),
+        ARMS,
+        subject="operator",
+        given={},
+        environment=lambda folder, _: {
+            "FLAGGEMS_DB_URL": f"sqlite:///{folder / 'tuned.db'}",
+            "FLAGGEMS_CACHE_DIR": str(folder),
+            "GEMS_VENDOR": os.environ.get("GEMS_VENDOR", "nvidia"),
+        },
+        timeout_s=TIMEOUT_S,
+    )
     result.finish(summary_of(rows))
     return 0
 

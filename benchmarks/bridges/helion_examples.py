@@ -9,16 +9,15 @@ effort and with the same limit of wall seconds; then the tuned kernels are timed
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.child_processes import child_command, child_environment, run_child
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from benchmarks.lib.bridges.turns import run_in_turns
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
 ARMS = ("LFBOTreeSearch", "PatternSearch", "ForecastSearch")
 KERNELS = ("add", "softmax", "layer_norm", "matmul", "row_sums")
@@ -88,33 +87,25 @@ def main() -> int:
     made.add_argument("--seconds", type=int, default=300, help="limit of one search")
     arguments = parse_arguments(made)
     if arguments.child:
-        import json
-
         print(json.dumps(tune(arguments.given)), flush=True)
         return 0
     result = ResultFile(arguments, "helion_examples")
-    rows: list[dict[str, Any]] = []
-    for repeat in range(arguments.repeats):
-        for name in [n for n in arguments.only.split(",") if n] or KERNELS:
-            for arm in ARMS[repeat % 3 :] + ARMS[: repeat % 3]:
-                given = {"kernel": name, "effort": arguments.effort, "seconds": arguments.seconds}
-                with tempfile.TemporaryDirectory() as folder:
-                    more = {
-                        "HELION_AUTOTUNER": arm,
-                        "HELION_CACHE_DIR": str(Path(folder) / "helion"),
-                        "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
-                        "HELION_SKIP_CACHE": "1",
-                    }
-                    command = child_command(__file__, arguments, "tune", given)
-                    try:
-                        row = run_child(command, child_environment(Path(folder), **more), TIMEOUT_S)
-                    except Exception as error:  # one run less
-                        say(f"{name} {arm}: {type(error).__name__}: {error}"[:300])
-                        continue
-                row = {"kernel": name, "arm": arm, "repeat": repeat, **row}
-                rows.append(row)
-                result.add("runs", row)
-                say(f"{name} {arm}: {row['tune_s']:.1f} s, {row['ms']:.4f} ms")
+    rows = run_in_turns(
+        result,
+        arguments,
+        __file__,
+        [n for n in arguments.only.split(",") if n] or KERNELS,
+        ARMS,
+        subject="kernel",
+        given={"effort": arguments.effort, "seconds": arguments.seconds},
+        environment=lambda folder, arm: {
+            "HELION_AUTOTUNER": arm,
+            "HELION_CACHE_DIR": str(folder / "helion"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "HELION_SKIP_CACHE": "1",
+        },
+        timeout_s=TIMEOUT_S,
+    )
     result.finish(summary_of(rows))
     return 0
 

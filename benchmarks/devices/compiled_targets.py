@@ -25,7 +25,7 @@ import triton
 
 from benchmarks import kernels
 from benchmarks.lib.case_problems import problem_of_case
-from benchmarks.lib.result_files import ResultFile, parser, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune.features.devices import BACKEND_OPTIONS, datasheet_device
 from forecast_autotune.features.ptx import resource_usage
 from forecast_autotune.features.trace import trace
@@ -138,9 +138,7 @@ def main() -> int:
     made.add_argument("--each", type=int, default=12, help="configs of one kernel on one target")
     made.add_argument("--kernels", default=KERNELS)
     made.add_argument("--models", default=",".join(MODELS))
-    arguments = made.parse_args()
-    if arguments.out is None:
-        made.error("--out FILE is required: a run that is not recorded is wasted")
+    arguments = parse_arguments(made, on_host=True)
     result = ResultFile(arguments, "compiled_targets")
     summary: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as cache:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.result_files import ResultFile, parser, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune.features.devices import datasheet_device
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.records import Device
@@ -86,9 +86,7 @@ def main() -> int:
     made.add_argument("--each", type=int, default=60, help="tables under each name, drawn at random")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--workers", type=int, default=2)
-    arguments = made.parse_args()
-    if arguments.out is None:
-        made.error("--out FILE is required: a run that is not recorded is wasted")
+    arguments = parse_arguments(made, on_host=True)
     result = ResultFile(arguments, "unmeasured_devices", seed=arguments.seed)
     tables = [t for t in read_tables(TABLES) if sum(m.ok for m in t.measurements) >= LEAST]
     drawn = np.random.default_rng(arguments.seed).permutation(len(tables))[: arguments.each]

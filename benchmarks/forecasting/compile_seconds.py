@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scipy.stats import spearmanr
 
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.result_files import ResultFile, parser, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune.features.compile_seconds import shipped_compile_seconds
 from forecast_autotune.records.table import read_tables
 from forecast_train.evaluation.bootstrap import cluster_bootstrap
@@ -91,9 +91,7 @@ def run(a: Namespace) -> dict[str, Any]:
 def main() -> int:
     made = parser(__doc__)
     made.add_argument("--asset", type=Path, help="write the formula here, too")
-    a = made.parse_args()
-    if a.out is None:
-        made.error("--out FILE is required: a run that is not recorded is wasted")
+    a = parse_arguments(made, on_host=True)
     run(a)
     return 0
 

@@ -25,12 +25,15 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def parse_arguments(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse; a run that is no child must say where its result goes, before it costs anything."""
+def parse_arguments(made: argparse.ArgumentParser, *, on_host: bool = False) -> argparse.Namespace:
+    """Parse; a run that is no child must say where its result goes, before it costs anything.
+
+    Unless all of it is `on_host`, it also needs a CUDA device.
+    """
     arguments = made.parse_args()
     if not arguments.child and arguments.out is None:
         made.error("--out FILE is required: a run that is not recorded is wasted")
-    hostly = arguments.null or any(getattr(arguments, n, False) for n in ("stub_only", "fit_only"))
+    hostly = on_host or arguments.null or any(getattr(arguments, n, False) for n in ("stub_only", "fit_only"))
     if not hostly:
         import torch
 

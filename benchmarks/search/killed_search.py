@@ -305,12 +305,10 @@ def main() -> int:
     parser.add_argument("--pack", default="", help="search this CPU pack instead of the table")
     parser.add_argument("--out", type=Path, help="the result file (JSON)")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    a = parser.parse_args()
+    a = result_files.parse_arguments(parser, on_host=True)
     if a.child:
         work(a.child, a.seed, a.pack, announce=True)
         return 0
-    if a.out is None:
-        parser.error("--out FILE is required: a run that is not recorded is wasted")
     return run(a)
 
 

@@ -256,12 +256,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the result file (JSON)")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--numbers", type=int, nargs="*", default=[], help=argparse.SUPPRESS)
-    a = parser.parse_args()
+    a = result_files.parse_arguments(parser, on_host=True)
     if a.child:
         tune_listed(a.child, a.numbers, a.seed)
         return 0
-    if a.out is None:
-        parser.error("--out FILE is required: a run that is not recorded is wasted")
     return run(a)
 
 

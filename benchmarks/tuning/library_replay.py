@@ -33,7 +33,7 @@ import numpy.typing as npt
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.libraries.comparison import list_class
 from benchmarks.lib.libraries.workloads import LIBRARIES
-from benchmarks.lib.result_files import ResultFile, parser, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune.policy import Exhaustive, Policy, RiskBounded, WallTime
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
@@ -283,9 +283,7 @@ def main() -> int:
         "--models", type=Path, help="a folder of models, each fitted without the library it is named by"
     )
     made.add_argument("--jobs", type=int, default=2, help="processes")
-    a = made.parse_args()
-    if a.out is None:
-        made.error("--out FILE is required: a run that is not recorded is wasted")
+    a = parse_arguments(made, on_host=True)
     run(a)
     return 0
 

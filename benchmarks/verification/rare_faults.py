@@ -184,9 +184,7 @@ def main() -> int:
     made.add_argument("--runs", type=int, default=15, help="verifications of each family")
     made.add_argument("--benches", type=int, default=3, help="benches of those a verification may miss")
     made.add_argument("--only", default="", help="families whose names contain this")
-    arguments = made.parse_args()
-    if arguments.out is None:
-        made.error("--out FILE is required: a run that is not recorded is wasted")
+    arguments = result_files.parse_arguments(made, on_host=True)
     report = result_files.ResultFile(arguments, "rare faults are found as often as stated", seed=0)
     place = CandidatePlace.of(arguments.device)
     chosen = {name: one for name, one in families().items() if arguments.only in name}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -39,17 +39,19 @@ class SharedStore:
             return
         posted = self._board.rows.get(measurement.candidate)
         if posted is not None and same_run(posted, measurement):
-            self.keep(measurement)
+            self.keep([measurement])
             return
         self._local.add(problem, measurement)
         if posted is None and measurement.outcome.is_label:
             self._board.post(measurement)
 
-    def keep(self, measurement: Measurement) -> None:
-        """Keep what another rank measured, unless it is held: ranks may share a directory."""
+    def keep(self, measurements: Iterable[Measurement]) -> None:
+        """Keep what other ranks measured, but for what is held: ranks may share a directory."""
         problem = self._board.problem
-        if not any(same_run(held, measurement) for held in self._local.measurements(problem)):
-            self._local.add(problem, measurement)
+        held = self._local.measurements(problem)
+        for measurement in measurements:
+            if not any(same_run(known, measurement) for known in held):
+                self._local.add(problem, measurement)
 
     def decision(self, problem: Problem) -> Decision | None:
         """The stored decision, if any."""

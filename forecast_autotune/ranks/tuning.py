@@ -85,9 +85,7 @@ def _adopted(board: Board, shared: SharedStore, store: TuningStore) -> Decision:
     """The job's decision, kept by this rank with what it rests on."""
     decision = board.decision
     assert decision is not None
-    for row in board.rows.values():
-        if row.candidate not in board.own:
-            shared.keep(row)
+    shared.keep(row for row in board.rows.values() if row.candidate not in board.own)
     if store.decision(board.problem) != decision:
         store.put_decision(board.problem, decision)
         store.sync()

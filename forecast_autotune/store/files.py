@@ -45,7 +45,6 @@ class StoreNotes:
         if (topic or text) in self._seen:
             return
         self._seen.add(topic or text)
-        text = printable(text)
         self.texts.append(text)
         warnings.warn(text, StoreWarning, stacklevel=4)
 

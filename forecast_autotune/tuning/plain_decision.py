@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable
 
-from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.policy import time_exhausted
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, MeasuringCost, Outcome
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.task import TuningStore, TuningTask, utc_now
+from forecast_autotune.tuning.unmeasured import no_working_config
 
 _TIMING_MODES = (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN)
 
@@ -46,7 +45,7 @@ def decide_plainly(
             measurer.close()
     ran = [m for m in (known | tried).values() if m.ok]
     if timed and not ran and all(m.outcome is not Outcome.INFRASTRUCTURE for m in tried.values()):
-        raise NoWorkingConfigError(_outcomes(task, known | tried))
+        raise no_working_config(task.problem, known | tried, len(candidates))
     failed = {c for c, m in known.items() if not m.ok}
     chosen, evidence = next((c for c in candidates if c not in failed), candidates[0]), Evidence.FORECAST
     best = min(ran, key=lambda m: m.ms, default=None)
@@ -66,14 +65,4 @@ def decide_plainly(
         median_ms=None if best is None else best.ms,
         cost=Cost(spent.wall_s, 0.0, spent.compile_s, spent.timing_s, spent.compiled),
         at=utc_now(),
-    )
-
-
-def _outcomes(task: TuningTask, found: dict[Candidate, Measurement]) -> str:
-    counted = Counter(str(m.outcome) for m in found.values())
-    shown = ", ".join(f"{n} {name}" for name, n in sorted(counted.items()))
-    messages = Counter(str(m.extra.get("message", "")) for m in found.values()).most_common(1)
-    return (
-        f"kernel {task.problem.kernel.name}: none of {len(found)} candidates ran ({shown}). Give at least one config "
-        f"that fits {task.problem.device.name}. Seen: {messages[0][0] if messages else 'no message'}"
     )

@@ -79,7 +79,7 @@ def decide_without_times(
     """
     faults = [m for m in results.tried.values() if m.outcome is Outcome.INFRASTRUCTURE]
     if not faults:
-        raise _no_working_config(results, len(forecasts))
+        raise no_working_config(results.problem, results.labels, len(forecasts))
     why = f"not timed: {faults[0].extra.get('message', 'no message')}"
     warnings.warn(f"nothing could be timed ({why}): using the best forecast", stacklevel=2)
     return decide_from_forecasts(results.problem, forecasts, settings, "", why, cost, results.labels)
@@ -127,20 +127,22 @@ def decide_from_forecasts(
     )
 
 
-def _no_working_config(results: TaskResults, candidates: int) -> NoWorkingConfigError:
+def no_working_config(
+    problem: Problem, labels: Mapping[Candidate, Measurement], candidates: int
+) -> NoWorkingConfigError:
     """What happened to all of them, with the compilers' and launchers' own words."""
-    counted = Counter(str(m.outcome) for m in results.labels.values())
+    counted = Counter(str(m.outcome) for m in labels.values())
     shown = ", ".join(f"{n} {name}" for name, n in sorted(counted.items()))
-    messages = Counter(str(m.extra.get("message", "")) for m in results.labels.values())
+    messages = Counter(str(m.extra.get("message", "")) for m in labels.values())
     del messages[""]
     # Whole, as the reason often stands at the end of what a compiler says.
     seen = "\n".join(text for text, _ in messages.most_common(_MAX_SHOWN_MESSAGES))
     if set(counted) == {str(Outcome.COMPILE_ERROR)}:
         remedy = "Mend what the compiler says"
     else:
-        remedy = f"Give at least one config that fits {results.problem.device.name}"
+        remedy = f"Give at least one config that fits {problem.device.name}"
     return NoWorkingConfigError(
-        f"kernel {results.problem.kernel.name}: none of {candidates} candidates ran "
+        f"kernel {problem.kernel.name}: none of {candidates} candidates ran "
         f"({shown}). {remedy}; `forecast-autotune clear` forgets these outcomes. "
         f"Seen: {seen or 'no message'}"
     )
