@@ -33,10 +33,10 @@ from forecast_autotune.features.ptx import ptx_facts, resource_usage
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.records import Candidate, digest
 from forecast_autotune.records.table import dump_line, read_lines
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import outcome_of
 from forecast_integrations.triton.compile.forked_children import ForkedChildren
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import outcome_of
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 

@@ -32,9 +32,9 @@ from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Candidate
 from forecast_autotune.surrogates.prior import formula_prior
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import outcome_of
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import outcome_of
 
 MODELS = ("mi300x", "mi355x", "b200", "rtx 5090")
 """By datasheet: CDNA3, CDNA4, and both of Blackwell's compute capabilities."""

@@ -42,10 +42,10 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.tuning.loop import TuningTask, fingerprint, tune
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.forked_children import ForkedChildren
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.trace import make_tracer
 
 FIRST, OTHER = "matmul/4096x4096x4096", "matmul/2048x2048x2048"

@@ -26,8 +26,8 @@ from benchmarks.lib.result_files import ResultFile, say
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.extraction import FeatureError, TtirFacts, assignment_of, extract_facts
 from forecast_autotune.records import Candidate
-from forecast_integrations.triton import describe
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem import describe
 
 TOLERANCE = 0.01
 # Eight programs stand for a grid: of a grid whose last few programs find no work left, none may be idle.

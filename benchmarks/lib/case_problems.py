@@ -7,8 +7,8 @@ from typing import Any
 from benchmarks import kernels
 from benchmarks.lib.harvest_worker import harvested_configs
 from forecast_autotune.records import Problem, digest
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.source import innermost
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.source import innermost
 
 
 def problem_of_case(case: kernels.Case) -> tuple[Problem, dict[str, Any]]:

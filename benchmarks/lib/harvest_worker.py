@@ -27,8 +27,8 @@ from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.loop import utc_now
-from forecast_integrations.triton import describe
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem import describe
 
 COMPILE_TIMEOUT_S = 15.0
 """A compilation that takes longer is given up; that config is a label of its own."""

@@ -16,7 +16,7 @@ import triton
 from benchmarks import kernels
 from benchmarks.lib.devices import synchronize
 from forecast_autotune.records import Config
-from forecast_integrations.triton.describe import to_config
+from forecast_integrations.triton.problem.describe import to_config
 
 
 def config_to_json(config: Any) -> dict[str, Any]:

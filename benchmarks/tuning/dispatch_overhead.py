@@ -34,7 +34,7 @@ from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_harness.variants.sizes import CallSizes
 from forecast_integrations.device import current_device
-from forecast_integrations.triton import describe
+from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.standalone import standalone_source
 from forecast_integrations.triton.variants.guard import CallGuard
 from forecast_integrations.triton.variants.loading import AlternativeKernel, VariantConfig, load_variant

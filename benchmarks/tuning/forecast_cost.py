@@ -46,8 +46,8 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.tuning.forecaster import TaskForecaster
 from forecast_autotune.tuning.task import TuningTask
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.trace import make_tracer
 
 STEPS = {"small": 5, "medium": 15, "large": 48}

@@ -28,7 +28,7 @@ from benchmarks import kernels
 from benchmarks.lib import child_processes, devices, kernel_timing, result_files
 from forecast_autotune import Space, autotune
 from forecast_autotune.settings import Budget
-from forecast_integrations.triton.call import outcome_of
+from forecast_integrations.triton.problem.call import outcome_of
 
 MATMUL, ATTENTION = "matmul/4096x4096x4096", "attention/4x32x8x4096x128-causal"
 TOP = 3

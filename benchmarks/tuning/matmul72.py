@@ -34,7 +34,7 @@ from benchmarks import kernels
 from benchmarks.lib import child_processes, devices, kernel_timing, result_files
 from forecast_autotune import autotune
 from forecast_autotune.settings import Settings
-from forecast_integrations.triton.call import outcome_of
+from forecast_integrations.triton.problem.call import outcome_of
 
 CASES = ("matmul/4096x4096x4096", "matmul/2048x2048x2048")
 TOP = 5

@@ -53,8 +53,8 @@ from forecast_autotune.records import Config
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Check, Variant, signature_of
 from forecast_harness.rewrites.triton import REWRITES
-from forecast_integrations.triton import describe
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.variants.loading import LoadedVariant
 
 LIMIT_S = 240.0

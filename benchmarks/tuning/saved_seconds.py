@@ -40,7 +40,7 @@ from forecast_autotune import autotune
 from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.host_seconds import HOST_COMPILE_RATIO, seconds_saved, triton_autotune_seconds
-from forecast_integrations.triton.describe import configs_by_candidate
+from forecast_integrations.triton.problem.describe import configs_by_candidate
 
 KERNELS = (
     ("softmax/8192x32768", 12),

@@ -26,7 +26,7 @@ from benchmarks.lib.variants.variant_forecasts import call_with_variants
 from benchmarks.tuning.matmul72 import precompile
 from forecast_autotune.records import Candidate
 from forecast_autotune.tuning.results import FINALIST_MARGIN, MAX_FINALISTS
-from forecast_integrations.triton.call import KernelCall, outcome_of
+from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 from forecast_integrations.triton.timer.timers import EventTimer, TimingLengths
 
 CASES = (

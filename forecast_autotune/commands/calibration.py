@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.model_record import model_record_text, model_records
 from forecast_autotune.commands.output import Output
-from forecast_autotune.commands.store_access import first_forecasts, open_store
+from forecast_autotune.commands.stores.access import first_forecasts, open_store
 from forecast_autotune.records import RiskVerdict
 from forecast_autotune.records.table import Table
 

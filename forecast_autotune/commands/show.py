@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.advice_lines import advice_json, advice_lines
 from forecast_autotune.commands.output import CommandError, Output
-from forecast_autotune.commands.store_access import first_forecasts, open_store
+from forecast_autotune.commands.stores.access import first_forecasts, open_store
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table, latest_labels
 from forecast_autotune.store import Store

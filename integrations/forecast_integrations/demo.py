@@ -22,8 +22,8 @@ from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.decorator import autotune
-from forecast_integrations.triton.describe import to_config
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
+from forecast_integrations.triton.problem.describe import to_config
 from forecast_integrations.triton.protocols import LaunchConfig, Tuner
 
 if TYPE_CHECKING:

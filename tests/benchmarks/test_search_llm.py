@@ -31,7 +31,7 @@ from benchmarks.lib.search.llm_search_runs import (
 )
 from benchmarks.search import llm_written_sources
 from benchmarks.search.llm_written_sources import contest_summary, retime_best, summary
-from forecast_autotune.commands import grammar
+from forecast_autotune.commands.console import grammar
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.writers import TextGenerator, UsageCallback
 from forecast_autotune.records import Outcome

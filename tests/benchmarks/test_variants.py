@@ -19,7 +19,7 @@ from benchmarks.lib.variants import variant_corpus
 from benchmarks.lib.variants.variant_corpus import VariantSource
 from benchmarks.verification import recorded_variants
 from forecast_autotune.variants.records import Origin, Variant
-from forecast_integrations.triton.describe import kernel_record
+from forecast_integrations.triton.problem.describe import kernel_record
 
 ROOT = Path(__file__).parents[2]
 ALL = variant_corpus.variant_sources()

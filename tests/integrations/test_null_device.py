@@ -15,7 +15,7 @@ from forecast_autotune.errors import FrozenMissError, SettingsError
 from forecast_autotune.records import Decision, Evidence
 from forecast_autotune.settings import Budget
 from forecast_autotune.store import Store
-from forecast_integrations.triton.describe import to_config
+from forecast_integrations.triton.problem.describe import to_config
 from tests.integrations.null import (
     binaries,
     blocks,

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import forecast_autotune.store.store as store_module
 from benchmarks.lib.hardening import record_damage, record_samples
-from forecast_autotune.commands import grammar, main
+from forecast_autotune.commands import main
+from forecast_autotune.commands.console import grammar
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Decision, Measurement
 from forecast_autotune.records.table import read_tables

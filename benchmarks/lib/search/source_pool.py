@@ -28,8 +28,8 @@ from forecast_autotune.records import Candidate, Measurement, Problem, digest
 from forecast_autotune.records.codec import Record
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.variants import Variant
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.standalone import standalone_source
 
 BASE, LLM, MECHANICAL = "base", "llm", "mechanical"

@@ -52,8 +52,8 @@ from benchmarks.lib.variants.variant_forecasts import file_digest
 from forecast_autotune.records import Candidate, Measurement, Outcome, digest
 from forecast_autotune.tuning.loop import utc_now
 from forecast_integrations.triton.compile.pool import make_pool
-from forecast_integrations.triton.lazy_candidates import candidate_grids
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem.lazy_candidates import candidate_grids
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import make_tracer
 

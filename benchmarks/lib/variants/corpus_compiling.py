@@ -24,11 +24,11 @@ from benchmarks.lib.kernel_processes import print_line
 from benchmarks.lib.variants.corpus_preparing import PreparedKernel, PreparedSource, read_pool
 from forecast_autotune import autotune
 from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall, outcome_of
 from forecast_integrations.triton.compile.forked_children import ForkedChild, ForkedChildren
 from forecast_integrations.triton.compile.pool import without_device
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 from forecast_integrations.triton.variants.loading import LoadedVariant, add_variants, load_variant
 
 CONFIGS_AT_ONCE = 3

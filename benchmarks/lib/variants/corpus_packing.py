@@ -26,9 +26,9 @@ from forecast_autotune.features.stored_facts import collect_facts
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
 from forecast_autotune.records.problem import FACTS
 from forecast_autotune.records.table import Table, table_lines
-from forecast_integrations.triton.call import KernelCall
-from forecast_integrations.triton.lazy_candidates import candidate_grids
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.lazy_candidates import candidate_grids
 from forecast_integrations.triton.standalone import standalone_source
 from forecast_integrations.triton.trace import make_tracer
 

@@ -28,9 +28,9 @@ from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Config, digest
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.variants import Variant
-from forecast_integrations.triton import describe
 from forecast_integrations.triton.null_device import null_device
-from forecast_integrations.triton.source import innermost
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.source import innermost
 
 MOST_BYTES = 6e9
 """Of a shape's tensors."""

@@ -29,8 +29,8 @@ from benchmarks.lib.variants.corpus_compiling import CompiledRow, ShapedCalls
 from benchmarks.lib.variants.corpus_preparing import PreparedKernel, PreparedSource, read_pool
 from benchmarks.lib.variants.rewrite_cases import NEVER_RAN
 from forecast_autotune.records import Candidate, Outcome, Problem
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall, outcome_of
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 from forecast_integrations.triton.timer.measurer import quantiles
 from forecast_integrations.triton.timer.timers import EventTimer, TimingLengths
 from forecast_integrations.triton.timer.warmup import IDLE_S, keep_busy

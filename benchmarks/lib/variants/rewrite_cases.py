@@ -11,7 +11,7 @@ from benchmarks.lib.devices import synchronize
 from benchmarks.lib.result_files import say
 from forecast_autotune.variants import Variant
 from forecast_harness.rewrites.triton import variants_of
-from forecast_integrations.triton import describe
+from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.standalone import standalone_source
 from forecast_integrations.triton.variants.loading import LoadedVariant
 from forecast_integrations.triton.variants.loading import load_variant as load_for_kernel

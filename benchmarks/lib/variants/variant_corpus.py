@@ -40,8 +40,8 @@ import triton
 from benchmarks import kernels
 from forecast_autotune.records import digest
 from forecast_autotune.variants.records import Origin, Provenance, Variant
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.source import innermost, source_of
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.source import innermost, source_of
 
 TABLE = Path(__file__).parents[2] / "data" / "variants.jsonl.gz"
 TABLES = (TABLE, TABLE.with_name("variants_2.jsonl.gz"))

@@ -28,9 +28,9 @@ from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.surrogates.learned import LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.variants import Variant
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall
-from forecast_integrations.triton.lazy_candidates import LazySources, candidate_grids
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.lazy_candidates import LazySources, candidate_grids
 from forecast_integrations.triton.trace import make_tracer
 from forecast_integrations.triton.variants.loading import LoadedVariant, add_variants
 

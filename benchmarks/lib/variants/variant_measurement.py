@@ -42,7 +42,7 @@ from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants import Variant
-from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 
 TOP = 2

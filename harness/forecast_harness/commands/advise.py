@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.commands.exchange import clear_advice
-from forecast_autotune.commands.extras import require_packages
+from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.commands.stores.access import open_store
+from forecast_autotune.commands.stores.exchange import clear_advice
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.asking import ask_for_advice, revise_advice
 from forecast_autotune.llm.advice.checks import check_function

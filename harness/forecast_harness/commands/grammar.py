@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from forecast_autotune.commands.option_types import SECONDS, IntegerRange, device_number
+from forecast_autotune.commands.console.option_types import SECONDS, IntegerRange, device_number
 from forecast_autotune.commands.registry import Commands, store_option
 
 CASES = IntegerRange(1, 100_000)

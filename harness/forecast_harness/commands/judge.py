@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.extras import require_packages
+from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.store.files import append

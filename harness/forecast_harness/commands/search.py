@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.extras import require_packages
+from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
 
@@ -52,7 +52,7 @@ def search(options: argparse.Namespace, output: Output) -> int:
 
 def resume_command(options: argparse.Namespace, folder: Path) -> str:
     """The command that continues this search: every option that is not at its default, and `--resume`."""
-    from forecast_autotune.commands import grammar
+    from forecast_autotune.commands.console import grammar
 
     usual = vars(grammar.build().parse_args(["search", options.target or ""]))
     words = ["forecast-autotune", "search", options.target or ""]

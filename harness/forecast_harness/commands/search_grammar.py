@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from forecast_autotune.commands.option_types import COUNT, SECONDS, SEED, WORKERS, IntegerRange, RealRange
+from forecast_autotune.commands.console.option_types import (
+    COUNT,
+    SECONDS,
+    SEED,
+    WORKERS,
+    IntegerRange,
+    RealRange,
+)
 from forecast_autotune.commands.registry import Commands
 
 

@@ -328,7 +328,7 @@ def _tensor_argument(name: str, value: torch.Tensor) -> Argument:
 
 
 def _scalar_argument(name: str, value: Any, constexpr: bool) -> Argument:
-    """As `forecast_integrations.triton.describe` has it; what cannot travel as JSON is refused."""
+    """As `forecast_integrations.triton.problem.describe` has it; what cannot travel as JSON is refused."""
     if value is None:
         return Argument(name, "none")
     if not isinstance(value, bool | int | float | str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.extras import is_installed
+from forecast_autotune.commands.console.extras import is_installed
 from forecast_autotune.commands.output import CommandError, Output
 
 if TYPE_CHECKING:

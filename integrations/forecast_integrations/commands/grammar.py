@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forecast_autotune.commands.option_types import IntegerRange, SettingText
+from forecast_autotune.commands.console.option_types import IntegerRange, SettingText
 from forecast_autotune.commands.registry import Commands, store_option
 from forecast_autotune.settings import Mode
 

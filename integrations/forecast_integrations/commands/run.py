@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO
 
 from forecast_autotune import activate
-from forecast_autotune.commands.extras import is_installed
+from forecast_autotune.commands.console.extras import is_installed
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.records import Decision
 from forecast_autotune.records.codec import Record, json_option

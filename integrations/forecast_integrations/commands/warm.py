@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forecast_autotune.commands.extras import require_packages
+from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output
-from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.commands.stores.access import open_store
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Decision
 from forecast_autotune.settings import Mode, Settings, parse_user_directory
@@ -82,7 +82,7 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
     """
     from forecast_integrations.device import current_device, has_device
     from forecast_integrations.triton.patch import patch_triton
-    from forecast_integrations.triton.rebuilt_call import call_again
+    from forecast_integrations.triton.problem.rebuilt_call import call_again
 
     if not has_device():
         raise CommandError(

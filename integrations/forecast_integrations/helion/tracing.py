@@ -9,7 +9,7 @@ from typing import Any
 from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Config
-from forecast_integrations.triton.describe import call_arguments
+from forecast_integrations.triton.problem.describe import call_arguments
 
 
 @dataclass(frozen=True)

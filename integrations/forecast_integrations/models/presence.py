@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from forecast_autotune.commands.extras import is_installed
+from forecast_autotune.commands.console.extras import is_installed
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.spec import ModelSpec, parsed
 

@@ -21,11 +21,11 @@ from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import TuningTask, fingerprint
 from forecast_integrations.device import has_device
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.fallback import triton_config
-from forecast_integrations.triton.key import Bucket
-from forecast_integrations.triton.lazy_candidates import (
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.key import Bucket
+from forecast_integrations.triton.problem.lazy_candidates import (
     LazyCandidates,
     LazyGrids,
     LazySources,

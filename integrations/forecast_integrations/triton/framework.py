@@ -5,9 +5,9 @@ from __future__ import annotations
 from forecast_autotune.records import Argument, Config, Device, Kernel
 from forecast_integrations import device
 from forecast_integrations.device import current_device, has_device, toolchain
-from forecast_integrations.triton import describe
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.source import innermost
 from forecast_integrations.triton.protocols import KernelFunction, LaunchConfig, NamedArguments
-from forecast_integrations.triton.source import innermost
 from forecast_integrations.triton.standalone import standalone_source
 
 __all__ = [

@@ -13,7 +13,7 @@ from triton.runtime.autotuner import Autotuner
 
 from forecast_integrations.triton.decorator import ForecastAutotuner
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
-from forecast_integrations.triton.key import KeyMaker
+from forecast_integrations.triton.problem.key import KeyMaker
 from forecast_integrations.triton.protocols import Tuner
 from forecast_integrations.triton.variants.loading import VariantConfig, launch_variant
 

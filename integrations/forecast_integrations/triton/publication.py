@@ -10,9 +10,9 @@ from forecast_autotune.records import Candidate, Decision, Evidence, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.guarded_store import GuardedStore
-from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.source import innermost
 from forecast_integrations.triton.protocols import Key, LaunchConfig, Times
-from forecast_integrations.triton.source import innermost
 
 LISTENERS: list[Callable[[str, Decision], None]] = []
 """Called with the kernel's name after every decision."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
+from forecast_integrations.triton.problem.source import innermost, scope_of, source_of
 from forecast_integrations.triton.protocols import JitFunction, KernelFunction
-from forecast_integrations.triton.source import innermost, scope_of, source_of
 
 _CONSTANT_TYPES = (int, float, str, bool, type(None))
 _JIT_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug")

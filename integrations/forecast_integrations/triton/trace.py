@@ -19,10 +19,10 @@ from forecast_autotune.features.traced_texts import CompressedText, TracedTexts,
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Candidate, Problem
-from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.dispatcher import Dispatcher
 from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
 from forecast_integrations.triton.compile.pool import can_fork, without_device
+from forecast_integrations.triton.problem.call import KernelCall
 
 _READ_HERE_CHARACTERS = 40_000
 """Text that is read sooner than children are started, have read it and are heard: 4 to 8 ms."""

@@ -6,8 +6,14 @@ import argparse
 
 import pytest
 
-from forecast_autotune.commands import grammar, main
-from forecast_autotune.commands.option_types import IntegerRange, RealRange, SettingText, device_number
+from forecast_autotune.commands import main
+from forecast_autotune.commands.console import grammar
+from forecast_autotune.commands.console.option_types import (
+    IntegerRange,
+    RealRange,
+    SettingText,
+    device_number,
+)
 from tests.core.captured_output import Capture, command_options
 
 pytestmark = pytest.mark.usefixtures("root")

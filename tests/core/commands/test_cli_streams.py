@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.commands import grammar
-from forecast_autotune.commands.streams import StandardDescriptor
+from forecast_autotune.commands.console import grammar
+from forecast_autotune.commands.console.streams import StandardDescriptor
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import command_options

@@ -212,7 +212,7 @@ def test_calls_that_were_recorded_when_the_kernel_was_tuned(tmp_path: Path, caps
     good = write(tmp_path, "good.py", GOOD)
     assert variants(f"{path}:double", "--from", good) == 1
     assert "how is double called?" in capsys.readouterr().err
-    from forecast_integrations.triton.describe import kernel_record
+    from forecast_integrations.triton.problem.describe import kernel_record
 
     record = kernel_record(import_file(path).double.fn)
     arguments = [tensor("x", 1000), tensor("out", 1000)]

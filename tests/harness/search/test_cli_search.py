@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.commands import grammar, main
+from forecast_autotune.commands import main
+from forecast_autotune.commands.console import grammar
 from forecast_harness.commands.search import resume_command
 from forecast_harness.search.history.events import Finished, Resumed, Stopped
 from forecast_harness.search.history.log import encode, read_log

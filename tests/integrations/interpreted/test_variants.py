@@ -12,7 +12,7 @@ from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.variants.sizes import CallSizes
-from forecast_integrations.triton import describe
+from forecast_integrations.triton.problem import describe
 from tests.integrations.interpreted.kernels import double
 from tests.integrations.interpreted.support import Vector, blocks, grid
 

@@ -20,8 +20,8 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.advice_samples import stored_samples
 from forecast_integrations.models import factory
-from forecast_integrations.triton import describe
 from forecast_integrations.triton.background_advice import WRITER
+from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.standalone import standalone_source
 from tests.integrations.triton.test_variants_live import call, double, tuned
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from forecast_autotune.records import Config
-from forecast_integrations.triton import describe
+from forecast_integrations.triton.problem import describe
 
 
 @triton.jit

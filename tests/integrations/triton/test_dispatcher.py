@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.dispatcher import Dispatcher
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.forked_children import (
@@ -24,6 +23,7 @@ from forecast_integrations.triton.compile.forked_children import (
     ForkedChild,
     ForkedChildren,
 )
+from forecast_integrations.triton.problem.call import KernelCall
 
 HERE = os.getpid()
 PATIENCE_S = 20.0

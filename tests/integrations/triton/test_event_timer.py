@@ -13,8 +13,8 @@ import triton
 
 from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer import timers
 from forecast_integrations.triton.timer.timers import EventTimer
 from tests.integrations.null import double, fresh, launch, tables

@@ -17,10 +17,10 @@ from triton.runtime import build
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forecast_autotune import autotune
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs
 from forecast_integrations.triton.null_device import NullDevice
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall
 from tests.integrations.null import configs, double, fresh, launch
 
 generates = pytest.mark.skipif(

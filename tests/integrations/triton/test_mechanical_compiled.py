@@ -11,8 +11,8 @@ import torch
 from forecast_autotune.records import Argument
 from forecast_autotune.variants.entry import KernelEntry
 from forecast_harness.rewrites.triton import variants_of
-from forecast_integrations.triton.describe import call_arguments
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem.describe import call_arguments
 from forecast_integrations.triton.variants.loading import import_text
 from tests.harness.rewrites.mechanical_sources import ENTRY, EVERY, SIMPLE_TILES
 from tests.harness.rewrites.mechanical_worker import CALLS

@@ -18,10 +18,10 @@ from forecast_autotune import autotune
 from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
-from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.threads import ThreadPool
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem.call import KernelCall
 from tests.integrations.null import (
     blocks,
     by_launch_options,

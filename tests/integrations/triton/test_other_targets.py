@@ -107,7 +107,7 @@ def test_an_interval_on_a_device_that_nobody_measured_is_wider(tmp_path: Path) -
     from forecast_autotune.features.trace import trace_many
     from forecast_autotune.surrogates.factory import default_surrogate
     from forecast_autotune.surrogates.protocol import Query
-    from forecast_integrations.triton import describe
+    from forecast_integrations.triton.problem import describe
 
     x = torch.empty(4096)
     listed = [triton.Config({"BLOCK": b}, num_warps=w) for b in (128, 256, 512) for w in (1, 2, 4, 8)]

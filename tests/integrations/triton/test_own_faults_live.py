@@ -13,8 +13,9 @@ import forecast_autotune.tuning.loop as loop
 from forecast_autotune import autotune
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_integrations.triton import describe, engine, publication
-from forecast_integrations.triton.key import KeyMaker
+from forecast_integrations.triton import engine, publication
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.key import KeyMaker
 from tests.integrations.null import configs, double, fresh, launch
 
 FEW = configs((1, 4), (3,))

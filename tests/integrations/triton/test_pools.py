@@ -17,12 +17,12 @@ from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.traced_texts import CompressedText, TracedTexts
 from forecast_autotune.features.ttir.extraction import assignment_of, extract_facts
 from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile import pool
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.threads import ThreadPool
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.trace import make_tracer
 from tests.integrations.parallel_children import run_in_children
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import triton
 
-from forecast_integrations.triton.source import innermost, source_hash, source_of
+from forecast_integrations.triton.problem.source import innermost, source_hash, source_of
 
 SOURCE = """
 import triton, triton.language as tl

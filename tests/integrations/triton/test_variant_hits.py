@@ -15,7 +15,7 @@ from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_harness.variants.sizes import CallSizes
 from forecast_integrations.device import current_device
-from forecast_integrations.triton import describe
+from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.variants.guard import may_overlap
 from forecast_integrations.triton.variants.loading import VariantConfig
 from tests.integrations.null import fresh

@@ -17,7 +17,7 @@ from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.records import Argument, Device, Evidence, Kernel
 from forecast_autotune.store import Store
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
-from forecast_integrations.triton.rebuilt_call import RebuildError, find_tuner, rebuilt_arguments
+from forecast_integrations.triton.problem.rebuilt_call import RebuildError, find_tuner, rebuilt_arguments
 from tests.integrations import warmed_kernels
 from tests.integrations.null import binaries, tables
 

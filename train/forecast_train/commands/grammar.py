@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forecast_autotune.commands.option_types import (
+from forecast_autotune.commands.console.option_types import (
     COUNT,
     MOST_COUNT,
     MOST_SECONDS,

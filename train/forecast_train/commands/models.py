@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.extras import require_packages
+from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.file_access import open_named_output
@@ -168,7 +168,7 @@ def _print_online_result(found: RefreshResult, path: Path, output: Output) -> No
 
 
 def _model_path(options: argparse.Namespace) -> Path:
-    from forecast_autotune.commands.store_access import open_store
+    from forecast_autotune.commands.stores.access import open_store
 
     root = open_store(options).root
     if root is None:
@@ -178,7 +178,7 @@ def _model_path(options: argparse.Namespace) -> Path:
 
 def _tables_given(options: argparse.Namespace) -> list[Table]:
     """The tables of the files given, ours or another tuner's; by default the shipped ones."""
-    from forecast_autotune.commands.exchange import read_any_table
+    from forecast_autotune.commands.stores.exchange import read_any_table
 
     if not options.tables:
         return load_tables(options)
@@ -186,7 +186,7 @@ def _tables_given(options: argparse.Namespace) -> list[Table]:
 
 
 def _stored(options: argparse.Namespace) -> list[Table]:
-    from forecast_autotune.commands.store_access import open_store
+    from forecast_autotune.commands.stores.access import open_store
 
     return [t for t in open_store(options).tables(None, None) if len(t.by_candidate()) > 1]
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from forecast_autotune.commands.extras import require_packages
+from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 

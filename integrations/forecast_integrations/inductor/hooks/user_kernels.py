@@ -33,8 +33,8 @@ from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, TuningSession
 from forecast_integrations.inductor.snapshot import StoreSnapshot
-from forecast_integrations.triton import describe
 from forecast_integrations.triton.decorator import ForecastAutotuner
+from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig, Tuner, is_tensor
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.records import Candidate
-from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.compiler_hash import COMPILER_HASH
 from forecast_integrations.triton.compile.dispatcher import Dispatcher
 from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs, build_stub
-from forecast_integrations.triton.source import innermost
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.source import innermost
 
 CHILD_TASKS: Mapping[str, Callable[[Any], object]] = {
     "hash": lambda _: COMPILER_HASH.compute(),

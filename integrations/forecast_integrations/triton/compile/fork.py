@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from forecast_autotune.records import Candidate, Outcome
-from forecast_integrations.triton.call import KernelCall, outcome_of
 from forecast_integrations.triton.compile.dispatcher import Dispatcher
 from forecast_integrations.triton.compile.first_launch import CHILD_TASKS, FirstLaunch
 from forecast_integrations.triton.compile.forked_children import (
@@ -23,6 +22,7 @@ from forecast_integrations.triton.compile.forked_children import (
     ForkedChildren,
 )
 from forecast_integrations.triton.compile.protocol import CompileResult
+from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 
 _STRAGGLER_FACTOR = 5.0
 """A compilation that takes this many times the median has usually unrolled or spilled without bounds,

@@ -19,12 +19,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from forecast_autotune.records import Candidate
-from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.dispatcher import Dispatcher
 from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
-from forecast_integrations.triton.describe import heuristic_values
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.describe import heuristic_values
+from forecast_integrations.triton.problem.source import innermost
 from forecast_integrations.triton.protocols import KernelFunction, NamedArguments
-from forecast_integrations.triton.source import innermost
 
 _MODULE = "__triton_launcher"
 """What Triton calls the generated module."""

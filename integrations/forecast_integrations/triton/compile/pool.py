@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forecast_autotune.records import Candidate
-from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.protocol import CompilePool
 from forecast_integrations.triton.compile.threads import ThreadPool
+from forecast_integrations.triton.problem.call import KernelCall
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget

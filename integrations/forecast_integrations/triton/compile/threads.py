@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from forecast_autotune.records import Candidate, Outcome
-from forecast_integrations.triton.call import outcome_of
 from forecast_integrations.triton.compile.protocol import CompileResult
+from forecast_integrations.triton.problem.call import outcome_of
 
 _MAX_THREAD_TRIES = 4
 

@@ -13,9 +13,9 @@ from forecast_autotune.errors import DeviceLostError
 from forecast_autotune.features.ptx import ptx_facts
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.tuning.task import utc_now
-from forecast_integrations.triton.call import KernelCall, outcome_of
 from forecast_integrations.triton.compile.pool import make_pool
 from forecast_integrations.triton.compile.protocol import CompilePool, CompileResult
+from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 from forecast_integrations.triton.protocols import Times
 from forecast_integrations.triton.timer.timers import EventTimer, UserBenchmarkTimer
 

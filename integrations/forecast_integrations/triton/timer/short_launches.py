@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from forecast_autotune.records import Candidate
 from forecast_autotune.timing.pauses import pause_lengths, pause_seconds
 from forecast_autotune.timing.recorded_launches import DeviceEvent, GraphRecorder, RecordedGraph
-from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.problem.call import KernelCall
 
 _CALIBRATION_ROUNDS = 4
 """Replays behind each pause, to know what a pause costs: 6 ms of the device's time, once a process."""

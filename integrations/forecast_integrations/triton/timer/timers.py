@@ -22,7 +22,7 @@ from typing import Any
 from forecast_autotune.records import Candidate
 from forecast_autotune.timing.pauses import CLOCK_INTERVAL_S, SHORT_LAUNCH_S, mean_without_strays
 from forecast_autotune.timing.recorded_launches import DeviceEvent
-from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.protocols import Times
 from forecast_integrations.triton.timer.short_launches import TimedLaunch, record_launches
 from forecast_integrations.triton.timer.warmup import IDLE_S, keep_busy

@@ -14,7 +14,7 @@ from typing import Any
 from forecast_autotune.records import Kernel
 from forecast_autotune.variants import Variant, admission
 from forecast_autotune.variants.signature import written
-from forecast_integrations.triton import describe
+from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.protocols import (
     Arguments,
     KernelFunction,

@@ -31,8 +31,9 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.entry import CallGrid, Grid, KernelEntry, known
 from forecast_autotune.variants.entry import signature as parameters_of
 from forecast_autotune.variants.judgement import SourceJudgement
-from forecast_integrations.triton.call import outcome_of, warmup_of
-from forecast_integrations.triton.describe import heuristic_layers, to_config
+from forecast_integrations.triton.problem.call import outcome_of, warmup_of
+from forecast_integrations.triton.problem.describe import heuristic_layers, to_config
+from forecast_integrations.triton.problem.source import innermost, source_of
 from forecast_integrations.triton.protocols import (
     Arguments,
     KernelFunction,
@@ -41,7 +42,6 @@ from forecast_integrations.triton.protocols import (
     TraceInputs,
     Tuner,
 )
-from forecast_integrations.triton.source import innermost, source_of
 
 _NUMBER = itertools.count()
 CoversCall = Callable[[Arguments, NamedArguments], bool]

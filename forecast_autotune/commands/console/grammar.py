@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from forecast_autotune import plugins
-from forecast_autotune.commands.option_types import COUNT, SEED, WORKERS, IntegerRange, RealRange
+from forecast_autotune.commands.console.option_types import COUNT, SEED, WORKERS, IntegerRange, RealRange
 from forecast_autotune.commands.registry import GROUP, Commands, Parser, filters, store_option
 from forecast_autotune.version import __version__
 
@@ -144,7 +144,7 @@ def _explain(commands: Commands) -> None:
 
 def _export(commands: Commands) -> None:
     export = commands.add(
-        "export", "forecast_autotune.commands.exchange:export", "write stored measurements as a table"
+        "export", "forecast_autotune.commands.stores.exchange:export", "write stored measurements as a table"
     )
     export.add_argument(
         "file", nargs="?", default="-", metavar="FILE", help=".jsonl, .jsonl.gz or .parquet; - is stdout"
@@ -159,7 +159,7 @@ def _export(commands: Commands) -> None:
 
 def _import(commands: Commands) -> None:
     imports = commands.add(
-        "import", "forecast_autotune.commands.exchange:import_", "add tables of others to the store"
+        "import", "forecast_autotune.commands.stores.exchange:import_", "add tables of others to the store"
     )
     imports.add_argument(
         "files",
@@ -184,7 +184,7 @@ def _import(commands: Commands) -> None:
 
 def _clear(commands: Commands) -> None:
     clear = commands.add(
-        "clear", "forecast_autotune.commands.exchange:clear", "remove measurements and decisions"
+        "clear", "forecast_autotune.commands.stores.exchange:clear", "remove measurements and decisions"
     )
     filters(clear)
     clear.add_argument("--variants", action="store_true", help="instead: other sources of kernels")

@@ -7,11 +7,11 @@ import sys
 import warnings
 from typing import TextIO
 
-from forecast_autotune.commands.extras import missing_package_text
-from forecast_autotune.commands.interruption import InterruptHandlers, restore_python_handler
+from forecast_autotune.commands.console.extras import missing_package_text
+from forecast_autotune.commands.console.interruption import InterruptHandlers, restore_python_handler
+from forecast_autotune.commands.console.streams import StandardStreams, write_error_line
 from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.commands.run_arguments import split_run
-from forecast_autotune.commands.streams import StandardStreams, write_error_line
 from forecast_autotune.errors import ForecastAutotuneError, RecordError, SettingsError
 from forecast_autotune.printable import printable
 
@@ -62,7 +62,8 @@ def _reported(status: int, text: str | None, streams: StandardStreams, interrupt
 
 
 def _run(arguments: list[str], streams: StandardStreams, interrupts: InterruptHandlers) -> int:
-    from forecast_autotune.commands import grammar, registry
+    from forecast_autotune.commands import registry
+    from forecast_autotune.commands.console import grammar
 
     is_program = arguments[:1] == ["run"]
     # Everything behind SCRIPT is the script's own, also what looks like our options.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.commands.stores.access import open_store
 from forecast_autotune.errors import StoreError
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.bundles.manifest import MANIFEST

@@ -16,6 +16,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.variants.entry import CallGrid, signature
 from forecast_integrations.device import current_device, device_index, toolchain
+from forecast_integrations.triton.problem.source import innermost, source_hash, source_of
 from forecast_integrations.triton.protocols import (
     KernelFunction,
     LaunchConfig,
@@ -23,7 +24,6 @@ from forecast_integrations.triton.protocols import (
     is_descriptor,
     is_tensor,
 )
-from forecast_integrations.triton.source import innermost, source_hash, source_of
 
 Heuristic = Callable[[dict[str, object]], object]
 """A function of a user's that computes one argument from the others, by name."""

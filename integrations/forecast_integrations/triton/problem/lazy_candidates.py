@@ -7,8 +7,8 @@ from typing import Any
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.variants.entry import CallGrid
-from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.protocols import LaunchConfig, NamedArguments, VariantKernel
 
 

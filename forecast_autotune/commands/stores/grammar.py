@@ -23,7 +23,7 @@ def store(commands: Commands) -> None:
 def _merge(group: Commands) -> None:
     merge = group.add(
         "merge",
-        "forecast_autotune.commands.stores:merge_stores",
+        "forecast_autotune.commands.stores.merging:merge_stores",
         "add all rows of other stores: the union, whatever the order and however often",
     )
     merge.add_argument("sources", nargs="+", metavar="SOURCE", help=_PLACES)
@@ -36,7 +36,7 @@ def _merge(group: Commands) -> None:
 def _diff(group: Commands) -> None:
     diff = group.add(
         "diff",
-        "forecast_autotune.commands.stores:diff_stores",
+        "forecast_autotune.commands.stores.merging:diff_stores",
         "say what one store holds and another does not",
     )
     diff.add_argument("first", metavar="FIRST", help=_PLACES)
@@ -47,7 +47,7 @@ def _diff(group: Commands) -> None:
 def _verify(group: Commands) -> None:
     verify = group.add(
         "verify",
-        "forecast_autotune.commands.stores:verify_stores",
+        "forecast_autotune.commands.stores.merging:verify_stores",
         "check every file of stores and bundles; exit status 1 if anything is wrong",
     )
     verify.add_argument("places", nargs="*", metavar="PLACE", help="stores and bundles (default: --store)")
@@ -57,7 +57,7 @@ def _verify(group: Commands) -> None:
 def _gc(group: Commands) -> None:
     gc = group.add(
         "gc",
-        "forecast_autotune.commands.stores:compact_store",
+        "forecast_autotune.commands.stores.merging:compact_store",
         "remove repeated and damaged lines, and what killed writers left; no measurement is lost",
     )
     store_option(gc)
@@ -66,7 +66,7 @@ def _gc(group: Commands) -> None:
 def _bundle(group: Commands) -> None:
     bundle = group.add(
         "bundle",
-        "forecast_autotune.commands.bundles:write_bundle_of_store",
+        "forecast_autotune.commands.stores.bundles:write_bundle_of_store",
         "write decisions and measurements as a folder that others read with FORECAST_AUTOTUNE_STORES",
     )
     bundle.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
@@ -82,7 +82,7 @@ def _bundle(group: Commands) -> None:
 def _install(group: Commands) -> None:
     install: argparse.ArgumentParser = group.add(
         "install",
-        "forecast_autotune.commands.bundles:install_bundle",
+        "forecast_autotune.commands.stores.bundles:install_bundle",
         "put a bundle's compiled kernels into Triton's cache: for bundles of people whose code you run",
     )
     install.add_argument("bundle", metavar="BUNDLE", help="a bundle made with --compiled")

@@ -6,8 +6,8 @@ import argparse
 import os
 
 from forecast_autotune.commands.output import CommandError, Output
-from forecast_autotune.commands.store_access import open_store
-from forecast_autotune.commands.stores import count_text
+from forecast_autotune.commands.stores.access import open_store
+from forecast_autotune.commands.stores.merging import count_text
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.bundles.compiled import install_compiled
 from forecast_autotune.store.bundles.reading import Bundle

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks, plugins
-from forecast_autotune.commands.extras import is_installed
+from forecast_autotune.commands.console.extras import is_installed
 from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.commands.stores.access import open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import printable
 from forecast_autotune.records import Device

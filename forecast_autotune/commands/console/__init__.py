@@ -1,0 +1,1 @@
+"""The command line as a process: words, streams, signals, missing packages, exit status."""

@@ -1,0 +1,1 @@
+"""Commands on stores: `export`, `import`, `store merge|diff|verify|gc|bundle|install`, and which store is meant."""

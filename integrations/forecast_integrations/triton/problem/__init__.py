@@ -1,0 +1,1 @@
+"""From one call of a kernel to the records of a problem and its candidates."""
