@@ -15,24 +15,22 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import tempfile
 import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
-from benchmarks.lib.machine_code.fake_code import addition, build_driver, honest
+from benchmarks.lib.machine_code.fake_code import addition, honest
+from benchmarks.lib.machine_code.opened import add_fake_option, add_launch_option, opened_runner
 from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_harness.machine_code.compile_workers import CompileWorkers
 from forecast_harness.machine_code.pack_judging import facts_for_workers
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner.driver import LIBRARY
 
 SUM = 2
 FAKE: dict[str, tuple[list[code.Operation], str]] = {
@@ -118,18 +116,15 @@ def _expected(says: str, told: str | None) -> bool:
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--fake", dest="null", action="store_true", help="a driver without a device; needs g++")
+    add_fake_option(made)
     made.add_argument("--faults", type=int, default=1000)
     made.add_argument("--hangs", type=float, default=0.02, help="share of programs that never end")
-    made.add_argument("--launch-s", type=float, default=2.0, help="seconds of a launch after which it hangs")
+    add_launch_option(made)
     made.add_argument("--seed", type=int, default=0)
     arguments = parse_arguments(made)
     result = ResultFile(arguments, "faults in a row lose no label", arguments.seed)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        library = str(build_driver(folder)) if arguments.null else LIBRARY
-        flush = 1 << 20 if arguments.null else 0
-        runner = stack.enter_context(RunnerClient(library, launch_s=arguments.launch_s, flush_bytes=flush))
+        runner = stack.enter_context(opened_runner(arguments))
         if arguments.null:
             programs = {n: addition(n, operations, COUNT) for n, (operations, _) in FAKE.items()}
             says = {n: s for n, (_, s) in FAKE.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,10 +177,3 @@ def read_answer(request: BuildRequest, result: JobResult) -> BuildResult:
 def buffer_bytes(tensor: TensorArgument) -> int:
     """Bytes of a tensor's buffer."""
     return byte_size(tensor.dtype, (tensor.elements,))
-
-
-def builds(
-    candidate: str, source: str, entry: str, cases: Sequence[CallCase], options: Sequence[Mapping[str, int]]
-) -> list[BuildRequest]:
-    """One request for each set of options."""
-    return [BuildRequest(candidate, source, entry, tuple(cases), dict(o)) for o in options]

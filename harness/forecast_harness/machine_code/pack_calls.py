@@ -14,15 +14,12 @@ import torch
 from forecast_autotune.errors import RecordError
 from forecast_harness.machine_code.compile_workers import CallCase, TensorArgument
 from forecast_harness.machine_code.records import BufferRole, MachineCodeError, Program
-from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs, RunnerClient
+from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs
 from forecast_harness.packs.schema import Pack, PackFormat
 from forecast_harness.sandbox.jobs import TensorBytes
 from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes, tensor_to_bytes
 from forecast_harness.verify.problems.external_tasks import problem_of
 from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase
-
-_LAUNCHES = 3
-"""Of a check: two on equal inputs, one on others."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +119,3 @@ def _argument(tensor: torch.Tensor, role: BufferRole) -> TensorArgument:
     shape = tuple(tensor.shape)
     strides = torch.empty(shape, device="meta").stride()  # handed over contiguous, whatever it was drawn as
     return TensorArgument(dtype, shape, tuple(strides), role=role)
-
-
-def check_program(runner: RunnerClient, program: Program, call: PreparedCall) -> str:
-    """Launch a program and compare; '' where it is right, else what is wrong.
-
-    Raises `ProgramFault` for what ended the runner or was refused, `RunnerLost` for our own failures.
-    """
-    answer = runner.check(program, call.given, _LAUNCHES)
-    if answer.violations:
-        return f"{answer.violations[0].rule}: {answer.violations[0].detail}"
-    return call.wrong(program, answer.launches)

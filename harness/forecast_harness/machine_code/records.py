@@ -200,7 +200,7 @@ class LaunchPlan(Record, label="launch plan", unknown="refuse"):
             raise MachineCodeError(f"inputs and outputs must be {dict(given)}, the plan has {own}")
         scratch = [b.size for b in self.buffers if b.role is BufferRole.SCRATCH]
         scratch += [
-            math.prod(s.grid) * k.num_ctas * max(k.global_scratch_bytes, k.profile_scratch_bytes)
+            math.prod(s.grid) * k.num_ctas * (k.global_scratch_bytes + k.profile_scratch_bytes)
             for s in self.steps
             if not s.fill
             for k in kernels[s.kernel : s.kernel + 1]

@@ -214,9 +214,7 @@ class RunnerClient:
                 except _RunnerEnded as ended:
                     restart_s = self._restart()
                     blamed = ended.contestant if ended.contestant != NOBODY else None
-                    if ended.certain and blamed is not None:
-                        raise self._fault(ended.kind, programs[blamed], ended.detail, restart_s) from None
-                    if attempt and blamed is not None:
+                    if blamed is not None and (ended.certain or attempt):
                         raise self._fault(ended.kind, programs[blamed], ended.detail, restart_s) from None
                     self.faults.append(FaultRecord("", ended.kind, ended.detail, restart_s))
                     if attempt:

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import socket
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -72,7 +71,8 @@ class RunnerService:
         )
         if asked["op"] == "check":
             launches, violations = self._session.check(contestants[0], given, int(asked["launches"]))
-            return {"violations": [v.to_json() for v in violations]} | _told(launches)[0], _told(launches)[1]
+            value, outputs = _told(launches)
+            return value | {"violations": [v.to_json() for v in violations]}, outputs
         found = self._session.time(contestants, given, TimingLimits.from_json(asked["limits"]))
         value, outputs = _told(found.checked)
         value |= {"seconds": found.seconds, "stopped": found.stopped, "recorded": found.recorded}
@@ -166,7 +166,3 @@ def main(text: str) -> NoReturn:
         wire.send(channel, {"number": asked["number"], **value, "lost": lost}, given)
         if lost:
             os._exit(2)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -202,7 +202,7 @@ class LaunchSession:
             found.violations = broken
             return found
         found.recorded = min(first) < SHORT_LAUNCH_S or any(len(c.plan.steps) > 1 for c in contestants)
-        replays = [self._replays(n, c, found.recorded) for n, c in enumerate(contestants)]
+        replays = [self._replays(c, found.recorded) for c in contestants]
         pausing = self._cost_of_pauses() if found.recorded else 0.0
         rounds = -(-limits.most // PAUSES) * PAUSES if found.recorded else limits.most
         checked = set(self._chance.sample(range(rounds), min(limits.checks, rounds)))
@@ -229,9 +229,7 @@ class LaunchSession:
             self._cuda.free_graphs(self._own_graphs)
         return found
 
-    def _replays(
-        self, number: int, contestant: Contestant, recorded: bool
-    ) -> list[tuple[Callable[[], None], int]]:
+    def _replays(self, contestant: Contestant, recorded: bool) -> list[tuple[Callable[[], None], int]]:
         """(what queues a launch, the pause before it in cycles)."""
         if not recorded:
             return [(contestant.launch, 0)]
