@@ -56,8 +56,8 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     store = open_store(options)
     source = store if options.misses is None else Store(parse_user_directory(options.misses))
     found = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
-    decisions = [decision for _, decision in store.decisions()]
-    listed = [WarmedMiss(m, expected_seconds(m, decisions)) for m in found]
+    per_candidate_s = seconds_per_candidate(store) if found else 0.0
+    listed = [WarmedMiss(m, per_candidate_s * m.candidates) for m in found]
     if not options.plan and listed:
         require_packages("warm", "torch", "triton")
         tune_misses(listed, store, output)
@@ -112,13 +112,14 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
             done(count, len(listed), problem.kernel.name)
 
 
-def expected_seconds(miss: Miss, decisions: Sequence[Decision]) -> float:
-    """Wall seconds that tuning a miss is expected to take, by the decisions of this store if there are any."""
+def seconds_per_candidate(store: Store) -> float:
+    """Wall seconds that tuning takes per candidate of a list, by the decisions of this store if there are any."""
+    decisions = (decision for _, decision in store.decisions())
     known = [d.cost.wall_s / d.candidates for d in decisions if d.cost.wall_s > 0 and d.candidates]
     if known:
-        return statistics.median(known) * miss.candidates
+        return statistics.median(known)
     workers = Settings.from_environment().worker_count()
-    return _MEASURED_SHARE * miss.candidates * (UNKNOWN_S / workers + HOST_TIMING_S)
+    return _MEASURED_SHARE * (UNKNOWN_S / workers + HOST_TIMING_S)
 
 
 def _is_wanted(miss: Miss, kernel: str | None, device: str | None) -> bool:
