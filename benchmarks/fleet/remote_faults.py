@@ -41,8 +41,8 @@ from benchmarks.lib.fleet.servers import (
 from benchmarks.lib.fleet.stored_rows import decision, measurement, problem, row
 from forecast_autotune.records import Problem
 from forecast_autotune.store import Store
+from forecast_autotune.store.files import kernel_of
 from forecast_autotune.store.layers import StoreLayers
-from forecast_autotune.store.merging.rows import kernel_of
 from forecast_autotune.store.remote.backends import open_backend
 from forecast_autotune.store.remote.client import RemoteClient
 from forecast_autotune.store.remote.entries import entry_of

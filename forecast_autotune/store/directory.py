@@ -17,15 +17,13 @@ from forecast_autotune.store.files import (
     StoreNotes,
     acquire_lock,
     append,
-    device_directory,
     flush_to_disk,
-    host_name,
-    kernel_directory,
+    kernel_of,
     problem_file,
     release_lock,
     write_atomically,
 )
-from forecast_autotune.store.log import LogFile, encode, is_writable_log
+from forecast_autotune.store.log import LogFile, encode, own_log
 from forecast_autotune.store.record_files import list_files, read_record
 
 if TYPE_CHECKING:
@@ -33,10 +31,6 @@ if TYPE_CHECKING:
 
 _LOCK_TIMEOUT_S = 10.0
 """Longest wait for another process's write, which takes well under a millisecond."""
-
-
-_MAX_LOGS = 100
-"""Of one host, each larger than a host has ever filled."""
 
 
 @dataclass(frozen=True)
@@ -107,18 +101,12 @@ class KernelDirectory:
         return self._logs[name]
 
     def _own_log(self) -> LogFile:
-        """This host's log, the first that is not full; what is no file takes no rows."""
         assert self.path is not None
-        for number in range(1, _MAX_LOGS):
-            name = f"log-{host_name()}{f'.{number}' if number > 1 else ''}.jsonl"
-            if is_writable_log(self.path / name):
-                break
-        return self._log(name)
+        return self._log(own_log(self.path).name)
 
     def _files(self, problem: Problem) -> bool:
         """Whether a problem's records belong here. One that was damaged, or copied, would hide another's."""
-        own = device_directory(problem.device.slug), kernel_directory(problem.kernel.name)
-        return self.path is None or own == (self.path.parent.name, self.path.name)
+        return self.path is None or kernel_of(problem) == (self.path.parent.name, self.path.name)
 
     def measurements(self, problem_id: str) -> list[Measurement]:
         """What is known of one problem after the last refresh, oldest first.

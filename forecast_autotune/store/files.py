@@ -18,6 +18,8 @@ from forecast_autotune.records.bounded_json import without_halves
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+    from forecast_autotune.records import Problem
+
 VERSION = "v1"
 """Folder of measurements and decisions below a store's root; another layout gets another name."""
 VARIANTS = "variants"
@@ -26,6 +28,9 @@ ADVICE = "advice"
 """Folder of advice below a store's root, and its name in the record of a problem that is exported."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+KernelName = tuple[str, str]
+"""A device class and a kernel, by the names of their folders in a store."""
 
 
 class StoreWarning(UserWarning):
@@ -63,6 +68,11 @@ def device_directory(slug: str) -> str:
     """The device slug itself, or a shortened and hashed one where a file system would refuse it."""
     slug = without_halves(slug)
     return slug if len(slug.encode()) <= 120 else f"{_UNSAFE.sub('-', slug)[:80]}-{_hashed(slug)}"
+
+
+def kernel_of(problem: Problem) -> KernelName:
+    """Where a store files a problem."""
+    return device_directory(problem.device.slug), kernel_directory(problem.kernel.name)
 
 
 def problem_file(problem_id: str) -> str:

@@ -24,8 +24,8 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.bundles.discovery import VARIABLE, bundle_folders
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
-from forecast_autotune.store.files import StoreNotes
-from forecast_autotune.store.merging.rows import KernelRows, canonical_line, kernel_of
+from forecast_autotune.store.files import StoreNotes, kernel_of
+from forecast_autotune.store.merging.rows import KernelRows, canonical_line
 from forecast_autotune.store.remote.entries import entry_of, sound_rows
 
 if TYPE_CHECKING:

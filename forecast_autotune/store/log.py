@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, open_regular
 from forecast_autotune.records import SCHEMA, Measurement, Problem
 from forecast_autotune.records.bounded_json import decode_bounded
-from forecast_autotune.store.files import StoreNotes, acquire_lock, release_lock, write_all
+from forecast_autotune.store.files import StoreNotes, acquire_lock, host_name, release_lock, write_all
 
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """What reading a line of arbitrary bytes as a record can raise. `RecordError` is a ValueError."""
@@ -22,6 +22,9 @@ MAX_LOG_BYTES = 256 * 1024 * 1024
 """Of a log that is read: half a million rows of usual length, of one kernel on one host."""
 MAX_LOG_LINES = 1_000_000
 """Of a log that is read; as records of the shortest kind they take 650 MB."""
+_MAX_LOGS = 100
+"""Of one host, each larger than a host has ever filled."""
+_MARKS = ("cleared", "compacted")
 _CHUNK = 4 * 1024 * 1024
 _MAX_SHOWN_LINES = 3
 """Bad lines of a log whose reasons are told; the rest are counted, so garbage cannot flood a terminal."""
@@ -52,6 +55,34 @@ def decode(raw: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RecordError(f"expected an object, got {data!r:.60}")
     return data
+
+
+def mark_line(word: Literal["cleared", "compacted"]) -> bytes:
+    """A first line that tells a log from the one before it, which other processes may have read."""
+    return encode({"type": word, "schema": SCHEMA, "id": os.urandom(8).hex()})
+
+
+def is_mark(raw: bytes) -> bool:
+    """Whether a line was made by `mark_line`."""
+    return raw.startswith(tuple(f'{{"type":"{word}"'.encode() for word in _MARKS))
+
+
+def _own_paths(folder: Path) -> Iterator[Path]:
+    for number in range(1, _MAX_LOGS):
+        yield folder / f"log-{host_name()}{f'.{number}' if number > 1 else ''}.jsonl"
+
+
+def own_logs(folder: Path) -> list[Path]:
+    """This host's logs in a kernel's folder, in the order in which they are filled."""
+    return [path for path in _own_paths(folder) if path.is_file()]
+
+
+def own_log(folder: Path) -> Path:
+    """Where this host adds rows: the first of its logs that is not full; what is no file takes no rows."""
+    for path in _own_paths(folder):
+        if is_writable_log(path):
+            break
+    return path
 
 
 def is_writable_log(path: Path) -> bool:
@@ -93,7 +124,7 @@ class LogFile:
         """Empty the file for all readers; the caller holds its lock. Raises `OSError`."""
         with open_regular(self.path, "rb+") as stream:
             stream.truncate(0)
-            write_all(stream, encode({"type": "cleared", "schema": SCHEMA, "id": os.urandom(8).hex()}))
+            write_all(stream, mark_line("cleared"))
 
     def refresh(self, *, locked: bool = False) -> None:
         """Read what was appended since the last call, by any process.

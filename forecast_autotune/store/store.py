@@ -16,7 +16,7 @@ from forecast_autotune.records.problem import FACTS
 from forecast_autotune.settings import cache_directory, parse_user_directory
 from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
-from forecast_autotune.store.files import ADVICE, VERSION, StoreNotes, device_directory, kernel_directory
+from forecast_autotune.store.files import ADVICE, VERSION, StoreNotes, device_directory, kernel_of
 from forecast_autotune.store.layers import StoreLayers, layer_configuration
 from forecast_autotune.store.misses import Miss, MissFile
 from forecast_autotune.store.other_devices import DEVICES, affordable_directories, nearest_relatives
@@ -325,10 +325,7 @@ class Store:
     # --- directories ---
 
     def _directory(self, problem: Problem) -> KernelDirectory:
-        return self._directory_named(problem.device.slug, problem.kernel.name)
-
-    def _directory_named(self, slug: str, kernel: str) -> KernelDirectory:
-        return self._directory_at(device_directory(slug), kernel_directory(kernel))
+        return self._directory_at(*kernel_of(problem))
 
     def _directory_at(self, device: str, kernel: str) -> KernelDirectory:
         name = (device, kernel)
@@ -339,7 +336,7 @@ class Store:
 
     def _other_device_directories(self, problem: Problem) -> list[KernelDirectory]:
         """This kernel's directories of other device classes, read up to date; see `elsewhere`."""
-        own, kernel = device_directory(problem.device.slug), kernel_directory(problem.kernel.name)
+        own, kernel = kernel_of(problem)
         if self.root is not None:
             try:
                 paths = affordable_directories(self.root / VERSION, kernel, own)

@@ -12,7 +12,8 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Evidence, Measurement, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store.bundles.manifest import BundleError, Coverage
-from forecast_autotune.store.merging.rows import KernelName, KernelRows, Row
+from forecast_autotune.store.files import KernelName
+from forecast_autotune.store.merging.rows import KernelRows, Row
 
 ROWS = "rows"
 """Folder of the files of rows: `rows/DEVICE/KERNEL.jsonl`."""

@@ -11,7 +11,8 @@ from forecast_autotune.store.bundles import contents
 from forecast_autotune.store.bundles.compiled import COMPILED, MAX_COMPILED_BYTES, is_compiled
 from forecast_autotune.store.bundles.manifest import MANIFEST, BundledFile, BundleError, Manifest
 from forecast_autotune.store.bundles.writing import SOURCES
-from forecast_autotune.store.merging.rows import KernelName, KernelRows
+from forecast_autotune.store.files import KernelName
+from forecast_autotune.store.merging.rows import KernelRows
 
 
 class Bundle:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from forecast_autotune.errors import StoreError
 from forecast_autotune.file_access import read_regular
-from forecast_autotune.store.files import host_name, write_atomically
-from forecast_autotune.store.log import MAX_LOG_BYTES
-from forecast_autotune.store.merging.row_stores import StoreFolder, cleared_line, locked, rows_of_log
-from forecast_autotune.store.merging.rows import DECISION, KernelName, KernelRows, Row
+from forecast_autotune.store.files import KernelName, write_atomically
+from forecast_autotune.store.log import MAX_LOG_BYTES, is_mark, mark_line, own_logs
+from forecast_autotune.store.merging.row_stores import StoreFolder, locked, rows_in
+from forecast_autotune.store.merging.rows import DECISION, KernelRows, Row
 
 PART_AGE_S = 86400.0
 """A write that began so long ago and was never finished is never finished."""
@@ -42,39 +41,33 @@ def compact(store: StoreFolder, now: float | None = None) -> CompactionCounts:
     counts = CompactionCounts()
     for kernel in store.kernels():
         try:
-            _compact_log(store, kernel, counts)
+            for log in own_logs(store.folder(kernel)):
+                _compact_log(log, kernel, counts)
             _remove_parts(store.folder(kernel), time.time() if now is None else now, counts)
         except OSError as error:
             raise StoreError(f"cannot tidy {store.folder(kernel)}: {error}") from error
     return counts
 
 
-def _compact_log(store: StoreFolder, kernel: KernelName, counts: CompactionCounts) -> None:
-    log = store.folder(kernel) / f"log-{host_name()}.jsonl"
-    if not log.is_file():
-        return
+def _compact_log(log: Path, kernel: KernelName, counts: CompactionCounts) -> None:
     with locked(log):
         before = read_regular(log, MAX_LOG_BYTES)
         rows, kept = KernelRows(), list[Row]()
-        for row in rows_of_log(log, lambda text: None):
+        for row in rows_in(before, log, lambda text: None):
             # A fuller record of a problem replaces one that was read before it.
             if row.kind != DECISION and row.kernel in (None, kernel) and rows.add(row):
                 kept.append(row)
         kept = [row for row in kept if row.kind != "problem" or rows.problems[row.problem] is row]
         lines = [raw for raw in before.split(b"\n") if raw.strip()]
-        removed = len(lines) - len(kept) - sum(_is_mark(raw) for raw in lines[:1])
+        removed = len(lines) - len(kept) - sum(map(is_mark, lines[:1]))
         if removed <= 0:
             return
         # Problems first: a measurement whose problem follows it would be no trouble, but be safe.
         kept.sort(key=lambda row: row.kind != "problem")
-        after = cleared_line("compacted", os.urandom(8).hex()) + b"".join(row.line for row in kept)
+        after = mark_line("compacted") + b"".join(row.line for row in kept)
         write_atomically(log, after)
         counts.lines += removed
         counts.bytes += max(0, len(before) - len(after))
-
-
-def _is_mark(raw: bytes) -> bool:
-    return raw.startswith((b'{"type":"compacted"', b'{"type":"cleared"'))
 
 
 def _remove_parts(folder: Path, now: float, counts: CompactionCounts) -> None:

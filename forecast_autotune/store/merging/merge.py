@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from forecast_autotune.store.files import KernelName
 from forecast_autotune.store.merging.row_stores import RowSource, RowTarget
-from forecast_autotune.store.merging.rows import MEASUREMENT, KernelName, KernelRows
+from forecast_autotune.store.merging.rows import MEASUREMENT, KernelRows
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -11,16 +11,16 @@ from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
 from forecast_autotune.store.files import (
     VERSION,
+    KernelName,
     StoreNotes,
     acquire_lock,
     append,
-    host_name,
     problem_file,
     release_lock,
     write_atomically,
 )
-from forecast_autotune.store.log import MAX_LOG_BYTES, encode
-from forecast_autotune.store.merging.rows import DECISION, KernelName, KernelRows, Row
+from forecast_autotune.store.log import MAX_LOG_BYTES, own_log
+from forecast_autotune.store.merging.rows import DECISION, KernelRows, Row
 from forecast_autotune.store.record_files import check_folders, list_files, list_folders
 
 LOCK_TIMEOUT_S = 10.0
@@ -94,14 +94,16 @@ class StoreFolder:
         Raises `StoreError` if it cannot be written.
         """
         folder = self.folder(kernel)
-        log = folder / f"log-{host_name()}.jsonl"
+        log = own_log(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with locked(log):
                 fresh = rows.missing_from(self._rows(kernel))
-                lines = [row.line for row in fresh if row.kind != DECISION]
-                if lines:
-                    append(log, b"".join(lines), exclusive=True)
+                for portion in _portions([row.line for row in fresh if row.kind != DECISION]):
+                    # The one before may have filled its log, as may another process while this one waited.
+                    place = own_log(folder)
+                    with contextlib.nullcontext() if place == log else locked(place):
+                        append(place, portion, exclusive=True)
                 for row in fresh:
                     if row.kind == DECISION:
                         path = folder / "decisions" / f"{problem_file(row.problem)}.json"
@@ -141,16 +143,35 @@ class StoreFolder:
             return None
 
 
+def _portions(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """These lines in pieces that leave a log that was not full within what is read of it."""
+    held: list[bytes] = []
+    size = 0
+    for line in lines:
+        if held and size + len(line) > MAX_LOG_BYTES // 4:
+            yield b"".join(held)
+            held, size = [], 0
+        held.append(line)
+        size += len(line)
+    if held:
+        yield b"".join(held)
+
+
 def rows_of_log(path: Path, complain: Complain) -> Iterator[Row]:
     """The rows of a file of JSON lines, in its order; what is none is complained of, line by line."""
     try:
-        lines = _bounded_lines(read_regular(path, MAX_LOG_BYTES), path, complain)
+        data = read_regular(path, MAX_LOG_BYTES)
     except FileNotFoundError:
         return
     except OSError as error:
         complain(f"{path}: {error}")
         return
-    for number, raw in lines:
+    yield from rows_in(data, path, complain)
+
+
+def rows_in(data: bytes, path: Path, complain: Complain) -> Iterator[Row]:
+    """The rows of JSON lines that were read from `path`, in their order; what is none is complained of."""
+    for number, raw in _bounded_lines(data, path, complain):
         try:
             row = Row.read(raw)
         except RecordError as error:
@@ -186,8 +207,3 @@ def locked(log: Path) -> Iterator[None]:
         yield
     finally:
         release_lock(lock)
-
-
-def cleared_line(word: str, name: str) -> bytes:
-    """A first line that tells a log from the one before it, which other processes may have read."""
-    return encode({"type": word, "schema": 1, "id": name})

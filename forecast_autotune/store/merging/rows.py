@@ -15,14 +15,11 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Measurement, Problem
-from forecast_autotune.store.files import device_directory, kernel_directory
+from forecast_autotune.store.files import KernelName, kernel_of
 from forecast_autotune.store.log import MALFORMED, decode
 
 PROBLEM, MEASUREMENT, DECISION = "problem", "measurement", "decision"
 KINDS = (PROBLEM, MEASUREMENT, DECISION)
-
-KernelName = tuple[str, str]
-"""A device class and a kernel, by the names of their folders in a store."""
 
 
 def canonical_line(data: Mapping[str, Any]) -> bytes:
@@ -101,11 +98,6 @@ def _validated(kind: str, data: Mapping[str, Any]) -> tuple[str, str, KernelName
     decision = Decision.from_json(data)
     hash(decision.chosen)
     return decision.problem, decision.at, None
-
-
-def kernel_of(problem: Problem) -> KernelName:
-    """Where a store files a problem."""
-    return device_directory(problem.device.slug), kernel_directory(problem.kernel.name)
 
 
 @dataclass

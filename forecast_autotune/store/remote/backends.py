@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from forecast_autotune.errors import StoreError
 from forecast_autotune.settings import Settings
-from forecast_autotune.store.files import VERSION
-from forecast_autotune.store.merging.rows import KernelName, KernelRows
+from forecast_autotune.store.files import VERSION, KernelName
+from forecast_autotune.store.merging.rows import KernelRows
 from forecast_autotune.store.remote.entries import Entry, entry_of, sound_rows
 
 MAX_ENTRY_BYTES = 16 * 1024 * 1024

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.store.files import problem_file
-from forecast_autotune.store.merging.rows import KernelName, KernelRows, Row
+from forecast_autotune.store.files import KernelName, problem_file
+from forecast_autotune.store.merging.rows import KernelRows, Row
 
 Entry = tuple[str, str, str]
 """Folder of the device class, folder of the kernel, file name of the problem."""

@@ -14,6 +14,9 @@ from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import Measurement, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store import Store, StoreWarning
+from forecast_autotune.store import log as log_module
+from forecast_autotune.store.files import host_name
+from forecast_autotune.store.merging import compaction, row_stores
 from forecast_autotune.store.merging.compaction import compact
 from forecast_autotune.store.merging.merge import differences, merge, row_digests
 from forecast_autotune.store.merging.row_stores import StoreFolder
@@ -208,3 +211,28 @@ def test_a_row_is_a_record_or_refused() -> None:
             Row.of(bad)
     with pytest.raises(RecordError, match="JSON"):
         Row.read(b"[1, 2")
+
+
+def test_a_merge_goes_on_in_the_next_log_where_one_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = problem()
+    a = fill(tmp_path / "a", [(p, measured(p, block), False) for block in range(1, 41)])
+    told = {kernel: a.rows(kernel) for kernel in a.kernels()}
+    into = StoreFolder(tmp_path / "b")
+    for module in (log_module, row_stores, compaction):
+        monkeypatch.setattr(module, "MAX_LOG_BYTES", 4096)
+    for kernel, rows in told.items():
+        assert into.add(kernel, rows) == 41
+        assert into.add(kernel, rows) == 0, "all that was added is read again"
+    first = next(into.root.rglob(f"log-{host_name()}.jsonl"))
+    second = first.with_name(f"log-{host_name()}.2.jsonl")
+    logs = sorted(first.parent.glob("log-*.jsonl"))
+    assert {first, second} < set(logs)
+    assert all(log.stat().st_size < 4096 for log in logs), "each is read whole"
+    assert len(Store(into.root).measurements(p)) == 40
+
+    before = row_digests(into)
+    second.write_bytes(second.read_bytes() + second.read_bytes().splitlines(keepends=True)[-1])
+    assert compact(into).lines == 1, "every log of this host is tidied"
+    assert row_digests(into) == before

@@ -19,10 +19,10 @@ import pytest
 from forecast_autotune.commands import main
 from forecast_autotune.errors import StoreError
 from forecast_autotune.store import Store
-from forecast_autotune.store.files import StoreNotes
+from forecast_autotune.store.files import StoreNotes, kernel_of
 from forecast_autotune.store.merging.merge import merge, row_digests
 from forecast_autotune.store.merging.row_stores import StoreFolder
-from forecast_autotune.store.merging.rows import Row, kernel_of
+from forecast_autotune.store.merging.rows import Row
 from forecast_autotune.store.remote import client as client_module
 from forecast_autotune.store.remote.backends import open_backend, remote_rows
 from forecast_autotune.store.remote.client import RemoteClient
