@@ -158,6 +158,7 @@ class TuningEngine:
         _check_conflicts(pruned, kwargs)
         settings = self.options.settings()
         store = self.options.open_store(settings)
+        guarded = GuardedStore(store)
         call = KernelCall(tuner, args, kwargs)
         problem = self._problem(call, key)
         functions = self._functions(call, problem, None if settings.mode is Mode.DETERMINISTIC else store)
@@ -173,7 +174,7 @@ class TuningEngine:
         job = None if _has_own_benchmark(tuner) else current_job(settings)
         if job is not None:
             settings = share_of_cores(settings)
-        task, kind = self._task(call, problem, mark, _trace_workers(settings))
+        task, kind = self._task(call, problem, mark, settings)
         nested = getattr(_depth, "value", 1) > 1
         if nested:
             # Inside another decision of this process: never wait for another process here.
@@ -182,7 +183,7 @@ class TuningEngine:
         measurers: list[TritonMeasurer] = []
 
         def measurer() -> TritonMeasurer:
-            measurers.append(_measurer(call, problem, settings, store, self._compiled.get(kind, ())))
+            measurers.append(_measurer(call, problem, settings, guarded, self._compiled.get(kind, ())))
             return measurers[-1]
 
         try:
@@ -211,11 +212,11 @@ class TuningEngine:
         config = call.configs[decision.chosen]
         if isinstance(config, VariantConfig):
             config = VariantConfig.of(config, config.function)
-            config.fallback = _fastest_of_base(call, GuardedStore(store).measurements(problem))
+            config.fallback = _fastest_of_base(call, guarded.measurements(problem))
         tuner.cache[key] = config
         seconds = time.perf_counter() - begin
         raw = measurers[0].raw if measurers else None
-        publish_decision(call, key, store, problem, decision, raw, seconds, say=settings.summary)
+        publish_decision(call, key, guarded, problem, decision, raw, seconds, say=settings.summary)
         if settings.advice == "background" and raw is not None:
             from forecast_integrations.triton.background_advice import WRITER
 
@@ -247,16 +248,20 @@ class TuningEngine:
             self._kernel = describe.kernel_record(call.tuner.fn)
         return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.grid)
 
-    def _task(self, call: KernelCall, problem: Problem, mark: str, workers: int) -> tuple[TuningTask, str]:
+    def _task(
+        self, call: KernelCall, problem: Problem, mark: str, settings: Settings
+    ) -> tuple[TuningTask, str]:
         tuner, named, grid = call.tuner, call.arguments(), call.grid
         kind = describe.call_kind(problem, tuner.fn)
         known = self._traced.setdefault(kind, TracedTexts())
         grids = LazyGrids(lambda: candidate_grids(call, grid, named))
-        trace = None if _is_interpreted() else make_tracer(call, known, workers, problem, grids)
+        trace = (
+            None if _is_interpreted() else make_tracer(call, known, _trace_workers(settings), problem, grids)
+        )
         task = TuningTask(problem, LazyCandidates(call.configs), grids, trace, mark)
         task.hears_failures = call.hears_failures()
         task.sources = LazySources(problem.kernel.source, call.functions)
-        if self.options.settings().advice != "off":
+        if settings.advice != "off":
             told = {name: kernel.judgement for name, kernel in call.functions.items()}
             task.judgements = {name: judged for name, judged in told.items() if judged is not None}
         return task, kind
@@ -321,7 +326,11 @@ def _untimed_settings(settings: Settings, tuner: Tuner) -> Settings:
 
 
 def _measurer(
-    call: KernelCall, problem: Problem, settings: Settings, store: Store, compiled: Collection[Candidate]
+    call: KernelCall,
+    problem: Problem,
+    settings: Settings,
+    guarded: GuardedStore,
+    compiled: Collection[Candidate],
 ) -> TritonMeasurer:
     bench = _has_own_benchmark(call.tuner)
 
@@ -333,7 +342,7 @@ def _measurer(
             print(f"Autotuning kernel {name} with config {call.configs[candidate]}")
 
     def guard(candidate: Candidate) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext() if bench else GuardedStore(store).watch(problem, candidate)
+        return contextlib.nullcontext() if bench else guarded.watch(problem, candidate)
 
     return TritonMeasurer(
         call,

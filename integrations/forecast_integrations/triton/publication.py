@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 
 from forecast_autotune.records import Candidate, Decision, Evidence, Problem
 from forecast_autotune.records.table import latest_labels
-from forecast_autotune.store import Store
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.source import innermost
@@ -21,7 +20,7 @@ LISTENERS: list[Callable[[str, Decision], None]] = []
 def publish_decision(
     call: KernelCall,
     key: Key,
-    store: Store,
+    store: GuardedStore,
     problem: Problem,
     decision: Decision,
     raw: Mapping[Candidate, Times] | None,
@@ -79,10 +78,10 @@ def _print_summary(name: str, decision: Decision) -> None:
 
 
 def _timings(
-    call: KernelCall, store: Store, problem: Problem, raw: Mapping[Candidate, Times]
+    call: KernelCall, store: GuardedStore, problem: Problem, raw: Mapping[Candidate, Times]
 ) -> dict[LaunchConfig, Times]:
     """`configs_timings` as Triton has it: [median, 20 %, 80 %] in ms, inf for what did not run."""
-    measured = latest_labels(GuardedStore(store).measurements(problem))
+    measured = latest_labels(store.measurements(problem))
     shown: dict[LaunchConfig, Times] = {}
     for candidate, config in call.configs.items():
         m = measured.get(candidate)
