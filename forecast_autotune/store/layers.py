@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -53,6 +55,8 @@ class StoreLayers:
         """Problems whose remote rows were copied."""
         self._told: set[str] = set()
         """Problems that the remote store was told of."""
+        self._asking = threading.RLock()
+        """Held from asking the remote store until its rows are copied, so that each problem is asked for once."""
 
     @classmethod
     def configured(cls, notes: StoreNotes) -> StoreLayers:
@@ -86,25 +90,39 @@ class StoreLayers:
                     self._notes.add(str(error))
         return self._bundles
 
-    def decision(self, problem: Problem, directory: KernelDirectory) -> Decision | None:
-        """The user's own, which `directory` files, else the first bundle's, else what the remote store knows.
+    def forget(self) -> None:
+        """Renew the lock; a forked child calls this, as another thread may have held it."""
+        self._asking = threading.RLock()
 
-        What that holds of the problem is copied to `directory`.
-        """
+    def held_decision(self, problem: Problem, directory: KernelDirectory) -> Decision | None:
+        """The user's own decision, which `directory` files, else the first bundle's."""
         if (own := directory.decision(problem.id)) is not None:
             return own
         for rows in self._rows(problem):
             if (row := rows.decisions.get(problem.id)) is not None:
                 return Decision.from_json(row.data)
-        if self.remote is None or problem.id in self._fetched:
-            return None
-        lines = self.remote.ask(entry_of(kernel_of(problem), problem.id), problem.id)
-        if lines is None:
-            return None
-        self._fetched.add(problem.id)
-        return self._copied(lines, problem, directory)
+        return None
 
-    def _copied(self, lines: list[bytes], problem: Problem, directory: KernelDirectory) -> Decision | None:
+    def fetched_decision(
+        self, problem: Problem, directory: KernelDirectory, mutex: AbstractContextManager[object]
+    ) -> Decision | None:
+        """The decision that the remote store knows; what that holds of the problem is copied to `directory`.
+
+        `mutex` guards `directory`. It is not held while the answer is waited for, which takes as long as is set.
+        """
+        if self.remote is None:
+            return None
+        with self._asking:
+            lines = None
+            if problem.id not in self._fetched:
+                lines = self.remote.ask(entry_of(kernel_of(problem), problem.id), problem.id)
+            with mutex:
+                if lines is not None:
+                    self._fetched.add(problem.id)
+                    self._copy(lines, problem, directory)
+                return directory.decision(problem.id)
+
+    def _copy(self, lines: list[bytes], problem: Problem, directory: KernelDirectory) -> None:
         try:
             rows = sound_rows(lines, problem.id)
             measured = [Measurement.from_json(row.data) for row in rows.of_problem(problem.id)]
@@ -112,12 +130,13 @@ class StoreLayers:
         except RecordError as error:
             said = f"the remote store's rows of {problem.id} are ignored: {error}"
             self._notes.add(said[:300], topic="remote")
-            return None
+            return
         if measured:
             directory.add([LogEntry.of(problem, m) for m in measured], unique=True)
+        if directory.decision(problem.id) is not None:
+            return  # the user's own, made while the remote store was asked
         for decision in decided:
             directory.put_decision(problem, decision)
-        return directory.decision(problem.id)
 
     def offer(self, problem: Problem, record: Measurement | Decision) -> None:
         """Hand a new record to the remote store, if there is one, without waiting for it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError, StoreError
-from forecast_autotune.file_access import read_regular
+from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.base import SCHEMA
 from forecast_autotune.records.codec import Record, json_option
@@ -21,7 +21,6 @@ from forecast_autotune.store.log import MALFORMED, decode, encode
 MISSES = "misses.jsonl"
 """Name of the file in a store's folder."""
 MAX_MISSES = 4096
-MAX_BYTES = 16 * 1024 * 1024
 MAX_GRIDS = 512
 """Of one miss: a kernel's grid depends on few of its meta-parameters."""
 
@@ -91,7 +90,13 @@ class MissFile:
         self._notes = notes
         self._mutex = threading.Lock()
         self._known: dict[str, Miss] = {}
-        self._read = False
+        self._state: tuple[int, int, int] | None = None
+        """Of the file when `_known` was all that it holds: inode, bytes, time of its last change in nanoseconds."""
+
+    def forget(self) -> None:
+        """Drop what can be read again; a forked child calls this, as it may have caught us mid-way."""
+        self._mutex = threading.Lock()
+        self._state = None
 
     def add(self, miss: Miss) -> bool:
         """Record a miss that is not recorded yet; whether it was recorded."""
@@ -108,6 +113,8 @@ class MissFile:
                 if miss.problem.id in self._known or not self._keep(miss):
                     return False
                 append(self.path, encode(miss.to_json()), exclusive=lock is not None)
+                # Without a lock, others may have appended meanwhile.
+                self._state = None if lock is None else self._file_state()
                 return True
             except (OSError, RecordError) as error:
                 self._notes.add(f"{self.path}: a miss is not recorded: {error}", topic=str(self.path))
@@ -148,19 +155,24 @@ class MissFile:
                 lock = acquire_lock(self.path.with_name(MISSES + ".lock"), 10.0, 0.002)
                 kept = {name: miss for name, miss in self._load().items() if name not in gone}
                 write_atomically(self.path, b"".join(encode(miss.to_json()) for miss in kept.values()))
-                self._known = kept
+                self._known, self._state = kept, None
             except OSError as error:
                 raise StoreError(f"cannot write {self.path}: {error}") from error
             finally:
                 release_lock(lock)
 
     def _load(self) -> dict[str, Miss]:
-        """The misses on file. Raises `OSError`."""
+        """The misses on file, which is read if it has changed. Raises `OSError`."""
         assert self.path is not None
         try:
-            data = read_regular(self.path, MAX_BYTES)
+            state = self._file_state()  # before it is read: what is added meanwhile is read the next time
+            if state == self._state:
+                return dict(self._known)
+            data = read_regular(self.path, MAX_RECORD_BYTES)
         except FileNotFoundError:
+            self._state = None
             return {}
+        self._state = state
         found: dict[str, Miss] = {}
         for number, raw in enumerate(data.split(b"\n"), 1):
             if not raw.strip():
@@ -173,3 +185,8 @@ class MissFile:
             else:
                 found.setdefault(miss.problem.id, miss)
         return found
+
+    def _file_state(self) -> tuple[int, int, int]:
+        assert self.path is not None
+        seen = self.path.stat()
+        return seen.st_ino, seen.st_size, seen.st_mtime_ns

@@ -124,7 +124,9 @@ class Store:
     def decision(self, problem: Problem) -> Decision | None:
         """The stored decision: one small file is opened. A damaged file is noted and counts as none."""
         with self._mutex:
-            return self.layers.decision(problem, self._directory(problem))
+            directory = self._directory(problem)
+            held = self.layers.held_decision(problem, directory)
+        return held or self.layers.fetched_decision(problem, directory, self._mutex)
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
         """Store a decision atomically, in place of an earlier one.
@@ -382,6 +384,8 @@ class Store:
     def _after_fork(self) -> None:
         # Another thread may have held the mutex, or been half-way through a file, when we were forked.
         self._mutex = threading.RLock()
+        self.misses.forget()
+        self.layers.forget()
         for directory in self._directories.values():
             directory.forget()
 

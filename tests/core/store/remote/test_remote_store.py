@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,24 @@ def test_a_forked_child_has_a_worker_of_its_own() -> None:
             os._exit(0 if ok else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert remote.ask(ENTRY, "x") == [str(os.getpid()).encode()]
+
+
+def test_the_store_is_open_to_others_while_one_waits_for_a_remote_store(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    wait = f"while request['do'] == 'get' and not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    lines = [text.decode() for text in LINES]
+    body = f"{wait}\n    answer = {{'lines': {lines!r} if request['do'] == 'get' else []}}"
+    store, other = Store(tmp_path / "own"), problem(4096)
+    with connected("redis://x:1/0", wait_s=20.0, command=worker(body)) as remote:
+        store.layers.remote = remote
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(store.decision, P)
+            until(lambda: remote.counts.asked == 1, "the question")
+            store.add(other, measured(other, 16))
+            assert len(store.measurements(other)) == 1
+            go.touch()
+            assert asked.result(60.0) == decided(P), "the answer came in time: nothing waited for it"
+        store.layers.remote = None
 
 
 # --- commands ---
