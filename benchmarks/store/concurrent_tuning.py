@@ -24,8 +24,9 @@ from typing import Any
 from benchmarks import kernels
 from benchmarks.lib import child_processes, devices, kernel_timing, result_files
 from forecast_autotune import autotune
+from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.store import Store
-from forecast_autotune.store.log import MALFORMED, decode
+from forecast_autotune.store.log import decode
 
 CASE = "matmul/2048x2048x2048"
 TURNS_SUFFIX = "-turns"

@@ -29,10 +29,11 @@ from pathlib import Path
 
 from benchmarks.lib import child_processes, result_files
 from forecast_autotune.records import Candidate, Decision, Kernel, Measurement, Problem
+from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store, StoreWarning
-from forecast_autotune.store.log import MALFORMED, decode
+from forecast_autotune.store.log import decode
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import tune

@@ -23,7 +23,8 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.ranks.job import Job, beat_key
 from forecast_autotune.ranks.job_store import JobStoreLostError
 from forecast_autotune.records import Candidate, Decision, Measurement
-from forecast_autotune.records.json_fields import MALFORMED, parse_finite, refuse_constant
+from forecast_autotune.records.bounded_json import decode_bounded
+from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.tuning.task import TuningTask
 
 FINALE = "finale"
@@ -216,12 +217,12 @@ class Board:
         try:
             if len(text) > LONGEST_ENTRY:
                 raise RecordError(f"an entry has at most {LONGEST_ENTRY} characters, this has {len(text)}")
-            entry = json.loads(text, parse_constant=refuse_constant, parse_float=parse_finite)
+            entry = decode_bounded(text, repair=True)
             if not isinstance(entry, dict) or not isinstance(entry.get("by"), str):
                 raise RecordError("an entry is an object that says who wrote it")
             rank = entry.get("rank", rank)
             self._apply(entry, entry["by"], place)
-        except (*MALFORMED, RecursionError) as error:
+        except MALFORMED as error:
             self.job.complain(repr(rank)[:20], f"{type(error).__name__}: {error}")
 
     def _apply(self, entry: Mapping[str, Any], by: str, place: int) -> None:

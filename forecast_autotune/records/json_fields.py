@@ -21,8 +21,8 @@ from forecast_autotune.errors import RecordError
 Reader: TypeAlias = Callable[[Any], Any]
 """From JSON. Raises `RecordError` whose message goes on from the path of the value."""
 Writer: TypeAlias = Callable[[Any], Any]
-MALFORMED = (ValueError, TypeError, KeyError, AttributeError)
-"""What a reader made of other code may raise. `RecordError` is a ValueError."""
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
+"""What reading arbitrary text or JSON as a record can raise. `RecordError` is a ValueError."""
 LARGEST_INTEGER = 2**63 - 1
 """What every tool that reads tables can hold; Python's own integers have no end."""
 

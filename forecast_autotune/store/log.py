@@ -13,10 +13,8 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, open_regular
 from forecast_autotune.records import SCHEMA, Measurement, Problem
 from forecast_autotune.records.bounded_json import decode_bounded
+from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.store.files import StoreNotes, acquire_lock, host_name, release_lock, write_all
-
-MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
-"""What reading a line of arbitrary bytes as a record can raise. `RecordError` is a ValueError."""
 
 MAX_LOG_BYTES = 256 * 1024 * 1024
 """Of a log that is read: half a million rows of usual length, of one kernel on one host."""

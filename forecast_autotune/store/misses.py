@@ -14,9 +14,9 @@ from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.base import SCHEMA
 from forecast_autotune.records.codec import Record, json_option
-from forecast_autotune.records.json_fields import read_list, read_text
+from forecast_autotune.records.json_fields import MALFORMED, read_list, read_text
 from forecast_autotune.store.files import StoreNotes, acquire_lock, append, release_lock, write_atomically
-from forecast_autotune.store.log import MALFORMED, decode, encode
+from forecast_autotune.store.log import decode, encode
 
 MISSES = "misses.jsonl"
 """Name of the file in a store's folder."""

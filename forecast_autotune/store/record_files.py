@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from forecast_autotune.errors import StoreError
 from forecast_autotune.file_access import misplaced_file, read_regular
+from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.store.files import ADVICE, VARIANTS, VERSION, StoreNotes
-from forecast_autotune.store.log import MALFORMED, decode
+from forecast_autotune.store.log import decode
 
 FileRecord = TypeVar("FileRecord")
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records.codec import Record, json_option
-from forecast_autotune.records.json_fields import read_text
-from forecast_autotune.store.log import MALFORMED, decode
+from forecast_autotune.records.json_fields import MALFORMED, read_text
+from forecast_autotune.store.log import decode
 
 MANIFEST = "manifest.json"
 SCHEMA = 1

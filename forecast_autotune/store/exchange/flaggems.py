@@ -17,10 +17,10 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.records.named_lines import Refuse, refuse_row
 from forecast_autotune.records.table import Table, table_of_problem
 from forecast_autotune.store.exchange.kernel_tuner import device_from_name
-from forecast_autotune.store.log import MALFORMED
 
 PROTOCOL = "flaggems"
 """Timing protocol of imported measurements: the benchmark function of FlagGems' tuner."""

@@ -17,6 +17,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.python_parser import parse_expression
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem, digest
 from forecast_autotune.records.base import LARGEST_INTEGER, LARGEST_MS
+from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.records.named_lines import (
     Refuse,
     bounded_refusals,
@@ -26,7 +27,6 @@ from forecast_autotune.records.named_lines import (
 )
 from forecast_autotune.records.table import MAX_REASON, Table, read_lines, table_of_problem
 from forecast_autotune.store.exchange.kernel_tuner import device_from_name
-from forecast_autotune.store.log import MALFORMED
 
 PROTOCOL = "helion"
 """Timing protocol of imported measurements: Helion's, interleaved or not as its release had it."""

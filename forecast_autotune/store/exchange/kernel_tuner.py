@@ -27,10 +27,9 @@ from forecast_autotune.records import (
     Problem,
 )
 from forecast_autotune.records.bounded_json import decode_document
-from forecast_autotune.records.json_fields import read_number
+from forecast_autotune.records.json_fields import MALFORMED, read_number
 from forecast_autotune.records.named_lines import Refuse, read_document, refuse_row
 from forecast_autotune.records.table import Table
-from forecast_autotune.store.log import MALFORMED
 
 PROTOCOL = "kernel-tuner"
 """Timing protocol of imported measurements: Kernel Tuner's, with whatever observers it ran."""

@@ -15,9 +15,9 @@ from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.file_access import read_regular
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.records.bounded_json import decode_document
+from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.files import StoreWarning
-from forecast_autotune.store.log import MALFORMED
 
 _SUFFIX = ".autotune.json"
 PROTOCOL = "triton-cache"

@@ -15,8 +15,9 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Measurement, Problem
+from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.store.files import KernelName, kernel_of
-from forecast_autotune.store.log import MALFORMED, decode
+from forecast_autotune.store.log import decode
 
 PROBLEM, MEASUREMENT, DECISION = "problem", "measurement", "decision"
 KINDS = (PROBLEM, MEASUREMENT, DECISION)

@@ -309,6 +309,10 @@ NONSENSE = {
     ),
     "row that is a text": json.dumps({"by": "x", "row": "fast"}),
     "decision of nothing": json.dumps({"by": "x", "decision": {}}),
+    "a number that no store holds": json.dumps({"by": "x", "row": {**GOOD_ROW, "note": 10**400}}),
+    "a row that is deep": json.dumps(
+        {"by": "x", "row": {**GOOD_ROW, "note": json.loads("[" * 90 + "]" * 90)}}
+    ),
     "lost nobody": json.dumps({"by": "x", "lost": 3, "before": "now"}),
 }
 
