@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,38 +34,61 @@ FIRST = [cases([kernel])[0] for kernel in KERNELS]
 COMPILED = list({(c.family, c.hand): c for c in reversed(FIRST)}.values())
 
 
-def work(mode: str, names: list[str], cache: Path) -> dict[str, list[dict[str, Any]]]:
-    """What the worker reports, by case."""
+def start(mode: str, names: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    """A worker whose lines, and errors, go to files of `folder`."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "TRITON_INTERPRET": "1" if mode == "interpret" else "0",
-        "TRITON_CACHE_DIR": str(cache),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
         "TRITON_DEFAULT_FP_FUSION": "1",
+        "OMP_NUM_THREADS": "1",  # there are two of them
     }
-    done = subprocess.run(
-        [sys.executable, str(WORKER), mode, *names],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    folder.mkdir()
+    command = [sys.executable, str(WORKER), mode, *names]
+    with (folder / "lines").open("wb") as lines, (folder / "errors").open("wb") as errors:
+        return subprocess.Popen(command, env=environment, stdout=lines, stderr=errors)
+
+
+def results_of(worker: subprocess.Popen[bytes], folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What a worker reports, by case."""
+    assert worker.wait(600) == 0, (folder / "errors").read_text()[-4000:]
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in done.stdout.splitlines():
+    for line in (folder / "lines").read_text().splitlines():
         result = json.loads(line)
         found.setdefault(result["case"], []).append(result)
     return found
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return work("interpret", [c.name for c in FIRST], tmp_path_factory.mktemp("interpreted"))
+def workers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, tuple[subprocess.Popen[bytes], Path]]]:
+    """Both workers, with their folders: one runs while the other does."""
+    folder = tmp_path_factory.mktemp("workers")
+    given = {"interpret": FIRST, "compile": COMPILED}
+    running = {
+        mode: (start(mode, [c.name for c in chosen], folder / mode), folder / mode)
+        for mode, chosen in given.items()
+    }
+    yield running
+    for worker, _ in running.values():
+        worker.kill()
+        worker.wait()
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return work("compile", [c.name for c in COMPILED], tmp_path_factory.mktemp("compiled"))
+def interpreted(
+    workers: dict[str, tuple[subprocess.Popen[bytes], Path]],
+) -> dict[str, list[dict[str, Any]]]:
+    return results_of(*workers["interpret"])
+
+
+@pytest.fixture(scope="module")
+def compiled(
+    workers: dict[str, tuple[subprocess.Popen[bytes], Path]],
+) -> dict[str, list[dict[str, Any]]]:
+    return results_of(*workers["compile"])
 
 
 def by_name(case: Case) -> str:

@@ -199,9 +199,11 @@ import json, pathlib, sys, time
 given = json.loads(sys.argv[sys.argv.index("--given") + 1])
 say = lambda **line: print(json.dumps(line), flush=True)
 if sys.argv[sys.argv.index("--child") + 1] == "compile":
-    for kernel in json.loads(pathlib.Path(given["left"]).read_text()):
+    left = json.loads(pathlib.Path(given["left"]).read_text())
+    for kernel in left:
         say(case=kernel, compiled=1, failed=0, core_s=1.0)
-    time.sleep(60)
+    time.sleep(60 if any("slow" in names for names in left.values()) else 0)
+    sys.exit()
 say(case="", ready=True)
 for text in sys.stdin:
     order = json.loads(text)
