@@ -43,9 +43,11 @@ def environment(folder: Path, cache: str, **more: str) -> dict[str, str]:
 
 
 def start(folder: Path, cache: str, *words: str, **more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(WORKER), *words]
+    return run([sys.executable, str(WORKER), *words], environment(folder, cache, **more))
+
+
+def run(command: list[str], given: dict[str, str]) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    given = environment(folder, cache, **more)
     return subprocess.Popen(command, env=given, stdout=pipe, stderr=pipe, text=True)
 
 

@@ -256,8 +256,8 @@ def skipping(store: Path) -> list[dict[str, Any]]:
     return every
 
 
-def main() -> None:
-    scenario, store = sys.argv[1], Path(sys.argv[2])
+def prepare() -> None:
+    """Register the decompositions of the custom operation, and a listener of Inductor's own."""
     gen = lambda fake: torch.randn(tuple(fake.shape))  # noqa: E731
     configs = [CustomOpConfig(split, s=s) for s in SPLITS]
     register_custom_op_autotuning(product, configs=configs, input_gen_fns={"a": gen, "b": gen})
@@ -267,6 +267,11 @@ def main() -> None:
         HEARD.append({getattr(c, "_wrapped", c).name: ms for c, ms in timings.items()})
 
     add_feedback_saver(saver)
+
+
+def main() -> None:
+    scenario, store = sys.argv[1], Path(sys.argv[2])
+    prepare()
     scenarios = {f.__name__: f for f in (session, warm, listen, caching, skipping)}
     print(json.dumps(scenarios[scenario](store)))
 
