@@ -26,7 +26,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.bundles.discovery import VARIABLE, bundle_folders
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
-from forecast_autotune.store.files import StoreNotes, kernel_of
+from forecast_autotune.store.files import KernelName, StoreNotes, kernel_of
 from forecast_autotune.store.merging.rows import KernelRows, canonical_line
 from forecast_autotune.store.remote.entries import entry_of, sound_rows
 
@@ -50,6 +50,8 @@ class StoreLayers:
     ) -> None:
         self._folders, self._notes = folders, notes
         self._bundles: list[Bundle] | None = [] if folders is not None and not folders else None
+        self._tables: dict[KernelName, list[dict[str, Table]]] = {}
+        """Of each kernel that was asked for, by bundle."""
         self.remote = remote
         self._fetched: set[str] = set()
         """Problems whose remote rows were copied."""
@@ -153,7 +155,10 @@ class StoreLayers:
     def measurements(self, problem: Problem, own: list[Measurement]) -> list[Measurement]:
         """The user's own measurements of a problem and those of all bundles, each once, oldest first."""
         others = [
-            Measurement.from_json(r.data) for rows in self._rows(problem) for r in rows.of_problem(problem.id)
+            m
+            for tables in self._bundled_tables(problem)
+            if problem.id in tables
+            for m in tables[problem.id].measurements
         ]
         if not others:
             return own
@@ -163,18 +168,37 @@ class StoreLayers:
     def tables(self, problem: Problem, own: Iterable[Table]) -> list[Table]:
         """The tables of this kernel and device class: the user's own, then what bundles hold of other problems."""
         found = {table.problem.id: table for table in own}
-        for rows in self._rows(problem):
-            for name, row in rows.problems.items():
-                if name not in found and (measured := rows.of_problem(name)):
-                    listed = [Measurement.from_json(r.data) for r in measured]
-                    found[name] = Table(Problem.from_json(row.data), listed)
+        for tables in self._bundled_tables(problem):
+            for name, table in tables.items():
+                if name not in found:
+                    found[name] = replace(table, measurements=list(table.measurements))
         return list(found.values())
+
+    def _bundled_tables(self, problem: Problem) -> list[dict[str, Table]]:
+        """What each bundle has measured of this kernel, by problem: read once, and changed by nobody."""
+        if not self.bundles:
+            return []
+        kernel = kernel_of(problem)
+        if kernel not in self._tables:
+            self._tables[kernel] = [_tables_of(rows) for rows in self._rows(problem)]
+        return self._tables[kernel]
 
     def _rows(self, problem: Problem) -> list[KernelRows]:
         if not self.bundles:
             return []
         kernel = kernel_of(problem)
         return [rows for bundle in self.bundles if len(rows := bundle.rows(kernel))]
+
+
+def _tables_of(rows: KernelRows) -> dict[str, Table]:
+    measured: dict[str, list[Measurement]] = {}
+    for row in sorted(rows.measurements.values(), key=attrgetter("order")):
+        measured.setdefault(row.problem, []).append(Measurement.from_json(row.data))
+    return {
+        name: Table(Problem.from_json(row.data), measured[name])
+        for name, row in rows.problems.items()
+        if name in measured
+    }
 
 
 def layer_configuration() -> tuple[str, ...]:

@@ -122,22 +122,13 @@ class KernelRows:
 
     def add(self, row: Row) -> bool:
         """Put a row in; whether that changed the set."""
-        if row.kind == MEASUREMENT:
-            if row.digest in self.measurements:
-                return False
-            self.measurements[row.digest] = row
-            return True
-        held = self.problems if row.kind == PROBLEM else self.decisions
-        rank = _fullness if row.kind == PROBLEM else _recency
-        known = held.get(row.problem)
-        if known is not None and rank(row) <= rank(known):
+        if not self.would_change(row):
             return False
-        held[row.problem] = row
+        if row.kind == MEASUREMENT:
+            self.measurements[row.digest] = row
+        else:
+            (self.problems if row.kind == PROBLEM else self.decisions)[row.problem] = row
         return True
-
-    def joined(self, other: KernelRows) -> KernelRows:
-        """The union. Neither of the two is changed."""
-        return KernelRows.of((*self, *other))
 
     def missing_from(self, other: KernelRows) -> list[Row]:
         """Rows that would change `other`, in order."""

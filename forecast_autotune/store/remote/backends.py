@@ -193,7 +193,8 @@ class RemoteRows:
         found = KernelRows()
         for entry in (self._listed or {}).get(kernel, ()):
             with self._told():
-                found = found.joined(sound_rows(self._backend.lines(entry)))
+                for row in sound_rows(self._backend.lines(entry)):
+                    found.add(row)
         return found.with_problems()[0]
 
     def add(self, kernel: KernelName, rows: KernelRows) -> int:

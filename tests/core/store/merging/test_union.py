@@ -56,6 +56,10 @@ def rows_of(told: list[tuple[Problem, Measurement, bool]]) -> KernelRows:
     return found
 
 
+def joined(one: KernelRows, other: KernelRows) -> KernelRows:
+    return KernelRows.of((*one, *other))
+
+
 SETS = st.lists(records(), max_size=8).map(rows_of)
 
 
@@ -63,11 +67,11 @@ SETS = st.lists(records(), max_size=8).map(rows_of)
 def test_the_union_of_rows_is_commutative_associative_and_idempotent(
     a: KernelRows, b: KernelRows, c: KernelRows
 ) -> None:
-    assert a.joined(b).digests == b.joined(a).digests
-    assert a.joined(b).joined(c).digests == a.joined(b.joined(c)).digests
-    assert a.joined(a).digests == a.digests == a.joined(KernelRows()).digests
-    assert not a.missing_from(a.joined(b))
-    assert KernelRows.of((*b, *a.missing_from(b))).digests == a.joined(b).digests
+    assert joined(a, b).digests == joined(b, a).digests
+    assert joined(joined(a, b), c).digests == joined(a, joined(b, c)).digests
+    assert joined(a, a).digests == a.digests == joined(a, KernelRows()).digests
+    assert not a.missing_from(joined(a, b))
+    assert KernelRows.of((*b, *a.missing_from(b))).digests == joined(a, b).digests
 
 
 def fill(root: Path, told: list[tuple[Problem, Measurement, bool]]) -> StoreFolder:
