@@ -141,10 +141,10 @@ def bounded_refusals(path: Path, refuse: Refuse | None) -> Refuse | None:
     return tell
 
 
-def read_document(path: Path, head: int | None = None) -> str:
+def read_document(path: Path, head: int | None = None, limit: int = MAX_DOCUMENT_BYTES) -> str:
     """The whole text of a file, or what its first `head` bytes hold of one; unpacked, without a byte-order mark.
 
-    Raises `RecordError` for more than `MAX_DOCUMENT_BYTES`, for what is no UTF-8 (a head may be anything) and
+    Raises `RecordError` for more than `limit` bytes, for what is no UTF-8 (a head may be anything) and
     as `unpacked` does, and `OSError` for what cannot be opened.
     """
     parts, total = [], 0
@@ -152,10 +152,9 @@ def read_document(path: Path, head: int | None = None) -> str:
         while (head is None or total < head) and (data := read(_CHUNK if head is None else head - total)):
             parts.append(data)
             total += len(data)
-            if total > MAX_DOCUMENT_BYTES:
-                raise RecordError(
-                    f"{path}: more than {MAX_DOCUMENT_BYTES} bytes: split it into files of fewer configs"
-                )
+            if total > limit:
+                remedy = ": split it into files of fewer configs" if limit == MAX_DOCUMENT_BYTES else ""
+                raise RecordError(f"{path}: more than {limit} bytes{remedy}")
     try:
         return b"".join(parts).decode("utf-8-sig", "strict" if head is None else "replace")
     except UnicodeDecodeError as error:

@@ -133,10 +133,7 @@ def load_toml(kind: type[SettingsT], path: Path, parts: Mapping[str, type[Any]])
     Raises `SettingsError` naming the file, the entry, its value and the rule.
     """
     try:
-        text = read_document(path, MAX_TOML_BYTES + 1)
-        if len(text) > MAX_TOML_BYTES:
-            raise RecordError(f"it has more than {MAX_TOML_BYTES} bytes")
-        given = tomllib.loads(text)
+        given = tomllib.loads(read_document(path, limit=MAX_TOML_BYTES))
     except (OSError, RecordError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"{path}: no TOML file that can be read ({error})") from error
     here = path.absolute().parent
