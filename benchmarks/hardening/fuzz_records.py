@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,6 +38,8 @@ BATCH = 500
 """Cases of one child process."""
 ADDRESS_SPACE = 12 << 30
 """Bytes; a case that asks for all memory there is must not take the machine along."""
+PIPE_WAIT_S = 1.0
+"""Seconds that a command waits for the other end of a pipe; none of those here has one."""
 MAX_KEPT = 200
 """Faulty cases of which the result tells all; the others are counted."""
 
@@ -99,7 +102,11 @@ def forget_peak() -> None:
 def run_batch(seed: int, numbers: list[int], deadline_s: float, memory_mib: float) -> None:
     """The child: print one JSON line per case."""
     from benchmarks.lib.hardening.damaged_records import RecordFuzzer
+    from forecast_autotune import file_access
+    from forecast_autotune.commands.console import grammar
 
+    grammar.build = cache(grammar.build)  # the same each time, and slower than most of what is tried here
+    file_access.PIPE_WAIT_S = PIPE_WAIT_S
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     said, sys.stdout = sys.stdout, sys.stderr  # nothing that a case prints may pass for a result
 

@@ -16,6 +16,12 @@ from forecast_autotune.store import Store
 OPTIONS = argparse.Namespace(seed=7, deadline=120.0, memory=1024.0)
 
 
+@pytest.fixture(scope="module")
+def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> RecordFuzzer:
+    """One for all faults, which are of seed 0."""
+    return RecordFuzzer(tmp_path_factory.mktemp("fuzzer"), 0)
+
+
 def test_three_hundred_cases_find_no_fault() -> None:
     cases = list(fuzz_records.run_cases(OPTIONS, list(range(300))))
     assert [case["number"] for case in cases] == list(range(300))
@@ -40,15 +46,14 @@ def broken(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize(("method", "fault"), [("tables", "traceback"), ("measurements", "traceback")])
-def test_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, fault: str) -> None:
-    fuzzer = RecordFuzzer(tmp_path, 0)
+def test_a_fault_is_found(
+    fuzzer: RecordFuzzer, monkeypatch: pytest.MonkeyPatch, method: str, fault: str
+) -> None:
     monkeypatch.setattr(Store, method, broken)
-    found = {f["fault"] for number in range(5) for f in fuzzer.run(number).faults}
-    assert fault in found
+    assert any(f["fault"] == fault for number in range(5) for f in fuzzer.run(number).faults)
 
 
-def test_lost_rows_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fuzzer = RecordFuzzer(tmp_path, 0)
+def test_lost_rows_are_found(fuzzer: RecordFuzzer, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Store.measurements
     monkeypatch.setattr(Store, "measurements", lambda *given: whole(*given)[1:])
     monkeypatch.setattr(Store, "tables", lambda *_: iter(()))
@@ -71,11 +76,11 @@ def test_a_child_that_dies_costs_one_case(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_command_that_says_nothing_of_its_failure_is_a_fault(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fuzzer: RecordFuzzer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from benchmarks.lib.hardening import damaged_records
 
     monkeypatch.setattr(damaged_records, "main", lambda _: 1)
     case = CaseFaults(0)
-    RecordFuzzer(tmp_path, 0)._command(case, tmp_path / "store", ["show"])
+    fuzzer._command(case, tmp_path / "store", ["show"])
     assert [f["fault"] for f in case.faults] == ["wrong status"]

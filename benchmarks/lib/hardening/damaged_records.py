@@ -12,15 +12,13 @@ import traceback
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import forecast_autotune.store.store as store_module
 from benchmarks.lib.hardening import record_damage, record_samples
 from forecast_autotune.commands import main
-from forecast_autotune.commands.console import grammar
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Decision, Measurement
 from forecast_autotune.records.table import read_tables
@@ -37,10 +35,6 @@ ANSWERS = b"""{"type":"answers","schema":1,"model":"m","provenance":"p"}
 {"type":"answer","key":"k1","log2_slowdown":[0.1,0.2],"sd":[0.5,0.5],"p_fail":[0.0,0.1]}
 {"type":"answer","key":"k2","text":"an answer"}
 """
-
-
-grammar.build = cache(grammar.build)
-"""The same each time, and slower than most of what is tried here."""
 
 
 @dataclass
@@ -79,6 +73,8 @@ class RecordFuzzer:
         self.imports = record_samples.write_imports(self.sound_imports)
         self.tables = record_samples.sample_tables()
         self.rows = self._rows_by_line()
+        self.homes = self._homes_by_line()
+        self.problems = self._problems_by_line()
 
     def _rows_by_line(self) -> dict[bytes, tuple[str, Measurement]]:
         """What each line of the sound logs and tables says, with the id of its problem."""
@@ -90,6 +86,21 @@ class RecordFuzzer:
                     measurement = Measurement.from_json(json.loads(line))
                     found[line] = (measurement.problem, measurement)
         return found
+
+    def _homes_by_line(self) -> dict[bytes, tuple[str, str]]:
+        """The device's and the kernel's folder of each line of the sound logs."""
+        return {
+            line: (path.parent.parent.name, path.parent.name)
+            for path in self.sound_store.glob("v1/*/*/log-*.jsonl")
+            for line in path.read_bytes().split(b"\n")
+            if line in self.rows
+        }
+
+    @staticmethod
+    def _problems_by_line() -> dict[bytes, str]:
+        """The id of the problem that each such line of the sound tables begins."""
+        lines = [line.encode().rstrip(b"\n") for line in record_samples.table_text()]
+        return {line: json.loads(line)["id"] for line in lines if b'"type":"problem"' in line}
 
     def run(self, number: int) -> CaseFaults:
         """Make and run one case."""
@@ -172,20 +183,13 @@ class RecordFuzzer:
     def _expected_rows(self, files: dict[Path, bytes | None]) -> Counter[Measurement]:
         """The rows whose lines are still there as they were, under their own kernel and device."""
         found: Counter[Measurement] = Counter()
-        homes = {line: (p.parent.parent.name, p.parent.name) for p, line in self._log_lines()}
         for path, data in files.items():
             if data is None or not path.name.startswith("log-") or path.suffix != ".jsonl":
                 continue
             for line in data.split(b"\n"):
-                if homes.get(line) == (path.parent.parent.name, path.parent.name):
+                if self.homes.get(line) == (path.parent.parent.name, path.parent.name):
                     found[self.rows[line][1]] += 1
         return found
-
-    def _log_lines(self) -> Iterator[tuple[Path, bytes]]:
-        for path in self.sound_store.glob("v1/*/*/log-*.jsonl"):
-            for line in path.read_bytes().split(b"\n"):
-                if line in self.rows:
-                    yield path, line
 
     def _read_store(
         self, case: CaseFaults, root: Path, expected: Counter[Measurement], untouched: set[Path]
@@ -305,12 +309,10 @@ class RecordFuzzer:
                 return Counter()
         if len(data) >= _LARGEST_EXPECTED:
             return Counter()
-        sound = [line.encode().rstrip(b"\n") for line in record_samples.table_text()]
-        problems = {line: json.loads(line)["id"] for line in sound if b'"type":"problem"' in line}
         known, found = set(), set()
         for line in data.split(b"\n"):
-            if line in problems:
-                known.add(problems[line])
+            if line in self.problems:
+                known.add(self.problems[line])
             elif line in self.rows and self.rows[line][0] in known:
                 found.add(self.rows[line][1])
         return Counter(found)
@@ -365,12 +367,6 @@ def _bytes_or_none(path: Path) -> bytes | None:
         if path.is_file() and path.stat().st_size < 200_000_000:
             return path.read_bytes()
     return None
-
-
-def summarize(found: Iterable[CaseFaults]) -> dict[str, int]:
-    """How many faults of each kind."""
-    counts = Counter(f["fault"] for case in found for f in case.faults)
-    return {name: counts.get(name, 0) for name in FAULTS}
 
 
 FAULTS = (
