@@ -296,6 +296,15 @@ class Settings:
         "store: verified variants in the store are candidates, too; read when a kernel is decorated",
     )
     summary: bool = _variable("_SUMMARY", _flag, False, "1: print one line per decision to stderr")
+    telemetry: str = _variable(
+        "_TELEMETRY",
+        _choice("off", "otel"),
+        "off",
+        "otel: tell OpenTelemetry of decisions, through the application's own providers",
+    )
+    trace: Path | None = _variable(
+        "_TRACE", parse_user_directory, None, "a file for a trace of decisions that Perfetto shows"
+    )
     seed: int = _variable("_SEED", _count(0, 2**32 - 1), 0, "seed of audits and of random policies")
 
     @classmethod

@@ -19,6 +19,8 @@ from forecast_autotune.ranks.shared_store import SharedStore
 from forecast_autotune.records import Decision, Evidence, digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.telemetry.decision_span import DecisionSpan
+from forecast_autotune.telemetry.spans import configure
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.measurer import Measurer
@@ -45,6 +47,21 @@ def tune_together(
     Unless `patient`, nothing is waited for: what other ranks have measured is used, what they are measuring is not.
     Raises what `tune` raises.
     """
+    configure(settings.telemetry, settings.trace)
+    with DecisionSpan(task.problem, settings.mode) as span:
+        return span.conclude(_decide(task, measurer, store, surrogate, settings, policy, job, patient))
+
+
+def _decide(
+    task: TuningTask,
+    measurer: Callable[[], Measurer],
+    store: TuningStore,
+    surrogate: Surrogate,
+    settings: Settings,
+    policy: Policy | None,
+    job: Job | None,
+    patient: bool,
+) -> Decision:
     if job is None or job.left or job.size < 2 or settings.mode not in _SHARED_MODES:
         return tune(task, measurer, store=store, surrogate=surrogate, settings=settings, policy=policy)
     board = Board(job, task, board_name(task, settings, policy))

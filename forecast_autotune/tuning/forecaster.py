@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Measurement
 from forecast_autotune.surrogates.protocol import FileBackedSurrogate, Forecasts, Query, Relative, Surrogate
+from forecast_autotune.telemetry.spans import span
 from forecast_autotune.tuning.task import TuningTask, validate_forecasts
 from forecast_autotune.tuning.tracing import LazyTraces, fact_reader
 
@@ -70,4 +71,5 @@ class TaskForecaster:
             once,
             self._judgements,
         )
-        return validate_forecasts(self._surrogate.forecast(query), candidates)
+        with span("forecast", surrogate=self.label, candidates=len(candidates), measured=len(measured)):
+            return validate_forecasts(self._surrogate.forecast(query), candidates)

@@ -24,6 +24,7 @@ from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import Candidate, Problem
+from forecast_autotune.telemetry.spans import span
 
 Tracer = Callable[[Sequence[Candidate]], Mapping[str, str]]
 """TTIR by assignment key, for the candidates asked for: one of every assignment and launch grid."""
@@ -245,11 +246,13 @@ class LazyTraces:
         return rows
 
     def _trace_assignments(self, assignments: Sequence[int]) -> None:
-        self.finish()
         fresh = [i for i in assignments if i not in self._asked]
-        if self._trace is None or not fresh:
+        if self._trace is None or not (fresh or self.outstanding):
             return
-        self.texts.merge(self._trace(self._units_of(fresh)))
+        with span("trace", assignments=len(fresh) or self.outstanding):
+            self.finish()
+            if fresh:
+                self.texts.merge(self._trace(self._units_of(fresh)))
         self._asked.update(fresh)
 
     def _start(self, assignments: Sequence[int]) -> bool:

@@ -46,6 +46,8 @@ GOOD: dict[str, tuple[str, Any]] = {
     "advice": ("background", "background"),
     "variants": ("store", "store"),
     "summary": ("yes", True),
+    "telemetry": ("otel", "otel"),
+    "trace": ("/some/trace.json", Path("/some/trace.json")),
     "seed": ("5", 5),
 }
 BAD = [
@@ -66,6 +68,7 @@ BAD = [
     ("FORECAST_AUTOTUNE_INDUCTOR_SPACE", "all", "one of default, exhaustive"),
     ("FORECAST_AUTOTUNE_VARIANTS", "all", "one of off, store"),
     ("FORECAST_AUTOTUNE_LLM_TRUST", "maybe", "one of auto, always, never"),
+    ("FORECAST_AUTOTUNE_TELEMETRY", "jaeger", "one of off, otel"),
     ("FORECAST_AUTOTUNE_SEED", "x", r"an integer in \[0, 4294967295\]"),
 ]
 

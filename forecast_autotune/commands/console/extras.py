@@ -20,6 +20,7 @@ _EXTRAS = {
     "ray": "ray",
     "fsspec": "remote",
     "redis": "remote",
+    "opentelemetry": "telemetry",
     "transformers": "transformers",
     "safetensors": "transformers",
     "vllm": "vllm",

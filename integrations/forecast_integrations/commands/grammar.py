@@ -35,6 +35,9 @@ def run(commands: Commands) -> None:
         metavar="N",
         help="most candidates measured per decision",
     )
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write a trace of all decisions, which https://ui.perfetto.dev shows"
+    )
 
 
 def llm(commands: Commands) -> None:

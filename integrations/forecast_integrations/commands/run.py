@@ -26,6 +26,7 @@ from forecast_autotune.records import Decision
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.report.summary import ModelTally
 from forecast_autotune.settings import Settings, parse_user_directory
+from forecast_autotune.telemetry.spans import configure
 
 _VARIABLES = {
     "mode": "FORECAST_AUTOTUNE_MODE",
@@ -96,7 +97,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
             "pip install 'forecast-autotune[triton]'"
         )
     _set_environment(options)
-    _check_model(Settings.from_environment())
+    settings = Settings.from_environment()
+    _check_model(settings)
     prepare, execute = _program(options)
     stdout = _divert_stdout() if output.as_json else None
     tally = RunSummary()
@@ -105,6 +107,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     activate.install(lambda: _listen(tally))
     _listen_to_compilations(tally)
     prepare()
+    # Now, so that processes that the program starts find the file taken, and name theirs otherwise.
+    configure(settings.telemetry, settings.trace)
     return _as_python_would(execute)
 
 
@@ -125,6 +129,8 @@ def _set_environment(options: argparse.Namespace) -> None:
     if options.store is not None:
         # The program may change its directory.
         os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(parse_user_directory(options.store).absolute())
+    if options.trace is not None:
+        os.environ["FORECAST_AUTOTUNE_TRACE"] = str(parse_user_directory(options.trace).absolute())
     if options.summary:
         os.environ["FORECAST_AUTOTUNE_SUMMARY"] = "1"
 

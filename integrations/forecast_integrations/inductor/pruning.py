@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
+from forecast_autotune.telemetry.decision_span import DecisionSpan
 from forecast_integrations.inductor.choices.pool import ChoicePool, ReservedChoices, annotate_choice
 from forecast_integrations.inductor.choices.records import (
     candidate_of,
@@ -131,7 +132,12 @@ def prune_before_compilation(
 def record_decision(session: TuningSession, search: OperationSearch) -> None:
     """Decide, count and say what was decided; nothing is, while we only listen. Never raises."""
     try:
-        decision = None if session.settings.mode is Mode.LISTEN else search.decide()
+        if session.settings.mode is Mode.LISTEN:
+            return
+        with DecisionSpan(search.problem, session.settings.mode) as span:
+            decision = search.decide()
+            if decision is not None:
+                span.conclude(decision)
         if decision is not None:
             session.tally.add_decision(search.label(), decision, session.prints_lines())
     except Exception as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
+from forecast_autotune.telemetry.spans import span
 from forecast_integrations.inductor.choices.records import candidate_of, unwrap_choice
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SEARCH_ATTRIBUTE, record_decision, search_of
@@ -91,7 +92,8 @@ def _first_round(
 ) -> ChoiceTimings:
     unknown = [c for c in choices if c not in known]
     try:
-        return {**known, **(measure(unknown, prepared) if unknown else {})}
+        with span("measure", kernel=search.label(), candidates=len(unknown)):
+            return {**known, **(measure(unknown, prepared) if unknown else {})}
     except _no_valid_choices_error() as error:
         if any(map(math.isfinite, known.values())):
             return {**known, **dict.fromkeys(unknown, math.inf)}
@@ -171,7 +173,8 @@ def _outside_the_scheduler() -> Iterator[None]:
 def _measure_round(measure: Measure, extra: list[ChoiceCaller], prepare: Prepare) -> ChoiceTimings:
     """One more round; that none of its choices works is an answer, not an error."""
     try:
-        return measure(extra, prepare(extra))
+        with span("measure", candidates=len(extra)):
+            return measure(extra, prepare(extra))
     except _no_valid_choices_error():
         return dict.fromkeys(extra, math.inf)
 

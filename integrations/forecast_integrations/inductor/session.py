@@ -11,6 +11,7 @@ from forecast_autotune.records import digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
+from forecast_autotune.telemetry.spans import configure, span
 from forecast_autotune.version import __version__
 from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
@@ -76,6 +77,7 @@ class TuningSession:
         limit_s: float = FORECAST_LIMIT_S,
     ) -> TuningSession:
         """Put together what `enable_torch_compile` was given; without a surrogate, the settings say which."""
+        configure(settings.telemetry, settings.trace)
         warn_once = WarnOnce()
         own = surrogate is None
         surrogate = surrogate or language_model.surrogate_for_operations(settings, until, limit_s)
@@ -98,7 +100,8 @@ class TuningSession:
 
     def ask(self, query: Query) -> Forecasts | None:
         """Forecasts, or None when the surrogate fails."""
-        return self.safe_surrogate(query)
+        with span("forecast", kernel=query.problem.kernel.name, candidates=len(query.candidates)):
+            return self.safe_surrogate(query)
 
     @property
     def prunes(self) -> bool:

@@ -114,7 +114,9 @@ class ForkPool:
             for child in self._children.overdue(most):
                 self._children.kill(child)
                 message = f"TimeoutError: not compiled after {most:.3g} s"
-                self._ended.append(CompileResult(child.tag, most, Outcome.TIMEOUT, message))
+                self._ended.append(
+                    CompileResult(child.tag, most, Outcome.TIMEOUT, message, began_s=child.began)
+                )
 
     def _most(self) -> float:
         """Seconds that a compilation may take by now."""
@@ -181,12 +183,12 @@ class ForkPool:
         cpu = sum(
             sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         )
-        return {**answer, "seconds": time.perf_counter() - begin, "cpu_seconds": cpu}
+        return {**answer, "began": begin, "seconds": time.perf_counter() - begin, "cpu_seconds": cpu}
 
     def _result(self, child: ForkedChild, status: int) -> CompileResult:
         if child.refusal:
             return _not_started(child.tag, child.refusal)
-        result = CompileResult(child.tag, time.perf_counter() - child.began)
+        result = CompileResult(child.tag, time.perf_counter() - child.began, began_s=child.began)
         try:
             answer = child.answer()
         except ValueError:
@@ -198,6 +200,7 @@ class ForkPool:
             result.message = f"the compiler died ({how})"
             return result
         result.seconds, result.cpu_seconds = float(answer["seconds"]), float(answer["cpu_seconds"])
+        result.began_s = float(answer["began"])
         self._seconds.append(result.seconds)
         self.compile_s += result.seconds
         self.finished += 1

@@ -22,6 +22,8 @@ class CompileResult:
     """An error that is the caller's rather than the config's; to be raised."""
     cpu_seconds: float | None = None
     """Of a child and the assembler that it ran; None where that is not known."""
+    began_s: float | None = None
+    """When it began, by `time.perf_counter`; None where it was not compiled now."""
     raised: bool = False
     """Whether the compiler raised an exception, which another compilation would raise again; else it hung or died."""
 

@@ -76,7 +76,7 @@ class ThreadPool:
                 if began < limit and self._running.pop(candidate, None) is not None:
                     self._spawn()
                     message = f"TimeoutError: not compiled after {self._timeout_s:g} s"
-                    return CompileResult(candidate, self._timeout_s, Outcome.TIMEOUT, message)
+                    return CompileResult(candidate, self._timeout_s, Outcome.TIMEOUT, message, began_s=began)
 
     def done(self) -> list[CompileResult]:
         """Collect what the threads have finished by now."""
@@ -120,7 +120,7 @@ class ThreadPool:
             return
         while (candidate := self._waiting.get()) is not None and not self._closed:
             begin = self._running[candidate] = time.perf_counter()
-            result = CompileResult(candidate)
+            result = CompileResult(candidate, began_s=begin)
             try:
                 self._attempt(candidate)
             except BaseException as error:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from forecast_autotune.errors import DeviceLostError
 from forecast_autotune.features.ptx import ptx_facts
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
+from forecast_autotune.telemetry.spans import record, span
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.triton.compile.pool import make_pool
 from forecast_integrations.triton.compile.protocol import CompilePool, CompileResult
@@ -104,7 +105,7 @@ class TritonMeasurer:
         """Yield measurements in the order in which compilations finish; of what is ready, in the order given."""
         if self._pool is None:
             for candidate in candidates:
-                yield self._time(CompileResult(candidate))
+                yield self._measured(CompileResult(candidate))
                 self._check()
             return
         # Timing what an earlier decision has compiled takes no longer than forking a child or two does.
@@ -119,16 +120,19 @@ class TritonMeasurer:
             if not ready or (not self._pool.quiet and len(ready) < len(wanted)):
                 if (result := self._pool.next(within_s)) is None:
                     return
+                _record_compilation(result)
                 self._ready[result.candidate] = result
                 continue
             del wanted[ready[0]]
-            yield self._time(self._ready.pop(ready[0]))
+            yield self._measured(self._ready.pop(ready[0]))
             self._check()
 
     def _collect(self) -> None:
         """Take what has been compiled by now."""
         if self._pool is not None:
-            self._ready |= {done.candidate: done for done in self._pool.done()}
+            for done in self._pool.done():
+                _record_compilation(done)
+                self._ready[done.candidate] = done
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         """Time in turns. A user's own benchmark function has had its say: it is not called again."""
@@ -136,7 +140,8 @@ class TritonMeasurer:
             return []
         begin = time.perf_counter()
         try:
-            times = self._timer.in_turns(candidates)
+            with span("measure", in_turns=len(candidates)):
+                times = self._timer.in_turns(candidates)
         except Exception as error:
             if outcome_of(error) is None:
                 raise
@@ -156,6 +161,12 @@ class TritonMeasurer:
         if self._pool is not None:
             self._pool.close()
         self._timer.close()
+
+    def _measured(self, compiled: CompileResult) -> Measurement:
+        with span("measure", candidate=compiled.candidate) as shown:
+            m = self._time(compiled)
+            shown.set(outcome=m.outcome, median_ms=m.median_ms, repeats=m.repeats)
+            return m
 
     def _time(self, compiled: CompileResult) -> Measurement:
         candidate = compiled.candidate
@@ -251,6 +262,14 @@ class TritonMeasurer:
             raise DeviceLostError(
                 f"{self._lost}. This is recorded: restart the process and that config will be skipped"
             )
+
+
+def _record_compilation(done: CompileResult) -> None:
+    if done.began_s is not None:
+        end = done.began_s + done.seconds
+        record(
+            "compile", "compile", done.began_s, end, candidate=done.candidate, outcome=done.outcome or "ok"
+        )
 
 
 def quantiles(times: list[float]) -> tuple[float, float, float]:

@@ -1,0 +1,83 @@
+"""What is told of decisions: the same figures as the summary line has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.errors import FrozenMissError
+from forecast_autotune.ranks.tuning import tune_together
+from forecast_autotune.records import Decision
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.telemetry import spans
+from forecast_autotune.testing import TableMeasurer, example_table
+from forecast_autotune.tuning.loop import TuningTask
+from forecast_integrations.commands.run import RunSummary
+from tests.core.telemetry.recorder import Recorder
+
+
+@pytest.fixture
+def decided(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Decides the example problem; the recorder hears of it."""
+    monkeypatch.setattr(spans._state, "configure", lambda *wanted: None)
+    table = example_table()
+    store = Store(None)
+
+    def decide(**changes: Any) -> Decision:
+        return tune_together(
+            TuningTask(table.problem, list(table.by_candidate())),
+            lambda: TableMeasurer(table, workers=2),
+            store=store,
+            surrogate=AnalyticSurrogate(),
+            settings=Settings(**changes),
+        )
+
+    return decide
+
+
+def test_a_decision_and_a_hit_add_up_to_the_summary(decided: Any, recorder: Recorder) -> None:
+    tally = RunSummary()
+    fresh = decided()
+    tally.add_decision("k", fresh)
+    tally.add_decision("k", decided())
+    first, second = recorder.named("decide")
+    assert fresh.measured > 0
+    assert first["measured"] == fresh.measured
+    assert first["seconds_saved"] == fresh.saved_s
+    assert first["chosen"] == str(fresh.chosen)
+    assert first["why"] == fresh.rounds[-1]
+    assert (first["mode"], first["evidence"], second["evidence"]) == ("tune", "measured", "stored")
+    assert "seconds_saved" not in second
+    assert recorder.counted == {
+        "hits": tally.stored,
+        "misses": 1,
+        "measured": tally.measured,
+        "seconds_saved": tally.saved_s,
+    }
+    parents = {name: parent for name, _, parent in recorder.spans}
+    assert parents["forecast"] == "decide"
+    assert parents["decide"] == ""
+
+
+def test_a_frozen_miss_is_a_miss(decided: Any, recorder: Recorder) -> None:
+    with pytest.raises(FrozenMissError):
+        decided(mode=Mode.FROZEN)
+    (span,) = recorder.named("decide")
+    assert (span["outcome"], span["failed"]) == ("FrozenMissError", True)
+    assert recorder.counted == {"misses": 1}
+
+
+def test_the_settings_choose_the_exporters(tmp_path: Path) -> None:
+    table = example_table()
+    tune_together(
+        TuningTask(table.problem, list(table.by_candidate())),
+        lambda: TableMeasurer(table, workers=2),
+        store=Store(None),
+        surrogate=AnalyticSurrogate(),
+        settings=Settings(trace=tmp_path / "trace.json", mode=Mode.SKIP),
+    )
+    assert '"name":"forecast"' in (tmp_path / "trace.json").read_text(encoding="utf-8")
