@@ -183,17 +183,17 @@ def test_one_command_from_nothing_to_a_result(
     assert "finished" in report
 
     # What it calls the best is a solution that the pack's own verifier takes.
-    verified = command("verify", pack, str(folder / "best.py"), "--device", "cpu", "--json")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    status = main(["verify", pack, str(folder / "best.py"), "--device", "cpu", "--json"])
+    assert status == 0, capsys.readouterr()
 
     monkeypatch.chdir(tmp_path)
     told = refused(capsys, pack, *SMALL)
     assert "search-swiglu holds a search already" in told
     assert "--resume" in told
     assert "settings.k: 4 in the log, 3 now" in refused(capsys, pack, *SMALL, "--k", "3", "--resume")
-    over = command("search", pack, *SMALL, "--resume", "--json", cwd=tmp_path)
-    assert over.returncode == 0, over.stderr
-    assert json.loads(over.stdout)["measured"] == data["measured"]
+    capsys.readouterr()
+    assert main(["search", pack, *SMALL, "--resume", "--json"]) == 0
+    assert shown(capsys)["measured"] == data["measured"]
 
 
 @pytest.mark.slow
