@@ -11,7 +11,7 @@ from forecast_autotune.ranks.board import Board
 from forecast_autotune.ranks.shared_measurer import NOT_MEASURED
 from forecast_autotune.records import Decision, Measurement, Problem, RiskVerdict
 from forecast_autotune.surrogates.protocol import Relative
-from forecast_autotune.tuning.task import AdviceStore, FactStore, TuningStore
+from forecast_autotune.tuning.guarded_store import GuardedStore
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 class SharedStore:
     """A `TuningStore` for one decision that ranks make together."""
 
-    def __init__(self, local: TuningStore, board: Board) -> None:
+    def __init__(self, local: GuardedStore, board: Board) -> None:
         self._local, self._board = local, board
+
+    def keeps(self, kind: type) -> bool:
+        """Whether the rank's store is of this kind; see `GuardedStore.keeps`."""
+        return self._local.keeps(kind)
 
     def measurements(self, problem: Problem) -> list[Measurement]:
         """What this rank's store holds of a problem."""
@@ -85,16 +89,15 @@ class SharedStore:
 
     def facts(self, problem: Problem) -> Mapping[str, Any] | None:
         """What refits read of a problem, where the rank's store keeps any."""
-        return self._local.facts(problem) if isinstance(self._local, FactStore) else None
+        return self._local.facts(problem)
 
     def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:
         """Keep this instead, where the rank's store keeps any."""
-        if isinstance(self._local, FactStore):
-            self._local.put_facts(problem, facts)
+        self._local.put_facts(problem, facts)
 
     def advice(self, source_sha256: str) -> Advice | None:
         """The advice on a kernel source, if the rank's store has any."""
-        return self._local.advice(source_sha256) if isinstance(self._local, AdviceStore) else None
+        return self._local.advice(source_sha256)
 
 
 def same_run(one: Measurement, other: Measurement) -> bool:

@@ -6,20 +6,21 @@ import contextlib
 from collections.abc import Mapping
 
 from forecast_autotune.features.stored_facts import collect_facts, merge_facts
+from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.results import TaskResults
-from forecast_autotune.tuning.task import FactStore, TuningStore
+from forecast_autotune.tuning.task import FactStore
 
 FACT_COLLECTION_S = 0.02
 """Seconds after a decision for reading TTIR that no surrogate has read, so that it can be learnt from."""
 
 
-def store_facts(store: TuningStore, results: TaskResults, texts: Mapping[str, str]) -> None:
+def store_facts(store: GuardedStore, results: TaskResults, texts: Mapping[str, str]) -> None:
     """Add the facts of what was measured to what the store keeps; `texts` is TTIR by assignment. Never raises.
 
     A harvest has its IR in the problem's record already.
     """
     problem = results.problem
-    if problem.ttir or not results.tried or not isinstance(store, FactStore):
+    if problem.ttir or not results.tried or not store.keeps(FactStore):
         return
     # The decision stands: nothing that fails here may take it back.
     with contextlib.suppress(Exception):

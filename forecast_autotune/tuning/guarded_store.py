@@ -38,6 +38,14 @@ class GuardedStore:
             self._warn(error)
             return otherwise()
 
+    def keeps(self, kind: type) -> bool:
+        """Whether the store itself is of a kind that no store must be: `FactStore`, `AdviceStore` or `MissStore`.
+
+        This one has their methods whatever it guards.
+        """
+        passed_on: Callable[[type], bool] | None = getattr(self._store, "keeps", None)
+        return isinstance(self._store, kind) if passed_on is None else passed_on(kind)
+
     def _warn(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True

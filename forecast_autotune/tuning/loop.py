@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from forecast_autotune.errors import is_told_to_caller
@@ -74,16 +75,35 @@ def tune(
     guarded = GuardedStore(store)
     try:
         return _tune(task, measurer, guarded, surrogate, settings, policy)
+    except _MeasurerFailedError as failed:
+        raised = failed.error
     except Exception as error:
         if is_told_to_caller(error):
             raise
         return decide_plainly(task, measurer, guarded, settings, error)
+    raise raised  # measuring everything would only raise it again
+
+
+class _MeasurerFailedError(Exception):
+    """Around what a measurer raised, so that it is not taken for a fault of ours."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextlib.contextmanager
+def _measurer_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _MeasurerFailedError(error) from error
 
 
 def _tune(
     task: TuningTask,
     measurer: Callable[[], Measurer],
-    store: TuningStore,
+    store: GuardedStore,
     surrogate: Surrogate,
     settings: Settings,
     policy: Policy | None,
@@ -101,7 +121,7 @@ def _tune(
         return stored
     if settings.advice != "off":
         task = with_stored_advice(task, store)
-    if settings.mode in (Mode.SKIP, Mode.FROZEN):
+    if settings.mode in (Mode.SKIP, Mode.FROZEN, Mode.BACKGROUND):
         return decide_from_store(TaskForecaster(task, surrogate), store, settings, mark)
     with store.tuning_lock(task.problem, settings.lock_timeout_s):
         # Another process may have decided, or measured a part, while we waited.
@@ -163,9 +183,10 @@ class _TuningRun:
         measurer: Measurer | None = None
         try:
             if not self.results.labels:  # then something has to be timed, whatever the forecasts say
-                measurer = make()
-                if not measurer.ready():
-                    measurer.prefetch(self._first_compilations(measurer))
+                with _measurer_errors():
+                    measurer = make()
+                    if not measurer.ready():
+                        measurer.prefetch(self._first_compilations(measurer))
             self.forecaster.prepare()
             while True:
                 state = self._state(measurer, self._forecast())
@@ -174,7 +195,8 @@ class _TuningRun:
                     self.reasons.append(plan.reason)
                     break
                 if measurer is None:
-                    measurer = make()
+                    with _measurer_errors():
+                        measurer = make()
                     if measurer.ready():
                         # Binaries from an earlier decision: plan again, knowing that they cost nothing.
                         state = self._state(measurer, state.forecasts)
@@ -288,8 +310,7 @@ class _TuningRun:
 
     def _measure(self, measurer: Measurer, plan: Plan, state: TuningState) -> None:
         audits, wanted = set(plan.audit), set(plan.measure)
-        measured = measurer.measure(plan.measure, prefetch=plan.prefetch, within_s=plan.within_s)
-        for count, m in enumerate(measured, 1):
+        for count, m in enumerate(self._measurements(measurer, plan), 1):
             extra: dict[str, object] = {"forecast": self._forecast_record(state.forecasts, m.candidate)}
             if m.candidate in audits:
                 extra["audit_probability"] = plan.audit_probability
@@ -301,6 +322,10 @@ class _TuningRun:
                 count >= _TIMED_PER_PLAN or wanted.isdisjoint(measurer.ready())
             ):
                 break  # while compilations go on, a new plan costs nothing
+
+    def _measurements(self, measurer: Measurer, plan: Plan) -> Iterator[Measurement]:
+        with _measurer_errors():
+            yield from measurer.measure(plan.measure, prefetch=plan.prefetch, within_s=plan.within_s)
 
     def _forecast_record(self, forecasts: Forecasts, candidate: Candidate) -> dict[str, object]:
         """What had been forecast of a candidate, as its measurement keeps it."""
@@ -321,7 +346,9 @@ class _TuningRun:
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
         close = self.results.close_to_best(oracle=self.settings.mode is Mode.EXHAUSTIVE)
         if len(close) > 1:
-            self.results.add_comparison([self._with_grid(m) for m in measurer.compare(close)])
+            with _measurer_errors():
+                compared = measurer.compare(close)
+            self.results.add_comparison([self._with_grid(m) for m in compared])
 
     def _conclude(self, state: TuningState, plan: Plan, measurer: Measurer | None) -> Decision:
         results, forecasts = self.results, state.forecasts

@@ -16,15 +16,16 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store.misses import Miss
 from forecast_autotune.surrogates.protocol import Forecasts, Relative
 from forecast_autotune.tuning.forecaster import TaskForecaster
+from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.results import TaskResults
-from forecast_autotune.tuning.task import MissStore, TuningStore, uninformative_forecasts, utc_now
+from forecast_autotune.tuning.task import MissStore, uninformative_forecasts, utc_now
 
 _MAX_SHOWN_MESSAGES = 3
 """Distinct messages, the most frequent first, shown when nothing launches."""
 
 
 def decide_from_store(
-    forecaster: TaskForecaster, store: TuningStore, settings: Settings, mark: str
+    forecaster: TaskForecaster, store: GuardedStore, settings: Settings, mark: str
 ) -> Decision:
     """Skip and frozen mode: the best stored time, else the best forecast.
 
@@ -33,7 +34,7 @@ def decide_from_store(
     problem, known = forecaster.problem, forecaster.candidates.row_of
     rows = [m for m in store.measurements(problem) if m.candidate in known]
     timed = any(m.ok for m in latest_labels(rows).values())
-    if not timed and isinstance(store, MissStore):
+    if not timed and store.keeps(MissStore):
         count, grids = len(forecaster.candidates), forecaster.grids
         store.add_miss(Miss.of(problem, settings.mode, count, grids, utc_now()))
     if settings.mode is Mode.FROZEN and not timed and settings.on_miss == "error":

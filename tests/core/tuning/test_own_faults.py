@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import NoWorkingConfigError, RecordError, SettingsError
+from forecast_autotune.features.stored_facts import collect_facts
 from forecast_autotune.policy import TuningState
-from forecast_autotune.records import Candidate, Decision, Evidence, Outcome, Plan
+from forecast_autotune.ranks.shared_store import SharedStore
+from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome, Plan
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.tuning import fact_collection
+from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import TuningTask, tune
+from forecast_autotune.tuning.task import FactStore, TuningStore
+from tests.core.ranks.small_jobs import board, ranks
 from tests.core.tuning.loop import TABLE, Bench, constant, decide, outcomes
 
 FASTEST = min(m.ms for m in TABLE.measurements if m.ok)
@@ -160,9 +166,67 @@ def test_what_the_caller_got_wrong_is_the_callers_to_see() -> None:
     with pytest.raises(SettingsError):
         decide(Store(None), Bench(TABLE), policy=Wrong())
 
-    class NoHarness(Bench):
-        def measure(self, *_: Any, **__: Any) -> Any:
+
+class NoHarness(Bench):
+    """Where a call is made of what the caller gave, that raises what it got wrong."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__(TABLE)
+        self.part, self.raised = part, 0
+
+    def _fail(self, part: str) -> None:
+        if part == self.part:
+            self.raised += 1
             raise KeyError("BLOK")
 
-    with pytest.warns(UserWarning, match="the tuner failed"), pytest.raises(KeyError, match="BLOK"):
-        decide(Store(None), NoHarness(TABLE))
+    def __call__(self) -> Bench:
+        self._fail("make")
+        return super().__call__()
+
+    def measure(self, *args: Any, **options: Any) -> Iterator[Measurement]:
+        self._fail("measure")
+        return super().measure(*args, **options)
+
+    def compare(self, *args: Any) -> list[Measurement]:
+        self._fail("compare")
+        return super().compare(*args)
+
+
+@pytest.mark.parametrize("part", ["make", "measure", "compare"])
+def test_what_a_measurer_raises_is_raised_at_once(part: str) -> None:
+    bench = NoHarness(part)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(KeyError, match="BLOK"):
+            decide(Store(None), bench, mode="exhaustive")
+    assert bench.raised == 1
+
+
+class BareStore:
+    """No more than a store must have."""
+
+    def __init__(self) -> None:
+        self._kept = Store(None)
+
+    def __getattr__(self, method: str) -> Any:
+        if method not in vars(TuningStore):
+            raise AttributeError(method)
+        return getattr(self._kept, method)
+
+
+def test_no_facts_are_collected_for_a_store_that_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[Any] = []
+
+    def collect(*args: Any, **options: Any) -> Mapping[str, Any]:
+        collected.append(args)
+        return collect_facts(*args, **options)
+
+    monkeypatch.setattr(fact_collection, "collect_facts", collect)
+    bare: Any = BareStore()
+    for store, count in ((bare, 0), (Store(None), 1)):
+        rank = ranks(1)[0]
+        shared = SharedStore(GuardedStore(store), board(rank))
+        for kept_by in (GuardedStore(store), GuardedStore(shared)):
+            assert kept_by.keeps(FactStore) == bool(count)
+        decide(store, Bench(TABLE))
+        assert len(collected) == count
