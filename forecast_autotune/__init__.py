@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
         VariantError,
     )
     from forecast_autotune.policy import Policy, RiskBounded, TuningState, WallTime, stated_risk
+    from forecast_autotune.ranges.robust import Robust
     from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Plan
     from forecast_autotune.records.table import Table, read_tables, write_tables
     from forecast_autotune.settings import Budget, Mode, Settings
@@ -61,6 +62,7 @@ __all__ = [
     "RecordError",
     "ReplayReport",
     "RiskBounded",
+    "Robust",
     "Settings",
     "SettingsError",
     "Space",
@@ -115,6 +117,7 @@ _HOMES = {
     "RecordError": _ERRORS,
     "ReplayReport": _REPLAY,
     "RiskBounded": "forecast_autotune.policy",
+    "Robust": "forecast_autotune.ranges.robust",
     "Settings": "forecast_autotune.settings",
     "SettingsError": _ERRORS,
     "Space": "forecast_autotune.space",

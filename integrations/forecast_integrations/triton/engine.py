@@ -33,6 +33,7 @@ from forecast_integrations.triton.problem.lazy_candidates import (
 )
 from forecast_integrations.triton.protocols import Key, LaunchConfig, NamedArguments, Tuner
 from forecast_integrations.triton.publication import publish_decision
+from forecast_integrations.triton.range_tuning import range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import make_tracer
@@ -174,29 +175,42 @@ class TuningEngine:
         job = None if _has_own_benchmark(tuner) else current_job(settings)
         if job is not None:
             settings = share_of_cores(settings)
-        task, kind = self._task(call, problem, mark, settings)
+        ranged = range_of(self.options.bucket, call, problem.kernel, key, _has_own_benchmark(tuner))
+        traced = (call, problem) if ranged is None else (ranged.traced.call, ranged.traced.problem)
+        task, kind = self._task(*traced, mark, settings)
         nested = getattr(_depth, "value", 1) > 1
         if nested:
             # Inside another decision of this process: never wait for another process here.
             settings = settings.with_(lock_timeout_s=0.0)
         begin = time.perf_counter()
         measurers: list[TritonMeasurer] = []
+        kinds: list[str] = []
 
-        def measurer() -> TritonMeasurer:
-            measurers.append(_measurer(call, problem, settings, guarded, self._compiled.get(kind, ())))
+        def measurer(
+            at: KernelCall = call, of: Problem = problem, kind: str = kind, compiles: bool = True
+        ) -> TritonMeasurer:
+            kinds.append(kind)
+            measurers.append(_measurer(at, of, settings, guarded, self._compiled.get(kind, ()), compiles))
             return measurers[-1]
 
+        surrogate = self.options.surrogate or default_surrogate()
+        policy = self.options.policy
         try:
-            decision = tune_together(
-                task,
-                measurer,
-                store=store,
-                surrogate=self.options.surrogate or default_surrogate(),
-                settings=settings,
-                policy=self.options.policy,
-                job=job,
-                patient=not nested,
-            )
+            if ranged is not None:
+                decision = ranged.tune(
+                    task, measurer, store=guarded, surrogate=surrogate, settings=settings, policy=policy
+                )
+            else:
+                decision = tune_together(
+                    task,
+                    measurer,
+                    store=store,
+                    surrogate=surrogate,
+                    settings=settings,
+                    policy=policy,
+                    job=job,
+                    patient=not nested,
+                )
         except FrozenMissError as miss:
             if capturing_graph():
                 raise CaptureError(
@@ -205,8 +219,8 @@ class TuningEngine:
                     "FORECAST_AUTOTUNE_MODE=skip to take the best forecast"
                 ) from miss
             raise
-        if measurers:
-            again = {c for c in measurers[0].built if not call.depends_on_call(c)}
+        for made, kind in zip(measurers, kinds, strict=True):
+            again = {c for c in made.built if not call.depends_on_call(c)}
             self._compiled.setdefault(kind, set()).update(again)
         self.last = decision
         config = call.configs[decision.chosen]
@@ -216,6 +230,8 @@ class TuningEngine:
         tuner.cache[key] = config
         seconds = time.perf_counter() - begin
         raw = measurers[0].raw if measurers else None
+        if ranged is not None:
+            problem, guarded = ranged.problem, GuardedStore(ranged.view(guarded))
         publish_decision(call, key, guarded, problem, decision, raw, seconds, say=settings.summary)
         if settings.advice == "background" and raw is not None:
             from forecast_integrations.triton.background_advice import WRITER
@@ -331,7 +347,9 @@ def _measurer(
     settings: Settings,
     guarded: GuardedStore,
     compiled: Collection[Candidate],
+    compiles: bool,
 ) -> TritonMeasurer:
+    compiles = compiles and has_device() and not _is_interpreted()
     bench = _has_own_benchmark(call.tuner)
 
     def say(candidate: Candidate) -> None:
@@ -351,7 +369,7 @@ def _measurer(
         timeout_s=settings.timeout_s,
         guard=guard,
         say=say,
-        compiler=settings.compiler if has_device() and not _is_interpreted() else "none",
+        compiler=settings.compiler if compiles else "none",
         compiled=[c for c in compiled if c in call.configs],
         patient=settings.mode is Mode.EXHAUSTIVE,
         bench=bench,

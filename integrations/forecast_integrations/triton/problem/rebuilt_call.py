@@ -56,7 +56,7 @@ def rebuilt_arguments(problem: Problem, names: Sequence[str]) -> tuple[tuple[obj
 
     As many as possible go by position, as users' pruning functions see those alone. Raises `RebuildError`.
     """
-    made = {argument.name: _value(argument) for argument in problem.arguments}
+    made = {argument.name: rebuilt_value(argument) for argument in problem.arguments}
     if strangers := made.keys() - set(names):
         raise RebuildError(f"the kernel has no parameter {', '.join(sorted(strangers))} any more")
     positional: list[object] = []
@@ -67,11 +67,15 @@ def rebuilt_arguments(problem: Problem, names: Sequence[str]) -> tuple[tuple[obj
     return tuple(positional), made
 
 
-def _value(argument: Argument) -> object:
+def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) -> object:
+    """One argument made from its record; a tensor with storage for so many elements at least.
+
+    `device` is torch's, by default the accelerator if there is one. Raises `RebuildError`.
+    """
     if argument.extra.get("descriptor"):
         raise RebuildError(f"argument {argument.name} is a TMA descriptor, whose block is not recorded")
     if argument.kind == "tensor":
-        return _tensor(argument)
+        return _tensor(argument, elements, device)
     if argument.kind == "none":
         return None
     if argument.kind in ("scalar", "constexpr"):
@@ -81,7 +85,7 @@ def _value(argument: Argument) -> object:
     raise RebuildError(f"argument {argument.name} is of the kind {argument.kind!r:.40}, which nobody knows")
 
 
-def _tensor(argument: Argument) -> object:
+def _tensor(argument: Argument, least: int, device: object) -> object:
     import torch
 
     dtype = getattr(torch, argument.dtype, None)
@@ -91,11 +95,12 @@ def _tensor(argument: Argument) -> object:
     if len(stride) != len(shape) or any(s < 0 for s in stride):
         raise RebuildError(f"argument {argument.name} has shape {shape} and strides {stride}")
     elements = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    elements = max(elements, least)
     size = torch.empty((), dtype=dtype).element_size()
     offset = 0 if argument.aligned else 1
     if (elements + offset) * size > MAX_TENSOR_BYTES:
         raise RebuildError(f"argument {argument.name} takes {elements * size} bytes")
-    where = "cuda" if torch.cuda.is_available() else "cpu"
+    where: Any = device or ("cuda" if torch.cuda.is_available() else "cpu")
     flat = torch.zeros(elements + offset, dtype=dtype, device=where)
     if dtype.is_floating_point and size >= 2:
         generator = torch.Generator(where).manual_seed(_SEED)

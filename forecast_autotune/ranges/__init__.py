@@ -1,0 +1,1 @@
+"""One decision for a range of problems that differ in one size."""

@@ -1,0 +1,116 @@
+"""A launch grid at another size: a user's grid function, with what it has closed over replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import CellType, FunctionType
+from typing import Any
+
+from forecast_autotune.variants.entry import CallGrid
+from forecast_integrations.triton.problem.rebuilt_call import RebuildError
+from forecast_integrations.triton.problem.resized_call import ResizedArguments
+from forecast_integrations.triton.protocols import is_tensor
+
+
+class _ReadNames(dict[str, Any]):
+    """A dict that remembers which of its names were read."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+
+def resize_grid(
+    grid: CallGrid,
+    name: str,
+    resized: ResizedArguments,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+) -> Callable[[Mapping[str, Any]], Any]:
+    """The grid function at another size.
+
+    It may read the argument `name`, or a tensor that follows it, from the parameters that it is given, or have one of
+    them in its closure, among its defaults or as a global; there they are replaced. `before` and `after` are the arguments by name
+    at both sizes, `parameters` the meta-parameters of some config, to see what the function reads. Raises
+    `RebuildError` where the grid does not follow the argument, as far as can be seen.
+    """
+    if not callable(grid):
+        raise RebuildError(
+            f"the launch grid {grid} is fixed: give a function of the parameters that reads {name}, or `rebuild=`"
+        )
+    if not isinstance(grid, FunctionType):
+        raise RebuildError("the launch grid is no plain function, so that what it depends on cannot be seen")
+    tensors = {id(value): after[n] for n, value in before.items() if is_tensor(value) and n in after}
+    count = 0
+
+    def moved(value: object, called: str) -> object:
+        nonlocal count
+        new = value
+        if is_tensor(value):
+            new = tensors.get(id(value), value)
+        elif type(value) is int and called in before:
+            new = after.get(called, value) if before[called] == value else value
+        elif type(value) is int:
+            new = resized.changed.get(value, value)
+        count += new is not value
+        return new
+
+    code = grid.__code__
+    cells = tuple(
+        CellType(moved(_content(cell), called))
+        for called, cell in zip(code.co_freevars, grid.__closure__ or (), strict=True)
+    )
+    named = code.co_varnames[: code.co_argcount]
+    defaults = grid.__defaults__ or ()
+    new_defaults = tuple(
+        moved(value, called)
+        for called, value in zip(named[len(named) - len(defaults) :], defaults, strict=True)
+    )
+    read = grid.__globals__
+    shared = {n: new for n in code.co_names if n in read and (new := moved(read[n], n)) is not read[n]}
+    made = FunctionType(
+        code, {**read, **shared} if shared else read, grid.__name__, new_defaults or None, cells or None
+    )
+    made.__kwdefaults__ = {n: moved(v, n) for n, v in (grid.__kwdefaults__ or {}).items()} or None
+    if not count and not _reads(grid, {**before, **parameters}) & _following(name, before, after):
+        raise RebuildError(
+            f"the launch grid does not follow {name}, as far as can be seen: let it read {name} from its parameters, "
+            "or give `rebuild=`"
+        )
+    return made
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return None
+
+
+def _reads(grid: Callable[[Mapping[str, Any]], Any], parameters: Mapping[str, Any]) -> set[str]:
+    shown = _ReadNames(parameters)
+    try:
+        grid(shown)
+    except Exception as error:
+        raise RebuildError(
+            f"the launch grid cannot be asked ({type(error).__name__}: {error})"[:300]
+        ) from error
+    return shown.read
+
+
+def _following(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Names of arguments that differ between the sizes."""
+
+    def shape(value: Any) -> object:
+        return tuple(value.shape) if is_tensor(value) else value
+
+    return {name} | {n for n in before if n in after and shape(before[n]) != shape(after[n])}
