@@ -8,13 +8,16 @@ import subprocess
 import sys
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
 
-from tests.integrations.null import child, configs, tables
+from forecast_autotune.ranks.job import JobLimits
+from forecast_integrations.triton import rank_sharing
+from tests.integrations.null import child, tables
 from tests.integrations.triton import rank_worker
 
 RANKS = 4
@@ -52,7 +55,11 @@ def decisions(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("decision-*.json"))]
 
 
-def test_ranks_take_over_from_one_that_was_killed_and_choose_alike(agent: TCPStore, tmp_path: Path) -> None:
+def test_ranks_take_over_from_one_that_was_killed_and_choose_alike(
+    agent: TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = partial(JobLimits, lease_s=4.0, beat_s=0.2)  # still many beats long, on a busy machine too
+    monkeypatch.setattr(rank_sharing, "JobLimits", short)
     killed = start(0, tmp_path, rank_worker.die)
     assert os.waitpid(killed, 0)[1] == 9, "in the midst of what it had undertaken"
     others = [start(rank, tmp_path) for rank in range(1, RANKS)]
@@ -67,7 +74,9 @@ def test_ranks_take_over_from_one_that_was_killed_and_choose_alike(agent: TCPSto
     for rank in range(1, RANKS):
         (table,) = tables(tmp_path / f"store-{rank}")
         rows = [m for m in table.measurements if not m.protocol.endswith("-turns")]
-        assert len(rows) == len({m.candidate for m in rows}) == len(configs()), "each has all rows, once"
+        assert len(rows) == len({m.candidate for m in rows}) == len(rank_worker.offered()), (
+            "each has all rows, once"
+        )
         if len(table.measurements) > len(rows):
             finales.append(rank)
         own.update(m.candidate.id for m in rows if "rank" not in m.extra)
@@ -84,7 +93,7 @@ def test_a_rank_whose_store_is_gone_tunes_by_itself(
     del gone
     assert os.waitpid(start(0, tmp_path), 0)[1] == 0
     (found,) = decisions(tmp_path)
-    assert found["measured"] == len(configs())
+    assert found["measured"] == len(rank_worker.offered())
     assert len(found["warnings"]) == 1
     assert "rank 0 tunes by itself from here on" in found["warnings"][0]
 
@@ -109,5 +118,5 @@ def test_a_job_under_torchrun_shares_agrees_and_survives_a_kill(
     assert [d["warnings"] for d in found] == [[], [], [], []]
     (table,) = tables(tmp_path / "store")
     rows = Counter(m.candidate for m in table.measurements if not m.protocol.endswith("-turns"))
-    assert len(rows) == len(configs())
+    assert len(rows) == len(rank_worker.offered())
     assert set(rows.values()) == {1}, "no rank of any attempt measured again what is known"
