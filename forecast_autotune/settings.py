@@ -30,6 +30,8 @@ class Mode(StrEnum):
     """Measure every candidate: for oracles and for harvesting."""
     DETERMINISTIC = "deterministic"
     """Neither clock nor store: the choice depends on the problem alone, so runs and ranks agree."""
+    BACKGROUND = "background"
+    """Launch at once with the stored, forecast or first config; time beside the program, and switch once."""
     LISTEN = "listen"
     """Change nothing, keep every timing: the host measures all that it would measure without us."""
 
@@ -207,6 +209,12 @@ class Settings:
     )
     compiler: str = _variable(
         "_COMPILER", _choice("auto", "fork", "threads"), "auto", "how to compile: auto | fork | threads"
+    )
+    stall_ms: float = _variable(
+        "_STALL_MS",
+        _number(0.0, 1000.0),
+        20.0,
+        "background mode: most milliseconds a second that timing adds to launches; 0: only settle() times",
     )
     timeout_s: float = _variable(
         "_TIMEOUT", _number(0.1, 1e6), 120.0, "seconds after which a compilation counts as hung"
