@@ -31,6 +31,16 @@ def printable(text: object, limit: int = LONGEST_TEXT, *, lines: bool = False) -
     return kept if len(whole) <= limit else f"{kept}... ({len(whole):,} characters)"
 
 
+def count_text(count: int, noun: str) -> str:
+    """A number and a noun, in the plural where that is due."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def printable_line(text: str, limit: int) -> str:
+    """At most `limit` characters of a text as one line: what cannot be shown, and every run of spaces, is one space."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:limit]
+
+
 def without_controls(text: str) -> str:
     """The same without control characters, and with its line breaks: as long as it was, character for character."""
     if text.isprintable():

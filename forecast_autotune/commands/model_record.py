@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.llm.bins import BINS
+from forecast_autotune.printable import count_text
 from forecast_autotune.records import Decision, Measurement
 from forecast_autotune.records.table import Table
 from forecast_autotune.report.summary import ModelTally
@@ -41,7 +42,7 @@ def model_records(decisions: Iterable[Decision], tables: Iterable[Table]) -> lis
 def model_record_text(record: Mapping[str, Any]) -> str:
     """One entry as lines for a person."""
     n, moved_in, moved_out = (record[name] for name in ("decisions", "moved_in", "moved_out"))
-    text = f"language model {record['model']}: asked in {record['asked']} of {n} decision{'' if n == 1 else 's'}, "
+    text = f"language model {record['model']}: asked in {record['asked']} of {count_text(n, 'decision')}, "
     text += f"moved {moved_in} candidates into and {moved_out} out of the plans, {record['seconds']:.1f} s"
     for name in ("not_heard", "not_asked"):
         for why, count in record[name].items():

@@ -12,12 +12,12 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import LARGEST_MS, LARGEST_S, SCHEMA
 from forecast_autotune.records.candidate import Candidate, Evidence
 from forecast_autotune.records.codec import Record, json_option
-from forecast_autotune.records.json_fields import number_within, read_share
+from forecast_autotune.records.json_fields import number_within, or_null, read_share
 
 _SHARE = json_option(read=read_share)
 _AMOUNT = json_option(read=number_within(0.0, LARGEST_S))
 """Seconds, money or a tolerance."""
-_TIME = json_option(read=lambda value: None if value is None else number_within(5e-324, LARGEST_MS)(value))
+_TIME = json_option(read=or_null(number_within(5e-324, LARGEST_MS)))
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,7 @@ class Decision(
     """The plans' reasons, in order."""
     surrogate: str = ""
     """`name/version` of whose risk is stated."""
-    shipped_risk: float | None = field(
-        default=None, metadata=json_option(read=lambda value: None if value is None else read_share(value))
-    )
+    shipped_risk: float | None = field(default=None, metadata=json_option(read=or_null(read_share)))
     """The stated risk before what this store has seen corrected it."""
     verdicts: tuple[RiskVerdict, ...] = ()
     """On risks that were stated of this problem, audits included; oldest first."""

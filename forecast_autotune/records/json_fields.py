@@ -203,6 +203,11 @@ def number_within(least: float, most: float) -> Reader:
     return read
 
 
+def or_null(read: Reader) -> Reader:
+    """What reads null as None, and all else as `read` does."""
+    return lambda value: None if value is None else read(value)
+
+
 read_share = number_within(0.0, 1.0)
 """A share or a probability."""
 
@@ -230,7 +235,7 @@ _LENIENT_SCALARS: dict[Any, Reader] = {str: str, bool: _read_boolean_or_bit}
 def _union_reader(readers: Sequence[Reader], optional: bool) -> Reader:
     first, *others = readers
     if not others:
-        return lambda value: None if value is None else first(value)
+        return or_null(first)
 
     def read(value: Any) -> Any:
         if value is None and optional:

@@ -32,12 +32,16 @@ Refuse: TypeAlias = Callable[[RecordError], None]
 
 
 def refuse_row(error: RecordError, refuse: Refuse | None) -> None:
-    """Tell of a row that is left out; raises it where nobody is to be told."""
+    """Tell of a row that is left out, in `MAX_REASON` characters; raises it where nobody is to be told."""
+    if len(said := str(error)) > MAX_REASON:
+        error = RecordError(said[:MAX_REASON])
     if refuse is None:
         raise error
     refuse(error)
 
 
+MAX_REASON = 400
+"""Characters of what is said of a row that is left out: it may quote megabytes of it."""
 MAX_REFUSED = 10_000
 """Rows of a file that are left out one by one; a file with more of them is something else altogether."""
 
@@ -159,6 +163,16 @@ def read_document(path: Path, head: int | None = None, limit: int = MAX_DOCUMENT
         return b"".join(parts).decode("utf-8-sig", "strict" if head is None else "replace")
     except UnicodeDecodeError as error:
         raise RecordError(f"{path}: unreadable or cut off: {error}") from error
+
+
+def csv_fields(line: str) -> list[str]:
+    """The fields of one line of CSV. Each line by itself, so that a stray quote spoils no other row.
+
+    Raises `csv.Error`.
+    """
+    import csv
+
+    return next(csv.reader([line.rstrip("\r\n")]), [])
 
 
 def numbered_lines(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, bytes]]:

@@ -18,9 +18,6 @@ from forecast_autotune.records.measurement import Measurement
 from forecast_autotune.records.named_lines import Refuse, bounded_refusals, numbered_lines, refuse_row
 from forecast_autotune.records.problem import Problem
 
-MAX_REASON = 400
-"""Characters of what is said of one line: it may quote the line, and a line may have megabytes."""
-
 
 @dataclass
 class Table:
@@ -66,7 +63,7 @@ def read_lines(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, 
             if not isinstance(data, dict):
                 raise RecordError(f"expected an object, got {data!r:.60}")
         except ValueError as error:
-            refuse_row(RecordError(f"{path}:{number}: not JSON ({error})"[:MAX_REASON]), refuse)
+            refuse_row(RecordError(f"{path}:{number}: not JSON ({error})"), refuse)
         else:
             yield number, data
 
@@ -113,7 +110,7 @@ def read_tables(
             elif other is not None:
                 other(data)
         except RecordError as error:
-            refuse_row(RecordError(f"{path}:{number}: {error}"[:MAX_REASON]), refuse)
+            refuse_row(RecordError(f"{path}:{number}: {error}"), refuse)
     return list(tables.values())
 
 

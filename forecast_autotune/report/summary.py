@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from forecast_autotune.printable import LONGEST_NAME, printable
+from forecast_autotune.printable import LONGEST_NAME, count_text, printable
 from forecast_autotune.records import Decision, LLMConsultation
 
 _MAX_SHOWN_REASONS = 3
@@ -81,8 +81,8 @@ class ModelTally:
         """One line for a person; empty where no model was named."""
         if not self.decisions:
             return ""
-        decisions = f"{self.asked} of {self.decisions} decision{'' if self.decisions == 1 else 's'}"
-        candidates = f"{self.moved_in} candidate{'' if self.moved_in == 1 else 's'}"
+        decisions = f"{self.asked} of {count_text(self.decisions, 'decision')}"
+        candidates = count_text(self.moved_in, "candidate")
         text = f"language model: asked in {decisions}, moved {candidates} into and {self.moved_out} out of the plans, "
         text += f"{self.seconds:.1f} s"
         for name, reasons in (("not heard", self.unheard), ("not asked", self.unasked)):

@@ -28,13 +28,14 @@ from forecast_autotune.store.bundles.discovery import VARIABLE, bundle_folders
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
 from forecast_autotune.store.files import KernelName, StoreNotes, kernel_of
 from forecast_autotune.store.merging.rows import KernelRows, canonical_line
+from forecast_autotune.store.remote.entries import VARIABLE as REMOTE_VARIABLE
 from forecast_autotune.store.remote.entries import entry_of, sound_rows
 
 if TYPE_CHECKING:
     from forecast_autotune.store.bundles.reading import Bundle
     from forecast_autotune.store.remote.client import RemoteClient
 
-_REMOTE = ("FORECAST_AUTOTUNE_REMOTE", "FORECAST_AUTOTUNE_REMOTE_WAIT")
+_REMOTE = (REMOTE_VARIABLE, f"{REMOTE_VARIABLE}_WAIT")
 
 
 class StoreLayers:

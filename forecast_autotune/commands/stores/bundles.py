@@ -6,8 +6,8 @@ import argparse
 import os
 
 from forecast_autotune.commands.output import CommandError, Output
-from forecast_autotune.commands.stores.access import open_store
-from forecast_autotune.commands.stores.merging import count_text
+from forecast_autotune.commands.stores.merging import own_root
+from forecast_autotune.printable import count_text
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.bundles.compiled import install_compiled
 from forecast_autotune.store.bundles.reading import Bundle
@@ -17,9 +17,7 @@ from forecast_autotune.store.merging.row_stores import StoreFolder
 
 def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
     """Write a store's rows as a bundle, and read it back."""
-    root = open_store(options).root
-    if root is None:
-        raise CommandError("a store in memory has no folder")
+    root = own_root(options)
     wanted = BundleOptions(
         kernel=options.kernel or "",
         device=options.device or "",

@@ -15,7 +15,7 @@ from forecast_autotune.commands.console.extras import is_installed
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.stores.access import open_store
 from forecast_autotune.errors import RecordError
-from forecast_autotune.printable import printable
+from forecast_autotune.printable import count_text, printable
 from forecast_autotune.records import Device
 from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
@@ -68,8 +68,8 @@ def export(options: argparse.Namespace, output: Output) -> int:
         if name == "-" and isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # as the format has it, whatever the terminal's
         count = write_tables(path, tables, [v.to_json() for v in variants])
-    of = f"{_count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
-    shown = f"{_count_text(count, 'measurement')} of {of}"
+    of = f"{count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
+    shown = f"{count_text(count, 'measurement')} of {of}"
     if name == "-":
         output.remark(shown)
         return 0
@@ -90,7 +90,7 @@ def _export_for_others(options: argparse.Namespace, output: Output, form: str) -
         output.remark(printable(f"left out: {left}"))
     data = {"folder": str(folder), "format": form, "files": [str(p) for p in report.files]}
     counts = {"problems": report.problems, "measurements": report.measurements, "left_out": report.left_out}
-    shown = f"wrote {_count_text(len(report.files), 'file')} of {_count_text(report.problems, 'problem')}"
+    shown = f"wrote {count_text(len(report.files), 'file')} of {count_text(report.problems, 'problem')}"
     output.emit({**data, **counts}, shown, _dim_text(str(folder)))
     return 0 if report.files else 1
 
@@ -139,8 +139,8 @@ def import_(options: argparse.Namespace, output: Output) -> int:
     _check_saved(store)
     counts = {"problems": len(tables), "measurements": found, "added": added, "variants": len(variants)}
     data = {**counts, "store": str(store.root)}
-    of = f"{_count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
-    new = f"added {_count_text(added, 'measurement')} of {of}"
+    of = f"{count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
+    new = f"added {count_text(added, 'measurement')} of {of}"
     known = "" if found == added else f"; {found - added} known already"
     output.emit(data, new + known, _dim_text(str(store.root)))
     if told := refused.summary():
@@ -199,7 +199,7 @@ def clear(options: argparse.Namespace, output: Output) -> int:
     data = {"measurements": removed, "decisions": decisions, "store": str(store.root)}
     output.emit(
         data,
-        f"removed {_count_text(removed, 'measurement')} and {_count_text(decisions, 'decision')}",
+        f"removed {count_text(removed, 'measurement')} and {count_text(decisions, 'decision')}",
         _dim_text(str(store.root)),
     )
     return 0
@@ -233,21 +233,21 @@ def _clear_kept(
     before: str = "",
 ) -> int:
     """Remove what a store keeps beside its measurements, after asking; `key` names the count in the JSON."""
-    what = f"{before}{_count_text(held, noun)} from {store.root}"
+    what = f"{before}{count_text(held, noun)} from {store.root}"
     if held and not options.yes and not _ask_confirmation(what, output):
         output.remark("nothing removed")
         return 1
     removed = clear(options.kernel)
     data = {key: removed, "store": str(store.root)}
-    output.emit(data, f"removed {before}{_count_text(removed, noun)}", _dim_text(str(store.root)))
+    output.emit(data, f"removed {before}{count_text(removed, noun)}", _dim_text(str(store.root)))
     return 0
 
 
 def _confirm_removal(tables: list[Table], count: int, decisions: int, store: Store, output: Output) -> bool:
     kernels = len({table.problem.kernel.name for table in tables})
     what = (
-        f"{_count_text(count, 'measurement')} of {_count_text(kernels, 'kernel')} and "
-        f"{_count_text(decisions, 'decision')} from {store.root}"
+        f"{count_text(count, 'measurement')} of {count_text(kernels, 'kernel')} and "
+        f"{count_text(decisions, 'decision')} from {store.root}"
     )
     return _ask_confirmation(what, output)
 
@@ -282,11 +282,7 @@ def _check_saved(store: Store) -> None:
 
 
 def _variants_note(variants: int) -> str:
-    return f" and {_count_text(variants, 'variant')}" if variants else ""
-
-
-def _count_text(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f" and {count_text(variants, 'variant')}" if variants else ""
 
 
 def _dim_text(text: str) -> Text:

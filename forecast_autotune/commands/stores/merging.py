@@ -9,6 +9,7 @@ from typing import Any
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.stores.access import open_store
 from forecast_autotune.errors import StoreError
+from forecast_autotune.printable import count_text
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.bundles.manifest import MANIFEST
 from forecast_autotune.store.bundles.reading import Bundle
@@ -44,7 +45,7 @@ def diff_stores(options: argparse.Namespace, output: Output) -> int:
 
 def verify_stores(options: argparse.Namespace, output: Output) -> int:
     """Read everything in stores and bundles; say what is wrong."""
-    places = [parse_user_directory(text) for text in options.places] or [_own_root(options)]
+    places = [parse_user_directory(text) for text in options.places] or [own_root(options)]
     checked = [_checked(place) for place in places]
     lines = []
     for entry in checked:
@@ -57,7 +58,7 @@ def verify_stores(options: argparse.Namespace, output: Output) -> int:
 
 def compact_store(options: argparse.Namespace, output: Output) -> int:
     """Remove what no reader counts."""
-    root = _own_root(options)
+    root = own_root(options)
     counts = compact(StoreFolder(root))
     what = f"removed {count_text(counts.lines, 'line')} and {count_text(counts.parts, 'unfinished file')}"
     output.emit({**counts.to_json(), "store": str(root)}, f"{what} from {root}")
@@ -91,7 +92,8 @@ def _target(text: str | None, options: argparse.Namespace, complain: Complain) -
     return StoreFolder(path.absolute(), complain)
 
 
-def _own_root(options: argparse.Namespace) -> Path:
+def own_root(options: argparse.Namespace) -> Path:
+    """The folder of the store of `--store`. Raises `CommandError` where that is in memory."""
     root = open_store(options).root
     if root is None:
         raise CommandError("a store in memory has no folder")
@@ -99,7 +101,7 @@ def _own_root(options: argparse.Namespace) -> Path:
 
 
 def _own_store(options: argparse.Namespace, complain: Complain) -> StoreFolder:
-    return StoreFolder(_own_root(options), complain)
+    return StoreFolder(own_root(options), complain)
 
 
 def _checked(place: Path) -> dict[str, Any]:
@@ -123,8 +125,3 @@ def _difference_line(found: KernelDifference) -> str:
     counts = f"{found.only_first} measurements only here, {found.only_second} only there"
     decided = f"{found.decided_by_first} and {found.decided_by_second} decisions"
     return f"{'/'.join(found.kernel)}: {counts}; {decided}, {len(found.decided_otherwise)} decided otherwise"
-
-
-def count_text(count: int, noun: str) -> str:
-    """A number and a noun, in the plural where that is due."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -18,7 +18,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.records.json_fields import MALFORMED
-from forecast_autotune.records.named_lines import Refuse, refuse_row
+from forecast_autotune.records.named_lines import Refuse, bounded_refusals, refuse_row
 from forecast_autotune.records.table import Table, table_of_problem
 from forecast_autotune.store.exchange.kernel_tuner import device_from_name
 
@@ -55,6 +55,7 @@ def import_flaggems(path: Path, device: Device | None = None, *, refuse: Refuse 
     if where is None:
         raise RecordError(f"{path}: its name does not say which device it is of: pass --device-name")
     release = f"{named['major']}.{named['minor']}" if named else ""
+    refuse = bounded_refusals(path, refuse)
     tables: dict[str, Table] = {}
     try:
         address = f"{path.resolve().as_uri()}?mode=ro"

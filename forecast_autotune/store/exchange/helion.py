@@ -21,11 +21,12 @@ from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.records.named_lines import (
     Refuse,
     bounded_refusals,
+    csv_fields,
     numbered_lines,
     read_document,
     refuse_row,
 )
-from forecast_autotune.records.table import MAX_REASON, Table, read_lines, table_of_problem
+from forecast_autotune.records.table import Table, read_lines, table_of_problem
 from forecast_autotune.store.exchange.kernel_tuner import device_from_name
 
 PROTOCOL = "helion"
@@ -43,7 +44,7 @@ def is_helion_log(path: Path) -> bool:
     if not path.is_file():
         return False  # what is read from a pipe is gone for whoever reads it next
     try:
-        return _COLUMNS.issubset(_fields(read_document(path, _HEAD).partition("\n")[0]))
+        return _COLUMNS.issubset(csv_fields(read_document(path, _HEAD).partition("\n")[0]))
     except (OSError, RecordError, csv.Error):
         return False
 
@@ -66,7 +67,7 @@ def import_helion(path: Path, device: Device | None = None, *, refuse: Refuse | 
         described = _described(path.with_suffix(".meta.jsonl"), refuse)
         for number, raw in numbered_lines(path, refuse):
             if columns is None:
-                columns = _fields(raw.decode("utf-8", "replace"))
+                columns = csv_fields(raw.decode("utf-8", "replace"))
                 if not _COLUMNS.issubset(columns):
                     break
                 continue
@@ -74,22 +75,17 @@ def import_helion(path: Path, device: Device | None = None, *, refuse: Refuse | 
                 refuse_row(torn, refuse)
                 torn = None
             try:
-                if fields := _fields(raw.decode("utf-8")):
+                if fields := csv_fields(raw.decode("utf-8")):
                     row = dict(zip(columns, fields, strict=False))
                     _add(tables, row, described, path.stem, device)
             except (*MALFORMED, SyntaxError, csv.Error) as error:
                 # The last row of a killed run may be half a row; any other is a mistake.
-                torn = RecordError(f"{path}:{number}: {_reason(error)}"[:MAX_REASON])
+                torn = RecordError(f"{path}:{number}: {_reason(error)}")
     except (OSError, csv.Error) as error:
         raise RecordError(f"{path}: unreadable: {error}") from error
     if not _COLUMNS.issubset(columns or ()):
         raise RecordError(f"{path}: no Helion log: it needs columns {sorted(_COLUMNS)}")
     return list(tables.values())
-
-
-def _fields(line: str) -> list[str]:
-    """The fields of one line. Each line by itself, so that a stray quote spoils no other row."""
-    return next(csv.reader([line.rstrip("\r\n")]), [])
 
 
 def _reason(error: Exception) -> str:
@@ -143,13 +139,19 @@ def _config(text: str) -> Config:
         raise RecordError(f"a config is a call with keywords, got {text!r:.60}")
     given = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     warps, stages = (given.pop(name, default) for name, default in _LAUNCH.items())
-    return Config.from_json({"kwargs": dict(_flat(given)), "num_warps": warps, "num_stages": stages})
+    return Config.from_json(
+        {"kwargs": dict(flat_parameters(given)), "num_warps": warps, "num_stages": stages}
+    )
 
 
-def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flat_parameters(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each parameter of a Helion config, its lists spread over numbered ones: `block_sizes[0]`.
+
+    Raises `RecordError` for an integer that no record holds.
+    """
     for name, value in given.items():
         if isinstance(value, list | tuple):
-            yield from _flat({f"{name}[{i}]": part for i, part in enumerate(value)})
+            yield from flat_parameters({f"{name}[{i}]": part for i, part in enumerate(value)})
         elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise RecordError(f"{name} must have 128 bits at most")
         else:

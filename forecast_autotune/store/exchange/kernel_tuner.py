@@ -28,7 +28,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.records.bounded_json import decode_document
 from forecast_autotune.records.json_fields import MALFORMED, read_number
-from forecast_autotune.records.named_lines import Refuse, read_document, refuse_row
+from forecast_autotune.records.named_lines import Refuse, bounded_refusals, read_document, refuse_row
 from forecast_autotune.records.table import Table
 
 PROTOCOL = "kernel-tuner"
@@ -83,6 +83,7 @@ def import_kernel_tuner(
             "that the same run wrote (tune_kernel(cache=...))"
         )
     data = _decoded(text, path)
+    refuse = bounded_refusals(path, refuse)
     try:
         keys, rows = data.get("tune_params_keys"), data.get("cache")
         if (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.printable import count_text
 from forecast_autotune.store.files import StoreWarning
 
 _SHOWN = 3
@@ -39,4 +40,4 @@ class Refusals:
     def summary(self) -> str:
         """How much was refused, in words; empty for nothing."""
         counts = [(self.rows, "row"), (self.files, "file")]
-        return " and ".join(f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in counts if n)
+        return " and ".join(count_text(n, noun) for n, noun in counts if n)

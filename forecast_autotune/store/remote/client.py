@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.store.files import StoreNotes
+from forecast_autotune.store.remote.entries import VARIABLE
 from forecast_autotune.store.remote.frames import FrameError, encode_frame, read_frame, write_frame
 
 QUEUE_BYTES = 4 * 1024 * 1024
@@ -48,7 +49,6 @@ WORKER = (
     # A core that the program wants is the program's: first of all, as loading a client takes a second.
     "import os; os.nice(10); from forecast_autotune.store.remote.worker import main; raise SystemExit(main())",
 )
-_VARIABLE = "FORECAST_AUTOTUNE_REMOTE"
 
 
 class RemoteError(FrameError):
@@ -334,7 +334,7 @@ class RemoteClient:
             return
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, _VARIABLE: self.address, "FORECAST_AUTOTUNE": "0", "PYTHONPATH": path}
+        environment = {**os.environ, VARIABLE: self.address, "FORECAST_AUTOTUNE": "0", "PYTHONPATH": path}
         try:
             self._worker = subprocess.Popen(
                 self._command,

@@ -6,6 +6,9 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.store.files import KernelName, problem_file
 from forecast_autotune.store.merging.rows import KernelRows, Row
 
+VARIABLE = "FORECAST_AUTOTUNE_REMOTE"
+"""Of the environment: the address of the remote store."""
+
 Entry = tuple[str, str, str]
 """Folder of the device class, folder of the kernel, file name of the problem."""
 

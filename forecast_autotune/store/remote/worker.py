@@ -16,10 +16,9 @@ from typing import Any
 from forecast_autotune.errors import StoreError
 from forecast_autotune.store.merging.rows import KernelRows, Row
 from forecast_autotune.store.remote.backends import RemoteBackend, open_backend, plain_reason
-from forecast_autotune.store.remote.entries import Entry, sound_rows
+from forecast_autotune.store.remote.entries import VARIABLE, Entry, sound_rows
 from forecast_autotune.store.remote.frames import FrameError, encode_frame, read_frame, write_frame
 
-VARIABLE = "FORECAST_AUTOTUNE_REMOTE"
 MEMORY_BYTES = 1 << 30
 """Beyond what is mapped when the client is loaded."""
 MAX_ANSWER_BYTES = 1 << 18

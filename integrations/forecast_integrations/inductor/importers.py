@@ -31,7 +31,13 @@ from forecast_autotune.records import (
     Scalar,
 )
 from forecast_autotune.records.bounded_json import decode_document
-from forecast_autotune.records.named_lines import Refuse, read_document, refuse_row
+from forecast_autotune.records.named_lines import (
+    Refuse,
+    bounded_refusals,
+    csv_fields,
+    read_document,
+    refuse_row,
+)
 from forecast_autotune.records.table import Table, table_of_problem
 from forecast_integrations.inductor.choices.records import device_of
 
@@ -100,6 +106,7 @@ def import_cache(path: Path, device_name: str | None = None, refuse: Refuse | No
             raise RecordError(f"cache must be an object, not {cache!r:.60}")
     except _MALFORMED as error:
         raise RecordError(f"{path}: no timing cache of Inductor's ({_error_text(error)})") from error
+    refuse = bounded_refusals(path, refuse)
     tables: dict[str, Table] = {}
     for op, by_inputs in cache.items():
         for inputs, by_precision in _items(by_inputs, path, op, refuse):
@@ -246,14 +253,15 @@ def import_kernel_autotune(
             "--device-name 'NVIDIA H200'"
         )
     device = _device(device_name, "cuda")
+    refuse = bounded_refusals(path, refuse)
     tables: dict[str, Table] = {}
     columns, *lines = text.split("\n")
-    names = _fields(columns)
+    names = csv_fields(columns)
     if missing := set(_COLUMNS) - set(names):
         raise RecordError(f"{path}:1: no column {sorted(missing)[0]}: not a kernel_autotune metrics table")
     for number, line in enumerate(lines, 2):
         try:
-            if not (fields := _fields(line)):
+            if not (fields := csv_fields(line)):
                 continue
             row = dict(zip(names, fields, strict=False))
             if any(row.get(column) in (None, "") for column in _COLUMNS):
@@ -272,11 +280,6 @@ def import_kernel_autotune(
         except _MALFORMED as error:
             refuse_row(RecordError(f"{path}:{number}: {_error_text(error)}"), refuse)
     return list(tables.values())
-
-
-def _fields(line: str) -> list[str]:
-    """The fields of one line. Each line by itself, so that a stray quote spoils no other row."""
-    return next(csv.reader([line.rstrip("\r")]), [])
 
 
 def _latency(text: str) -> float:

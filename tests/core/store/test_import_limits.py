@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from forecast_autotune.records import Device, Measurement
 from forecast_autotune.records import named_lines as limits
 from forecast_autotune.records.table import read_tables, table_lines
 from forecast_autotune.store import Store, StoreWarning
+from forecast_autotune.store.exchange.flaggems import import_flaggems
 from forecast_autotune.store.exchange.helion import import_helion
 from forecast_autotune.store.exchange.kernel_tuner import import_kernel_tuner
 from forecast_autotune.store.exchange.triton_cache import import_triton_cache
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture
+from tests.core.store.exchange.test_flaggems import NAME, database
 
 TABLE = example_table()
 LINES = [line.encode() for line in table_lines([TABLE])]
@@ -211,6 +214,38 @@ def test_a_bad_config_of_kernel_tuners_costs_no_other(tmp_path: Path, field: str
     assert len(table.measurements) == 2 + odd
     assert len(refused) == 1 - odd
     assert all("config bad" in str(error) for error in refused)
+
+
+def kernel_tuners(folder: Path) -> Any:
+    path = folder / "cache.json"
+    path.write_text(tuner_cache(**{f"{i}": {"x": i, "time": "no time"} for i in range(5)}))
+    return partial(import_kernel_tuner, path)
+
+
+def flaggems(folder: Path) -> Any:
+    rows = [(i, "x", 64, 4, 1, 3, "no time", 0.4, 0.6) for i in range(5)]
+    return partial(import_flaggems, database(folder / NAME, *rows))
+
+
+@pytest.mark.parametrize("bad", [kernel_tuners, flaggems])
+def test_a_file_of_which_much_is_refused_is_refused_whole(
+    tmp_path: Path, bad: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_REFUSED", 3)
+    refused: list[RecordError] = []
+    imported = bad(tmp_path)
+    with pytest.raises(RecordError, match="more than 3 rows break a rule"):
+        imported(refuse=refused.append)
+    assert len(refused) == 3
+
+
+def test_what_is_said_of_a_row_is_bounded() -> None:
+    refused: list[RecordError] = []
+    long = RecordError("x" * 10_000)
+    limits.refuse_row(long, refused.append)
+    assert len(str(refused[0])) == limits.MAX_REASON
+    with pytest.raises(RecordError, match=f"^x{{{limits.MAX_REASON}}}$"):
+        limits.refuse_row(long, None)
 
 
 def test_a_bad_config_of_tritons_costs_no_other(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records import Argument, Candidate, Device, Measurement
 from forecast_autotune.store.exchange.exports.tuned_problem import ExportReport, TunedProblem
 
@@ -55,10 +54,7 @@ def write_autoheuristic(folder: Path, problems: Sequence[TunedProblem]) -> Expor
                     report.measurements += 1
             report.problems += 1
         path = folder / device.name.replace(" ", "_") / f"{name}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open_named_output(path) as stream:
-            stream.write(("\n".join(lines) + "\n").encode())
-        report.files.append(path)
+        report.write_text(path, "\n".join(lines) + "\n")
     return report
 
 

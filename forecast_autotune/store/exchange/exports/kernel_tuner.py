@@ -94,14 +94,17 @@ def _stamp(row: Measurement) -> str:
     return row.at or datetime.fromtimestamp(0, UTC).isoformat(timespec="seconds")
 
 
+def _compile_ms(row: Measurement) -> float:
+    return 1000.0 * row.compile_s if row.compile_s is not None else 0.0
+
+
 def _cache_row(values: dict[str, Scalar], row: Measurement) -> dict[str, Any]:
-    spent = 1000.0 * row.compile_s if row.compile_s is not None else 0.0
     timed = {"times": [row.ms]} if row.ok else {}
     return {
         **values,
         "time": row.ms if row.ok else _FAILURES.get(row.outcome, _OTHER_FAILURE),
         **timed,
-        "compile_time": spent,
+        "compile_time": _compile_ms(row),
         "verification_time": 0,
         "benchmark_time": 0.0,
         "strategy_time": 0,
@@ -111,12 +114,11 @@ def _cache_row(values: dict[str, Scalar], row: Measurement) -> dict[str, Any]:
 
 
 def _t4_row(values: dict[str, Scalar], row: Measurement) -> dict[str, Any]:
-    spent = 1000.0 * row.compile_s if row.compile_s is not None else 0.0
     return {
         "timestamp": _stamp(row),
         "configuration": values,
         "times": {
-            "compilation_time": spent,
+            "compilation_time": _compile_ms(row),
             "framework": 0.0,
             "search_algorithm": 0.0,
             "validation": 0.0,

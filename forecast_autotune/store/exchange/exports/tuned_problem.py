@@ -44,9 +44,13 @@ class ExportReport:
 
     def write(self, path: Path, data: Any, indent: int | None = 4) -> None:
         """Write one JSON file, whole or not at all. Raises `OSError`."""
+        self.write_text(path, json.dumps(data, indent=indent) + "\n")
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Write one file, whole or not at all. Raises `OSError`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_named_output(path) as stream:
-            stream.write((json.dumps(data, indent=indent) + "\n").encode())
+            stream.write(text.encode())
         self.files.append(path)
 
 
