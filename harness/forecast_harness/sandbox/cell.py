@@ -186,9 +186,9 @@ class Cell:
         began = time.perf_counter()
         try:
             self._channel.sendall(frame)
-            self._orders.send(process_stops.RESUME)
         except OSError:
             raise self._how_it_ended() from None
+        self._order(process_stops.RESUME)
         said, given = self._converse(None, _EMPTY)
         ended = self._stop()
         return self._accepted(said, given, nonce, ended - began)
@@ -245,10 +245,7 @@ class Cell:
         """
         if not self._frozen:
             raise SandboxError("only a frozen cell holds still; freeze() it first")
-        try:
-            self._orders.send(process_stops.COPY + json.dumps(list(places)).encode())
-        except OSError:
-            raise self._how_it_ended() from None
+        self._order(process_stops.COPY + json.dumps(list(places)).encode())
         return int(self._report())
 
     @property
@@ -269,15 +266,12 @@ class Cell:
         """Let them go on. Raises `CandidateFault` where one has run while it was stopped."""
         if self._frozen:
             self._must_have_stood_still()
-            self._orders.send(process_stops.RESUME)
+            self._order(process_stops.RESUME)
             self._frozen = False
 
     def _stop(self) -> float:
         """Stop all processes, wait until they stand still; when they were stopped, by `time.perf_counter`."""
-        try:
-            self._orders.send(process_stops.STOP)
-        except OSError:
-            raise self._how_it_ended() from None
+        self._order(process_stops.STOP)
         self._report()
         ended = time.perf_counter()
         self._frozen = True
@@ -286,12 +280,16 @@ class Cell:
         return ended
 
     def _must_have_stood_still(self) -> None:
-        try:
-            self._orders.send(process_stops.CHECK)
-        except OSError:
-            raise self._how_it_ended() from None
+        self._order(process_stops.CHECK)
         if moved := int(self._report()):
             raise self._end(Fault.RAN_WHILE_STOPPED, f"{moved} processes ran while they were stopped")
+
+    def _order(self, message: bytes) -> None:
+        """Tell the cell's first process. Raises what ended the cell where it is gone."""
+        try:
+            self._orders.send(message)
+        except OSError:
+            raise self._how_it_ended() from None
 
     def _report(self) -> bytes:
         """The next report of the cell's first process."""

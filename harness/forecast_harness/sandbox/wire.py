@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
+from forecast_autotune.records.json_fields import parse_finite, refuse_constant
 from forecast_harness.sandbox.containment import linux
 from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes, WireError, byte_size
 
@@ -102,24 +102,14 @@ def receive(
 
 def _read_json(data: bytearray) -> Any:
     return json.loads(
-        data, parse_constant=_reject_constant, parse_int=_bounded_integer, parse_float=_finite_number
+        data, parse_constant=refuse_constant, parse_int=_bounded_integer, parse_float=parse_finite
     )
-
-
-def _reject_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _bounded_integer(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:  # no float holds it, and whoever computes with it fails
         raise ValueError(f"an integer has {len(digits)} digits, at most {_MOST_DIGITS} are read")
     return int(digits)
-
-
-def _finite_number(digits: str) -> float:
-    if not math.isfinite(number := float(digits)):
-        raise ValueError(f"{digits:.40} is no finite number")
-    return number
 
 
 def _read_exactly(channel: socket.socket, count: int, wait: WaitForData) -> bytearray:

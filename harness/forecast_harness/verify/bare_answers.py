@@ -6,13 +6,12 @@ what that could gain is the difference between a usual window and one of this ce
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import struct
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.cell_process import CHANNEL, NONCE
 from forecast_harness.sandbox.jobs import TensorBytes
 
@@ -23,9 +22,8 @@ _MESSAGE_BYTES = 1 << 20
 def serve(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> NoReturn:
     """Answer this question and all that come, with nothing, until the judge hangs up."""
     channel: socket.socket = state[CHANNEL]
-    header = json.dumps({"value": {"nonce": "?" * _NONCE_CHARACTERS, "value": {}}, "arrays": []}).encode()
-    before, _, behind = header.partition(b"?" * _NONCE_CHARACTERS)
-    before = struct.pack(">4sI", b"FAT1", len(header)) + before
+    unknown = "?" * _NONCE_CHARACTERS
+    before, _, behind = wire.encode({"nonce": unknown, "value": {}}, {}).partition(unknown.encode())
     mark = b'"nonce": "'
     channel.sendall(before + state[NONCE].encode() + behind)
     while question := channel.recv(_MESSAGE_BYTES):

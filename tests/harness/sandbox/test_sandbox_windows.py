@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from forecast_harness.sandbox.api import ContainmentLevel, Fault, JobStatus, SandboxLane, strongest_level
+from forecast_harness.sandbox import process_stops
+from forecast_harness.sandbox.api import (
+    ContainmentLevel,
+    Fault,
+    JobStatus,
+    ResourceLimits,
+    SandboxLane,
+    strongest_level,
+)
+from forecast_harness.sandbox.cell import CandidateFault, Cell, ServerConnection
 from tests.harness.lanes import judge, lane
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -50,3 +62,30 @@ def test_shared_memory_keeps_its_size(each: SandboxLane) -> None:
     assert found.value["said"] == "sealed sealed", found.detail
     assert found.value["data"] == list(range(1, 17))
     assert found.value["size"] == 4096
+
+
+def test_a_cell_that_ends_before_it_is_resumed_says_how() -> None:
+    """Played by this test, its server and its first process: the moment between two messages is a short one."""
+    judge, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, _inside = socket.socketpair()
+    orders, first_process = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sent = [channel.fileno(), orders.fileno()]
+    socket.send_fds(server, [json.dumps({"event": "cell", "cell": 1}).encode()], sent)
+    cell = Cell(ServerConnection(judge), ResourceLimits())
+    for none_left in (b"0", b"0"):  # stopped; all of them
+        first_process.send(none_left)
+    cell.freeze()
+
+    def end() -> None:
+        assert first_process.recv(64) == process_stops.STOP
+        assert first_process.recv(64) == process_stops.CHECK
+        first_process.shutdown(socket.SHUT_RD)
+        first_process.send(b"0")  # none has moved
+        server.send(json.dumps({"event": "end", "cell": 1, "why": "memory"}).encode())
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    with pytest.raises(CandidateFault, match="the memory limit was exceeded"):
+        cell.thaw()
+    ending.join()
+    cell.close()
