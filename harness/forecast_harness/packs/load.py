@@ -74,7 +74,7 @@ def load_solution(path: str | Path, pack: Pack, language: Language | None = None
     try:
         with file.open("rb") as stream:
             # One character takes at most four bytes: what is longer is not read to its end.
-            text = stream.read(4 * MAX_SOURCE_CHARACTERS + 1).decode()
+            text = stream.read(4 * MAX_SOURCE_CHARACTERS + 1).decode().replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path} is no source: {error}") from error
     return make_solution(file.stem, text, pack.definition.format, language)

@@ -191,6 +191,9 @@ def test_solutions_by_name_and_file(tmp_path: Path) -> None:
     assert load_solution("torch_plain", pack) == pack.solution("torch_plain")
     (tmp_path / "mine.py").write_text("def run(x):\n    return x\n")
     assert load_solution(tmp_path / "mine.py", pack).name == "mine"
+    (tmp_path / "theirs.py").write_bytes(b"def run(x):\r\n    return x\r\n")
+    mine, theirs = (load_solution(tmp_path / f"{name}.py", pack) for name in ("mine", "theirs"))
+    assert theirs.source == mine.source, "how lines end on another system changes no solution"
     with pytest.raises(RecordError, match="neither a file nor a solution"):
         load_solution("nobody", pack)
     with pytest.raises(RecordError, match="no solution 'nobody'"):
