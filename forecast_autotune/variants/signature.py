@@ -213,9 +213,14 @@ def _condition_holds(said: Mapping[str, Any], arguments: Sequence[Argument]) -> 
 
 def memory_span(argument: Argument) -> int:
     """Elements from a tensor's first to its last."""
-    if 0 in argument.shape:
+    return span_of(argument.shape, argument.stride)
+
+
+def span_of(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last of a tensor of these sizes and strides, both of one length."""
+    if 0 in shape:
         return 0
-    return 1 + sum((n - 1) * s for n, s in zip(argument.shape, argument.stride, strict=True))
+    return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
 
 
 def canonical_text(data: Any) -> str:

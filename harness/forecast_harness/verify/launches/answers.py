@@ -16,6 +16,16 @@ from forecast_harness.sandbox.jobs import CellAnswer, Fault, byte_size
 
 Check = Callable[[Any, str], None]
 
+ANSWER_ERRORS = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+)
+"""What computing with the values of an answer can raise."""
 _LEAST_SECONDS, _MAX_SECONDS = 1e-12, 1e7
 _MAX_ERROR = 1e308
 _MAX_OUTPUTS = 256
@@ -33,7 +43,7 @@ def check_answer(question: str, answer: CellAnswer, block_bytes: int | None = No
     With `block_bytes` its block has to come with it, and have so many.
     Raises `CandidateFault` (`Fault.FORGED`) with the field and what it holds.
     """
-    with _oddities_as_forgery():
+    with malformed_answers_as_forgery((ValueError,)):
         _FORMS[question](answer.value, "the answer")
         if block_bytes is not None and (block_bytes,) != _shape_of(answer, "block"):
             raise ValueError(
@@ -49,7 +59,7 @@ def check_answer(question: str, answer: CellAnswer, block_bytes: int | None = No
 
 def read_times(answer: CellAnswer, count: int) -> list[float]:
     """The `seconds` of so many launches. Raises `CandidateFault` for what are no times."""
-    with _oddities_as_forgery():
+    with malformed_answers_as_forgery((ValueError,)):
         _object({"seconds": _list_of(_number(_LEAST_SECONDS, _MAX_SECONDS), count)})(
             answer.value, "the answer"
         )
@@ -60,7 +70,7 @@ def read_times(answer: CellAnswer, count: int) -> list[float]:
 
 def read_error(answer: CellAnswer) -> float:
     """The `error` of a comparison, from 0 on. Raises `CandidateFault` for what is none."""
-    with _oddities_as_forgery():
+    with malformed_answers_as_forgery((ValueError,)):
         _object({"error": _number(0.0, _MAX_ERROR)})(answer.value, "the answer")
     return float(answer.value["error"])
 
@@ -70,11 +80,13 @@ def _shape_of(answer: CellAnswer, name: str) -> tuple[int, ...] | None:
 
 
 @contextmanager
-def _oddities_as_forgery() -> Iterator[None]:
+def malformed_answers_as_forgery(errors: tuple[type[Exception], ...] = ANSWER_ERRORS) -> Iterator[None]:
+    """Read an answer. The cell's own code never gives one at which these are raised: the candidate did."""
     try:
         yield
-    except ValueError as error:
-        raise CandidateFault(Fault.FORGED, f"an answer makes no sense: {error}") from error
+    except errors as error:
+        told = error if isinstance(error, ValueError) else repr(error)
+        raise CandidateFault(Fault.FORGED, f"an answer makes no sense: {told}") from error
 
 
 def check_described_output(value: Any, what: str) -> None:

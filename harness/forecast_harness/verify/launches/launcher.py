@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from forecast_autotune.errors import RecordError
 from forecast_harness.packs.schema import Language, PackFormat
-from forecast_harness.sandbox.cell import CandidateFault
-from forecast_harness.sandbox.jobs import CellAnswer, Fault, TensorBytes
+from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
 from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
 from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.verify.cell_limits import MAX_LAUNCH_BYTES, oversize_message
 from forecast_harness.verify.cost_control import PhaseTimer
-from forecast_harness.verify.launches.answers import check_answer
+from forecast_harness.verify.launches.answers import check_answer, malformed_answers_as_forgery
 from forecast_harness.verify.launches.arena import Arena, build_arena
 from forecast_harness.verify.launches.outputs import (
     LaunchOutputs,
@@ -368,20 +366,3 @@ def launch_payload(case: LaunchCase, arena: Arena, protocol: str) -> dict[str, A
     """What every question about a launch says: the slots, the call, how it is timed."""
     slots = [s.to_json() for s in arena.slots]
     return {"slots": slots, "output_bytes": case.output_bytes, "protocol": protocol, "call": case.call}
-
-
-@contextmanager
-def malformed_answers_as_forgery() -> Iterator[None]:
-    """Read an answer. The cell's own code never gives one that breaks the form: the candidate did."""
-    try:
-        yield
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-        MemoryError,
-    ) as error:
-        raise CandidateFault(Fault.FORGED, f"an answer makes no sense: {error!r}") from error

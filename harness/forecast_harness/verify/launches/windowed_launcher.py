@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -19,21 +18,22 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from forecast_autotune.variants.signature import span_of
 from forecast_harness.packs.schema import Language, PackFormat
 from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.sandbox.jobs import CellAnswer, Fault, TensorBytes
 from forecast_harness.sandbox.shared_memory import SharedMemory
 from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.verify.cost_control import PhaseTimer
-from forecast_harness.verify.launches.answers import check_answer
+from forecast_harness.verify.launches.answers import check_answer, malformed_answers_as_forgery
 from forecast_harness.verify.launches.arena import Arena, aligned_size
 from forecast_harness.verify.launches.launcher import (
     CELL_ENTRIES,
     CellClient,
     Launcher,
     LaunchResult,
+    StoppableCell,
     launch_payload,
-    malformed_answers_as_forgery,
 )
 from forecast_harness.verify.launches.outputs import process_findings
 from forecast_harness.verify.problems.problem import LaunchCase
@@ -48,7 +48,7 @@ _REPORT_SHARE = 0.05
 
 
 @runtime_checkable
-class WindowedCell(Protocol):
+class WindowedCell(StoppableCell, Protocol):
     """A cell that can be stopped, and asked within a window; see `sandbox.Cell`."""
 
     def ask(
@@ -69,12 +69,6 @@ class WindowedCell(Protocol):
 
     def copy_out(self, places: Sequence[tuple[int, int, int]]) -> int:
         """Copy what it holds at (address, bytes) to (offset) in that memory; how many it does not hold."""
-
-    def freeze(self) -> None:
-        """Stop all of its processes."""
-
-    def thaw(self) -> None:
-        """Resume them."""
 
 
 class WindowedLauncher(Launcher):
@@ -290,7 +284,4 @@ def _span_bytes(about: Mapping[str, Any]) -> int:
     width = int(getattr(torch, about["dtype"]).itemsize)
     if any(type(n) is not int or n < 0 for n in (*shape, *stride)):
         raise ValueError("sizes and strides are numbers from 0 on")
-    if math.prod(shape) == 0:
-        return 0
-    last: int = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-    return width * (1 + last)
+    return width * span_of(shape, stride)
