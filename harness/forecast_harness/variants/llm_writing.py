@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
+from forecast_autotune.printable import printable_line
 from forecast_autotune.records import Argument, Config, Device
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance, Variant
@@ -189,7 +190,7 @@ def _note(answer: str, source: str) -> str:
     comments = [line.lstrip("# ").strip() for line in source.splitlines() if line.startswith("#")]
     text = next((t for t in (before, docstring, *comments) if t), "")
     # A single line: it is shown in tables.
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MAX_NOTE_CHARS]
+    return printable_line(text, _MAX_NOTE_CHARS)
 
 
 def _normal_form(source: str) -> str:

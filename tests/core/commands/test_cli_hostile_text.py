@@ -13,7 +13,7 @@ import pytest
 
 from forecast_autotune.commands import main
 from forecast_autotune.llm.advice.record import Advice
-from forecast_autotune.printable import LONGEST_TEXT, REPLACEMENT, printable, without_controls
+from forecast_autotune.printable import LONGEST_TEXT, REPLACEMENT, printable, printable_line, without_controls
 from forecast_autotune.records import LLMConsultation
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.settings import Mode, Settings
@@ -356,5 +356,7 @@ def test_printable() -> None:
     assert printable("x" * 3_000_000, 5) == "xxxxx... (3,000,000 characters)"
     assert printable("\ud800") == REPLACEMENT
     assert printable("\N{NO-BREAK SPACE}\N{EM SPACE}") == "  "
+    assert printable_line(f" a\n\t b\x1b[2Jc{HOSTILE}", 8) == "a b [2Jc"
+    assert printable_line(HOSTILE, 10_000).isprintable()
     assert len(without_controls(HOSTILE)) == len(HOSTILE)
     assert printable(ValueError("no")) == "no"

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.printable import printable_line
 from forecast_autotune.records import codec
 from forecast_autotune.records.json_fields import decode_json, read_integer, read_list, read_number
 from forecast_autotune.variants.records import Origin, Provenance
@@ -317,5 +318,4 @@ def _draft(data: Any, request: ProposalRequest) -> Draft:
 
 
 def _printable(data: bytes) -> str:
-    text = data.decode("utf-8", "replace")
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MAX_TEXT_CHARS]
+    return printable_line(data.decode("utf-8", "replace"), _MAX_TEXT_CHARS)

@@ -10,6 +10,7 @@ import re
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
+from forecast_autotune.printable import printable_line
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.packs.schema import Pack, PackFormat
 from forecast_harness.search.proposers.drafts import defines_entry
@@ -71,7 +72,7 @@ def extract_note(answer: str) -> str:
     before = re.split(r"```|<{5,9}[ \t]*SEARCH", _without_reasoning(answer)[:_MAX_ANSWER_CHARS], maxsplit=1)[
         0
     ]
-    return " ".join("".join(c if c.isprintable() else " " for c in before).split())[:_MAX_NOTE_CHARS]
+    return printable_line(before, _MAX_NOTE_CHARS)
 
 
 def check_source(source: str, target: SearchTarget, parent: Node) -> str:
