@@ -24,9 +24,8 @@ from forecast_harness.rewrites.torch import (
 )
 from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit, TorchRewrite
 from forecast_harness.rewrites.torch.source_code import ParsedSource
+from forecast_harness.rewrites.triton.analysis.source_unit import MAX_EDITS
 
-MAX_EDITS = 128
-"""Most texts that one rewrite makes of one source: each is a copy of all of it."""
 MAX_PAIRS = 400
 """Most combinations of two rewrites that are made of one source."""
 

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from forecast_autotune import python_parser
-from forecast_autotune.errors import RecordError
 from forecast_harness.rewrites.triton.analysis.source_unit import (
-    MAX_NODES,
     assigned_names,
     nodes_in_order,
+    parse_to_rewrite,
     read_names,
 )
 
@@ -36,14 +34,8 @@ class ParsedSource:
 
     @classmethod
     def parse(cls, source: str, entry: str) -> ParsedSource:
-        """Read a source. Raises `RecordError` if it is not Python, or has more than `MAX_NODES` syntax nodes."""
-        try:
-            tree = python_parser.parse_module(source)
-        except SyntaxError as error:
-            raise RecordError(f"the source is not Python: {error}") from error
-        if (size := sum(1 for _ in ast.walk(tree))) > MAX_NODES:
-            raise RecordError(f"the source has {size} syntax nodes; at most {MAX_NODES} are rewritten")
-        return cls(tree, entry)
+        """Read a source. Raises `RecordError` as `parse_to_rewrite` does."""
+        return cls(parse_to_rewrite(source), entry)
 
     def copy(self) -> ParsedSource:
         """A copy to edit; `twin` finds a node of this one in it."""

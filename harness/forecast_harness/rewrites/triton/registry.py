@@ -25,7 +25,7 @@ from forecast_harness.rewrites.triton import (
     repeated_passes,
     split_k,
 )
-from forecast_harness.rewrites.triton.analysis.source_unit import SourceUnit
+from forecast_harness.rewrites.triton.analysis.source_unit import MAX_EDITS, SourceUnit
 from forecast_harness.rewrites.triton.inlining import inline_helpers
 from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit, TritonRewrite
 
@@ -99,8 +99,6 @@ _REPEAT_DISCOUNT = 0.7
 """A variant's promise counts this much for each one already taken with the same rewrites."""
 _PARTNER_SHARE = 0.3
 """Share of the smaller promise that counts where two rewrites are combined: gains rarely add up."""
-MAX_EDITS = 128
-"""Most texts that one rewrite makes of one source."""
 _MAX_PARTNERS = 6
 """Rewrites that are combined with one another: all pairs of so many would be too many to order well."""
 _MIN_GAIN = 0.4

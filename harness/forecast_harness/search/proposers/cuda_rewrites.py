@@ -10,7 +10,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from forecast_harness.rewrites.torch.registry import MAX_EDITS, RewrittenSource
+from forecast_harness.rewrites.torch.registry import RewrittenSource
+from forecast_harness.rewrites.triton.analysis.source_unit import MAX_EDITS
 
 _CONSTANT_PATTERN = re.compile(
     r"(?P<before>(?:^[ \t]*#define[ \t]+(?P<defined>[A-Z_][A-Z0-9_]*)[ \t]+"

@@ -19,9 +19,10 @@ from forecast_autotune.records import Config
 from forecast_autotune.variants.records import Variant
 from forecast_harness.rewrites.torch.constants import vary_constants
 from forecast_harness.rewrites.torch.protocol import InputFacts
-from forecast_harness.rewrites.torch.registry import MAX_EDITS, RewrittenSource
+from forecast_harness.rewrites.torch.registry import RewrittenSource
 from forecast_harness.rewrites.torch.source_code import ParsedSource
 from forecast_harness.rewrites.triton import variants_of
+from forecast_harness.rewrites.triton.analysis.source_unit import MAX_EDITS
 from forecast_harness.variants.base_kernel import BaseKernel
 
 MAX_VARIANTS = 96

@@ -18,6 +18,8 @@ from forecast_autotune.errors import RecordError
 
 MAX_NODES = 10_000
 """Syntax nodes of a source that is rewritten: several times the longest kernel's, and every edit copies all."""
+MAX_EDITS = 128
+"""Most texts that one rewrite makes of one source: each is a copy of all of it."""
 
 Node = TypeVar("Node", bound=ast.AST | list[ast.stmt])
 Tree = TypeVar("Tree", bound=ast.AST)
@@ -43,6 +45,17 @@ _EFFECTS = {
 _BUILTINS = frozenset(("abs", "bool", "float", "int", "isinstance", "len", "max", "min", "print", "range"))
 
 
+def parse_to_rewrite(source: str) -> ast.Module:
+    """A source as a tree. Raises `RecordError` if it is not Python, or has more than `MAX_NODES` syntax nodes."""
+    try:
+        tree = python_parser.parse_module(source)
+    except SyntaxError as error:
+        raise RecordError(f"the source is not Python: {error}") from error
+    if (size := sum(1 for _ in ast.walk(tree))) > MAX_NODES:
+        raise RecordError(f"the source has {size} syntax nodes; at most {MAX_NODES} are rewritten")
+    return tree
+
+
 @dataclass
 class SourceUnit:
     """One self-contained source, parsed."""
@@ -53,14 +66,8 @@ class SourceUnit:
 
     @classmethod
     def parse(cls, source: str, entry: str) -> SourceUnit:
-        """Read a source. Raises `RecordError` if it is not Python or has no such function."""
-        try:
-            tree = python_parser.parse_module(source)
-        except SyntaxError as error:
-            raise RecordError(f"the source is not Python: {error}") from error
-        if (size := sum(1 for _ in ast.walk(tree))) > MAX_NODES:
-            raise RecordError(f"the source has {size} syntax nodes; at most {MAX_NODES} are rewritten")
-        unit = cls(tree, entry)
+        """Read a source. Raises `RecordError` as `parse_to_rewrite` does, and if it has no such function."""
+        unit = cls(parse_to_rewrite(source), entry)
         if entry not in unit.functions:
             raise RecordError(
                 f"the source must define {entry!r} at its top level; it defines "
