@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from forecast_autotune.errors import CaptureError, FrozenMissError, is_told_to_c
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.policy import Policy
 from forecast_autotune.ranks.tuning import tune_together
-from forecast_autotune.records import Candidate, Decision, Kernel, Measurement, Problem
+from forecast_autotune.records import Candidate, Decision, Kernel, Problem
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
@@ -21,6 +22,23 @@ from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import TuningTask, fingerprint
 from forecast_integrations.device import has_device
+from forecast_integrations.triton.background.arguments import UncopyableArgumentsError, stand_in_call
+from forecast_integrations.triton.background.key_decision import KeyDecision, MadeDecision
+from forecast_integrations.triton.background.pending_key import PendingKey
+from forecast_integrations.triton.background.tuner import BACKGROUND
+from forecast_integrations.triton.can_time import (
+    can_time,
+    has_own_benchmark,
+    is_interpreted,
+    untimed_settings,
+)
+from forecast_integrations.triton.device_access import (
+    LOCK,
+    capturing_graph,
+    decision_depth,
+    enter_decision,
+    leave_decision,
+)
 from forecast_integrations.triton.fallback import triton_config
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
@@ -32,19 +50,14 @@ from forecast_integrations.triton.problem.lazy_candidates import (
     candidate_grids,
 )
 from forecast_integrations.triton.protocols import Key, LaunchConfig, NamedArguments, Tuner
-from forecast_integrations.triton.publication import publish_decision
+from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import make_tracer
-from forecast_integrations.triton.variants.loading import AlternativeKernel, VariantConfig, add_variants
+from forecast_integrations.triton.variants.launch_config import launch_config
+from forecast_integrations.triton.variants.loading import AlternativeKernel, add_variants
 from forecast_integrations.triton.variants.sources import VariantsArgument, VariantSources
-
-LOCK = threading.RLock()
-"""One decision at a time per process: two would share the device and spoil each other's times. Being
-one lock for all tuners, and re-entrant, it cannot deadlock when a hook calls another tuned kernel."""
-
-_depth = threading.local()
 
 
 @dataclass
@@ -105,6 +118,8 @@ class TuningEngine:
     _kernel: Kernel | None = None
     _listed: tuple[object, dict[Candidate, LaunchConfig], str] | None = None
     _running: threading.local = field(default_factory=threading.local)
+    _pending: dict[Key, PendingKey] = field(default_factory=dict)
+    """Keys that are decided in the background."""
     _compiled: dict[str, set[Candidate]] = field(default_factory=dict)
     """Candidates compiled in this process, by the kind of arguments (`describe.call_kind`) and device."""
     _traced: dict[str, TracedTexts] = field(default_factory=dict)
@@ -130,23 +145,28 @@ class TuningEngine:
         self, tuner: Tuner, key: Key, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> LaunchConfig:
         """The config for this key; also fills the tuner's public attributes."""
+        if (pending := self._pending.get(key)) is not None:
+            return BACKGROUND.config_for(pending, args, kwargs)
         with LOCK:
             if key in tuner.cache:  # another thread was faster
                 return tuner.cache[key]
+            if (pending := self._pending.get(key)) is not None:
+                return pending.served_config
             self._running.on = True
-            _depth.value = getattr(_depth, "value", 0) + 1
+            enter_decision()
             tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
             try:
                 return self._resolve(tuner, key, args, kwargs)
             except Exception as error:
                 if is_told_to_caller(error) or key in tuner.cache:  # decided: somebody's listener raised
                     raise
-                timed = _can_time(tuner) and not capturing_graph()
+                waits = self.options.settings().mode is not Mode.BACKGROUND
+                timed = waits and can_time(tuner) and not capturing_graph()
                 return triton_config(tuner, key, args, kwargs, error, timed=timed)
             finally:
                 tuner.nargs = None
                 self._running.on = False
-                _depth.value -= 1
+                leave_decision()
 
     def _resolve(
         self, tuner: Tuner, key: Key, args: tuple[object, ...], kwargs: dict[str, object]
@@ -168,17 +188,17 @@ class TuningEngine:
             return pruned[0]
         configs, mark = self._candidates(pruned, functions)
         call = replace(call, configs=configs, functions=functions)
-        settings = _untimed_settings(settings, tuner)
-        if capturing_graph() and settings.mode is not Mode.SKIP:
+        settings = untimed_settings(settings, tuner)
+        if capturing_graph() and settings.mode not in (Mode.SKIP, Mode.BACKGROUND):
             settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
         # A user's own benchmark function may need every rank to call it.
-        job = None if _has_own_benchmark(tuner) else current_job(settings)
+        job = None if has_own_benchmark(tuner) else current_job(settings)
         if job is not None:
             settings = share_of_cores(settings)
-        ranged = range_of(self.options.bucket, call, problem.kernel, key, _has_own_benchmark(tuner))
+        ranged = range_of(self.options.bucket, call, problem.kernel, key, has_own_benchmark(tuner))
         traced = (call, problem) if ranged is None else (ranged.traced.call, ranged.traced.problem)
         task, kind = self._task(*traced, mark, settings)
-        nested = getattr(_depth, "value", 1) > 1
+        nested = decision_depth() > 1
         if nested:
             # Inside another decision of this process: never wait for another process here.
             settings = settings.with_(lock_timeout_s=0.0)
@@ -223,21 +243,70 @@ class TuningEngine:
             again = {c for c in made.built if not call.depends_on_call(c)}
             self._compiled.setdefault(kind, set()).update(again)
         self.last = decision
-        config = call.configs[decision.chosen]
-        if isinstance(config, VariantConfig):
-            config = VariantConfig.of(config, config.function)
-            config.fallback = _fastest_of_base(call, guarded.measurements(problem))
-        tuner.cache[key] = config
+        config = launch_config(call, decision.chosen, lambda: guarded.measurements(problem))
+        pending = settings.mode is Mode.BACKGROUND and ranged is None
+        if not pending or _is_final(decision, guarded.decision(problem)):
+            tuner.cache[key] = config
+        else:
+            self._decide_later(key, call, problem, mark, kind, settings, (store, guarded), decision, config)
         seconds = time.perf_counter() - begin
         raw = measurers[0].raw if measurers else None
         if ranged is not None:
             problem, guarded = ranged.problem, GuardedStore(ranged.view(guarded))
-        publish_decision(call, key, guarded, problem, decision, raw, seconds, say=settings.summary)
-        if settings.advice == "background" and raw is not None:
-            from forecast_integrations.triton.background_advice import WRITER
-
-            WRITER.offer(settings, store, problem.kernel, tuner.fn)
+        publish_decision(call, key, config, guarded, problem, decision, raw, seconds, say=settings.summary)
+        if raw is not None:
+            offer_advice(settings, store, problem.kernel, tuner.fn)
         return config
+
+    def _decide_later(
+        self,
+        key: Key,
+        call: KernelCall,
+        problem: Problem,
+        mark: str,
+        kind: str,
+        settings: Settings,
+        stores: tuple[Store, GuardedStore],
+        served: Decision,
+        config: LaunchConfig,
+    ) -> None:
+        """Launch with `config` from now on, and have the key decided beside the program's own work."""
+        tuner, (store, guarded) = call.tuner, stores
+        try:
+            bare = stand_in_call(call, config)
+        except UncopyableArgumentsError as error:
+            tuner.cache[key] = config
+            warnings.warn(
+                f"kernel {problem.kernel.name} with key {key} is not timed in the background: {error}. It keeps its "
+                "first config; FORECAST_AUTOTUNE_MODE=tune times it",
+                stacklevel=2,
+            )
+            return
+        known = TracedTexts(problem.arguments)
+        known.merge(self._traced.get(kind, known))
+
+        def hear(made: MadeDecision) -> None:
+            again = {c for c in made.built if not bare.depends_on_call(c)}
+            self._compiled[kind] = self._compiled.get(kind, set()) | again
+            self.last = made.decision
+
+        decision = KeyDecision(
+            tuner,
+            key,
+            problem,
+            bare,
+            self._task(bare, problem, mark, settings, known)[0],
+            served.chosen,
+            store,
+            guarded,
+            settings,
+            self.options.surrogate or default_surrogate(),
+            self.options.policy,
+            tuple(self._compiled.get(kind, ())),
+            hear,
+        )
+        self._pending[key] = PendingKey(decision, config, self._pending)
+        BACKGROUND.add(self._pending[key], call.args, call.kwargs)
 
     def _functions(
         self, call: KernelCall, problem: Problem, store: Store | None
@@ -265,14 +334,20 @@ class TuningEngine:
         return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.grid)
 
     def _task(
-        self, call: KernelCall, problem: Problem, mark: str, settings: Settings
+        self,
+        call: KernelCall,
+        problem: Problem,
+        mark: str,
+        settings: Settings,
+        known: TracedTexts | None = None,
     ) -> tuple[TuningTask, str]:
         tuner, named, grid = call.tuner, call.arguments(), call.grid
         kind = describe.call_kind(problem, tuner.fn)
-        known = self._traced.setdefault(kind, TracedTexts())
+        if known is None:
+            known = self._traced.setdefault(kind, TracedTexts())
         grids = LazyGrids(lambda: candidate_grids(call, grid, named))
         trace = (
-            None if _is_interpreted() else make_tracer(call, known, _trace_workers(settings), problem, grids)
+            None if is_interpreted() else make_tracer(call, known, _trace_workers(settings), problem, grids)
         )
         task = TuningTask(problem, LazyCandidates(call.configs), grids, trace, mark)
         task.hears_failures = call.hears_failures()
@@ -283,22 +358,14 @@ class TuningEngine:
         return task, kind
 
 
-def _fastest_of_base(call: KernelCall, rows: Sequence[Measurement]) -> LaunchConfig | None:
-    """The base's fastest config as far as measured; None where none was."""
-    known = [m for m in rows if m.ok and m.candidate.is_base_variant and m.candidate in call.configs]
-    return call.configs[min(known, key=lambda m: m.ms).candidate] if known else None
+def _is_final(served: Decision, kept: Decision | None) -> bool:
+    """Whether what is served was decided before, for the same candidates under the same settings."""
+    return kept is not None and kept.settings == served.settings and kept.chosen == served.chosen
 
 
 def _trace_workers(settings: Settings) -> int:
     """How many children may trace at once; one means none."""
     return 1 if settings.compiler == "threads" else settings.worker_count()
-
-
-def capturing_graph() -> bool:
-    """Whether the current stream is recording a CUDA graph."""
-    import torch
-
-    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def _check_conflicts(configs: Sequence[LaunchConfig], kwargs: NamedArguments) -> None:
@@ -311,36 +378,6 @@ def _check_conflicts(configs: Sequence[LaunchConfig], kwargs: NamedArguments) ->
             )
 
 
-def _has_own_benchmark(tuner: Tuner) -> bool:
-    """Whether the user (or a subclass) brought a benchmark function of their own."""
-    from triton.runtime.autotuner import Autotuner
-
-    return (
-        getattr(tuner, "_do_bench", None) is not None
-        or "do_bench" in vars(tuner)
-        or type(tuner)._bench is not Autotuner._bench
-    )
-
-
-def _is_interpreted() -> bool:
-    from triton import knobs
-
-    return bool(knobs.runtime.interpret)
-
-
-def _can_time(tuner: Tuner) -> bool:
-    return _has_own_benchmark(tuner) or (has_device() and not _is_interpreted())
-
-
-def _untimed_settings(settings: Settings, tuner: Tuner) -> Settings:
-    """Where nothing can be timed (the interpreter, a stub driver) the best forecast is used."""
-    if _can_time(tuner):
-        return settings
-    if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN):
-        return settings.with_(mode=Mode.SKIP)
-    return settings
-
-
 def _measurer(
     call: KernelCall,
     problem: Problem,
@@ -349,15 +386,12 @@ def _measurer(
     compiled: Collection[Candidate],
     compiles: bool,
 ) -> TritonMeasurer:
-    compiles = compiles and has_device() and not _is_interpreted()
-    bench = _has_own_benchmark(call.tuner)
+    compiles = compiles and has_device() and not is_interpreted()
+    bench = has_own_benchmark(call.tuner)
 
     def say(candidate: Candidate) -> None:
-        from triton import knobs
-
-        if knobs.autotuning.print and not bench:  # `_bench` prints this line itself
-            name = call.tuner.base_fn.__name__
-            print(f"Autotuning kernel {name} with config {call.configs[candidate]}")
+        if not bench:  # `_bench` prints this line itself
+            print_timed_candidate(call, candidate)
 
     def guard(candidate: Candidate) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if bench else guarded.watch(problem, candidate)

@@ -6,12 +6,14 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 
-from forecast_autotune.records import Candidate, Decision, Evidence, Problem
+from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Problem
 from forecast_autotune.records.table import latest_labels
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.source import innermost
-from forecast_integrations.triton.protocols import Key, LaunchConfig, Times
+from forecast_integrations.triton.protocols import KernelFunction, Key, LaunchConfig, Times
 
 LISTENERS: list[Callable[[str, Decision], None]] = []
 """Called with the kernel's name after every decision."""
@@ -20,6 +22,7 @@ LISTENERS: list[Callable[[str, Decision], None]] = []
 def publish_decision(
     call: KernelCall,
     key: Key,
+    config: LaunchConfig,
     store: GuardedStore,
     problem: Problem,
     decision: Decision,
@@ -27,21 +30,23 @@ def publish_decision(
     seconds: float,
     *,
     say: bool,
+    resets: bool = True,
 ) -> None:
     """Set the attributes and call the listeners that Triton would, and print the lines that are asked for.
 
-    `raw` is what a user's own benchmark function returned, empty with ours; None where nothing was measured.
+    `config` is what is launched from now on. `raw` is what a user's own benchmark function returned, empty with
+    ours; None where nothing was measured. Unless it `resets`, the call's arguments were not timed on, and stay as
+    they are.
     """
     from triton import knobs
 
     fresh = raw is not None
     tuner = call.tuner
-    config = tuner.cache[key]
     if raw is not None:
         timings = _timings(call, store, problem, raw)
         tuner.bench_time = seconds
-        named = call.named_arguments()
-        tuner.pre_hook({**named, **config.all_kwargs()}, reset_only=True)
+        if resets:
+            tuner.pre_hook({**call.named_arguments(), **config.all_kwargs()}, reset_only=True)
     elif decision.median_ms is not None:
         timings = {config: [decision.median_ms] * 3}
     else:
@@ -66,6 +71,23 @@ def publish_decision(
         listen(problem.kernel.name, decision)
     if knobs.autotuning.print or say:
         _print_summary(problem.kernel.name, decision)
+
+
+def print_timed_candidate(call: KernelCall, candidate: Candidate) -> None:
+    """Say which candidate is timed next, where Triton was asked to."""
+    from triton import knobs
+
+    if knobs.autotuning.print:
+        name = call.tuner.base_fn.__name__
+        print(f"Autotuning kernel {name} with config {call.configs[candidate]}")
+
+
+def offer_advice(settings: Settings, store: Store, kernel: Kernel, fn: KernelFunction) -> None:
+    """Have a language model write advice on a kernel that was just timed, where that is asked for."""
+    if settings.advice == "background":
+        from forecast_integrations.triton.background_advice import WRITER
+
+        WRITER.offer(settings, store, kernel, fn)
 
 
 def _print_summary(name: str, decision: Decision) -> None:

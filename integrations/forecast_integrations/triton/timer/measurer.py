@@ -41,17 +41,21 @@ class TritonMeasurer:
         compiled: Collection[Candidate] = (),
         patient: bool = True,
         bench: bool = False,
+        timer: EventTimer | None = None,
     ) -> None:
         """`compiler` is `auto`, `fork`, `threads`, or `none` where nothing is compiled (the interpreter).
 
         `compiled` are candidates that this process has compiled for arguments of the same kind. Unless
-        `patient`, a compilation that takes many times longer than the others is given up.
+        `patient`, a compilation that takes many times longer than the others is given up. `timer` takes the place
+        of the one that launches on this thread.
         """
         self.workers = workers
         self._call, self._problem, self._timeout_s = call, problem, timeout_s
         self._patient = patient
         self._guard, self._say = guard, say
-        self._timer: UserBenchmarkTimer | EventTimer = UserBenchmarkTimer(call) if bench else EventTimer(call)
+        self._timer: UserBenchmarkTimer | EventTimer = (
+            UserBenchmarkTimer(call) if bench else timer or EventTimer(call)
+        )
         self._begin = time.perf_counter()
         self._timing_s = 0.0
         self._best_ms = math.inf

@@ -190,8 +190,7 @@ class EventTimer:
 
         Of a recorded one, milliseconds per round: the mean of as many launches as there are pauses.
         """
-        if time.perf_counter() - self._busy > IDLE_S:
-            self._warm_up_flushes = keep_busy(self._flush, self._interface.synchronize)
+        self._wake()
         lengths = self._lengths
         self._protocols[candidate] = self.protocol
         hopeless_ms = lengths.hopeless * best_ms + 1e3 * CLOCK_INTERVAL_S
@@ -210,6 +209,15 @@ class EventTimer:
             self._recorded.pop(candidate, None)
             return times
         return self._extend(times, candidate, ways, max(least, int(lengths.full_ms / each_ms)))
+
+    def _wake(self) -> None:
+        """Give a device that may have idled work, until its clock is up."""
+        if time.perf_counter() - self._busy > IDLE_S:
+            self._warm_up_flushes = keep_busy(self._flush, self._interface.synchronize)
+
+    def _wait(self) -> None:
+        """Wait for what was queued."""
+        self._interface.synchronize()
 
     def _extend(
         self, times: list[float], candidate: Candidate, ways: Sequence[TimedLaunch], count: int
@@ -282,7 +290,7 @@ class EventTimer:
         """Milliseconds of each candidate in `rounds`, in each of which it is launched in all of its ways."""
         while True:
             slots = self._queue(candidates, ways, rounds)
-            self._interface.synchronize()
+            self._wait()
             self._busy = time.perf_counter()
             late = [sum(late for *_, late in slot) for slot in slots]
             slow = {c for c, n, slot in zip(candidates, late, slots, strict=True) if 2 * n > len(slot)}

@@ -1,0 +1,243 @@
+"""A call's arguments in three other forms: copies to time on, weak references, and stand-ins without memory.
+
+Candidates are timed on copies: what a program finds in its tensors is what its own launches have put there. A copy
+is of a tensor's whole storage, as kernels may read beside a view, and at an address that Triton specialises alike.
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.records import Candidate
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.describe import heuristic_layers, heuristic_values
+from forecast_integrations.triton.problem.lazy_candidates import candidate_grids
+from forecast_integrations.triton.protocols import LaunchConfig, is_descriptor
+
+MAX_COPIED_BYTES = 8 << 30
+"""Of one call's tensors. Copies of so much take about 5 ms of a fast device."""
+_ALIGNMENT = 256
+_PLAIN = (numbers.Number, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class UncopyableArgumentsError(ForecastAutotuneError):
+    """Arguments that cannot be timed on: nobody knows how to copy them, or there is no memory for it."""
+
+
+class StandInTensor(torch.Tensor):
+    """A tensor without memory, that says of itself what another one does."""
+
+    _address: int
+    _device: torch.device
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def of(cls, like: torch.Tensor) -> StandInTensor:
+        """One of the same shape, strides, dtype, device and alignment."""
+        bare = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+        made: StandInTensor = torch.Tensor._make_subclass(cls, bare)
+        made._address = _ALIGNMENT + like.data_ptr() % _ALIGNMENT
+        made._device = like.device
+        return made
+
+    def data_ptr(self) -> int:
+        """An address that divides as the other tensor's does, with nothing at it."""
+        return self._address
+
+    @property
+    def device(self) -> torch.device:
+        """The other tensor's."""
+        return self._device
+
+
+@dataclass(frozen=True)
+class WeakArguments:
+    """A call's arguments, which keep none of its tensors alive."""
+
+    _args: tuple[Callable[[], object], ...]
+    _kwargs: Mapping[str, Callable[[], object]]
+
+    @classmethod
+    def of(cls, args: tuple[object, ...], kwargs: Mapping[str, object]) -> WeakArguments:
+        """Those of a call; `grid` is left out, as its function may hold tensors."""
+        given = {name: value for name, value in kwargs.items() if name != "grid"}
+        return cls(tuple(map(_reference, args)), {name: _reference(value) for name, value in given.items()})
+
+    def alive(self) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        """Positional and keyword arguments while all of them exist, else None."""
+        args = tuple(found() for found in self._args)
+        kwargs = {name: found() for name, found in self._kwargs.items()}
+        return None if _GONE in (*map(id, args), *map(id, kwargs.values())) else (args, kwargs)
+
+
+class _Gone:
+    """Stands for what does not exist any more."""
+
+
+_THE_GONE = _Gone()
+_GONE = id(_THE_GONE)
+
+
+def _reference(value: object) -> Callable[[], object]:
+    if isinstance(value, _PLAIN):
+        return lambda: value
+    try:
+        found = weakref.ref(value)
+    except TypeError:  # a tuple of tensors, for one: nothing says when its like is gone
+        return lambda: _THE_GONE
+    return lambda: _THE_GONE if (held := found()) is None else held
+
+
+def copied_arguments(
+    args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments with copies of their tensors, made on the current stream; tensors that overlap still do.
+
+    Raises `UncopyableArgumentsError`, also for want of memory.
+    """
+    copies = _StorageCopies()
+    try:
+        return (
+            tuple(_converted(value, copies.tensor) for value in args),
+            {name: _other(name, value, copies.tensor) for name, value in kwargs.items()},
+        )
+    except torch.OutOfMemoryError as error:
+        raise UncopyableArgumentsError(f"no memory for copies of its arguments ({error})"[:200]) from None
+
+
+def stand_in_call(call: KernelCall, config: LaunchConfig) -> KernelCall:
+    """The call with stand-ins for its tensors and for its launch grid; compiles to what the call does.
+
+    Heuristics are asked under `config`: they must say the same of both. Raises `UncopyableArgumentsError`.
+    """
+    args = tuple(_converted(value, _stand_in) for value in call.args)
+    kwargs = {name: _other(name, value, _stand_in) for name, value in call.kwargs.items()}
+    if callable(call.grid):
+        kwargs["grid"] = RecordedGrid.of(call, candidate_grids(call, call.grid, call.arguments()))
+    made = KernelCall(call.tuner, args, kwargs, call.configs, call.functions)
+    heuristics = heuristic_values(call.tuner.fn)
+    names = [name for layer in heuristic_layers(call.tuner.fn) for name in layer]
+    given, told = (heuristics({**one.arguments(), **config.all_kwargs()}) for one in (call, made))
+    if any(name not in told or told[name] != given.get(name) for name in names):
+        raise UncopyableArgumentsError("its heuristics read more of tensors than their shapes")
+    return made
+
+
+@dataclass(frozen=True)
+class RecordedGrid:
+    """A grid function's answers by the values of the meta-parameters, without the function and what it holds."""
+
+    names: tuple[str, ...]
+    answers: Mapping[Hashable, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, call: KernelCall, grids: Mapping[Candidate, tuple[int, ...]]) -> RecordedGrid:
+        """Of a call whose grids are known by candidate. Raises `UncopyableArgumentsError`."""
+        listed = {c: dict(c.config.kwargs) for c in grids if c.variant not in call.functions}
+        names = tuple(dict.fromkeys(name for given in listed.values() for name in given))
+        answers: dict[Hashable, tuple[int, ...]] = {}
+        for candidate, given in listed.items():
+            key = tuple(given.get(name) for name in names)
+            if answers.setdefault(key, grids[candidate]) != grids[candidate]:
+                raise UncopyableArgumentsError("its launch grid depends on more than its meta-parameters")
+        return cls(names, answers)
+
+    def __call__(self, meta: Mapping[str, object]) -> tuple[int, ...]:
+        """The grid under these meta-parameters. Raises `UncopyableArgumentsError` where it is not known."""
+        found = self.answers.get(tuple(getattr(v, "value", v) for v in map(meta.get, self.names)))
+        if found is None:
+            raise UncopyableArgumentsError("its launch grid cannot be told without its arguments")
+        return found
+
+
+def _other(name: str, value: object, convert: Callable[[torch.Tensor], object]) -> object:
+    return value if name in ("grid", "warmup") else _converted(value, convert)
+
+
+def _converted(value: Any, convert: Callable[[torch.Tensor], object]) -> Any:
+    """An argument with its tensors converted. Raises `UncopyableArgumentsError` for what may hold others."""
+    if isinstance(value, _PLAIN) or (
+        type(value).__module__.partition(".")[0] == "triton" and not hasattr(value, "base")
+    ):
+        return value
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return convert(value)
+    if type(value) is tuple:
+        return tuple(_converted(item, convert) for item in value)
+    if is_descriptor(value) and type(value.base) in (torch.Tensor, torch.nn.Parameter):
+        made: Any = copy.copy(value)
+        object.__setattr__(made, "base", convert(value.base))
+        object.__setattr__(made, "block_shape", list(value.block_shape))
+        return made
+    raise UncopyableArgumentsError(f"nobody knows how to copy an argument of type {type(value).__name__}")
+
+
+def _stand_in(tensor: torch.Tensor) -> object:
+    _require_copyable(tensor)
+    return StandInTensor.of(tensor)
+
+
+def _require_copyable(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise UncopyableArgumentsError(f"nobody knows how to copy a tensor of layout {tensor.layout}")
+    if tensor.device.type == "cpu" and torch.cuda.is_available():
+        raise UncopyableArgumentsError(
+            "a copy of a tensor in the host's memory need not be seen by the device"
+        )
+    if tensor.untyped_storage().nbytes() > MAX_COPIED_BYTES:
+        raise UncopyableArgumentsError(
+            f"a tensor's storage takes {tensor.untyped_storage().nbytes()} bytes, more than the {MAX_COPIED_BYTES} "
+            "that are copied"
+        )
+
+
+class _StorageCopies:
+    """Copies of tensors; those of one storage share one copy of it."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.Tensor] = {}
+        self._bytes = 0
+
+    def tensor(self, original: torch.Tensor) -> torch.Tensor:
+        """The copy of a tensor."""
+        _require_copyable(original)
+        original = original.detach()
+        storage = original.untyped_storage()
+        base = storage.data_ptr()
+        raw = self._storages.get(base)
+        if raw is None:
+            self._bytes += storage.nbytes()
+            if self._bytes > MAX_COPIED_BYTES:
+                raise UncopyableArgumentsError(
+                    f"its tensors take more than the {MAX_COPIED_BYTES} bytes that are copied"
+                )
+            raw = self._storages[base] = _copied_bytes(storage, original.device)
+        shift = raw.storage_offset()
+        size = original.element_size()
+        if shift % size:
+            raise UncopyableArgumentsError("a tensor lies at an address that its elements do not divide")
+        bare = torch.empty(0, dtype=original.dtype, device=original.device)
+        return bare.set_(
+            raw.untyped_storage(),
+            shift // size + original.storage_offset(),
+            original.shape,
+            original.stride(),
+        )
+
+
+def _copied_bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+    """A storage's bytes at an address that divides as the storage's own."""
+    count = storage.nbytes()
+    flat = torch.empty(count + 2 * _ALIGNMENT, dtype=torch.uint8, device=device)
+    shift = (storage.data_ptr() - flat.data_ptr()) % _ALIGNMENT
+    made = flat[shift : shift + count]
+    made.copy_(torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (count,), (1,)))
+    return made

@@ -1,0 +1,69 @@
+"""A key that is served by what was known when it was met, until its timing has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from forecast_integrations.triton.background.arguments import WeakArguments
+from forecast_integrations.triton.background.key_decision import KeyDecision
+from forecast_integrations.triton.background.launch_series import LaunchSeries
+from forecast_integrations.triton.protocols import Key, LaunchConfig
+
+
+class KeyState(Enum):
+    """Where a key stands."""
+
+    WAITING = "waiting"
+    """For its next launch, at which it is queued."""
+    QUEUED = "queued"
+    TUNING = "tuning"
+    DONE = "done"
+    """Its final config is installed at its next launch."""
+
+
+@dataclass(frozen=True)
+class PendingDecision:
+    """A key whose timing has not ended, as `settle` reports it."""
+
+    kernel: str
+    key: Key
+    reason: str
+    """Why it has not."""
+
+
+@dataclass(eq=False)
+class PendingKey:
+    """One key, as the thread that decides it and those that launch it share it."""
+
+    decision: KeyDecision
+    served_config: LaunchConfig
+    siblings: MutableMapping[Key, PendingKey]
+    """The pending keys of its tuner, itself among them until it is installed."""
+    state: KeyState = KeyState.WAITING
+    series: LaunchSeries | None = None
+    """Launches that the deciding thread waits for."""
+    final_config: LaunchConfig | None = None
+    arguments: WeakArguments | None = None
+    """Of its latest launch."""
+    launched_at: float = field(default_factory=time.monotonic)
+    """Its latest launch, by `time.monotonic`."""
+    not_before: float = 0.0
+    """When a launch may queue it again, by the same clock."""
+    attempts: int = 0
+    is_unwanted: bool = False
+    """Whether the deciding thread is to leave it for now."""
+
+    def install(self) -> LaunchConfig:
+        """Launch with the final config from now on; to be called between launches."""
+        assert self.final_config is not None
+        decision = self.decision
+        decision.tuner.cache[decision.key] = self.final_config
+        self.siblings.pop(decision.key, None)
+        return self.final_config
+
+    def report(self, reason: str) -> PendingDecision:
+        """What a user is told of it while it is pending."""
+        return PendingDecision(self.decision.problem.kernel.name, self.decision.key, reason)

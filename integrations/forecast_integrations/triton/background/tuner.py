@@ -1,0 +1,366 @@
+"""The process's background tuner: one thread that decides, and launches of the program that lend it their time.
+
+A launch of a pending key hands its arguments over for a slice: copies of them are launched with the candidates that
+the deciding thread asks for, and nothing waits for the device. The next launch of the key may be the first with
+another config; no other place changes one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from forecast_autotune.errors import CaptureError, ForecastAutotuneError
+from forecast_integrations.triton.background.arguments import (
+    UncopyableArgumentsError,
+    WeakArguments,
+    copied_arguments,
+)
+from forecast_integrations.triton.background.capture_mode import harmless_to_captures
+from forecast_integrations.triton.background.key_decision import current_device_index
+from forecast_integrations.triton.background.launch_series import LaunchSeries
+from forecast_integrations.triton.background.pending_key import KeyState, PendingDecision, PendingKey
+from forecast_integrations.triton.background.stall_budget import StallBudget
+from forecast_integrations.triton.device_access import LOCK, capturing_graph, decision_depth
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.protocols import LaunchConfig
+
+IDLE_S = 10.0
+"""Seconds without a launch of a key after which its decision is put off; one, where others wait."""
+_POLL_S = 0.0005
+_EXIT_S = 1.0
+"""Seconds that the end of a process waits for the thread at most: it ends its children."""
+_LONGEST_PAUSE_S = 600.0
+
+
+class DecisionPutOffError(ForecastAutotuneError):
+    """A key is not launched at present, so that nothing of it can be timed; what was measured is kept."""
+
+
+class BackgroundStoppedError(ForecastAutotuneError):
+    """The process ends, and so does its background tuner."""
+
+
+class BackgroundTuner:
+    """Decides pending keys one after another on a daemon thread, which begins at the first one's second launch."""
+
+    def __init__(self, budget: StallBudget | None = None) -> None:
+        self._keys: weakref.WeakSet[PendingKey] = weakref.WeakSet()
+        self.budget = budget or StallBudget()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what is under way: after a fork, it is another process's."""
+        self._changed = threading.Condition()
+        self._slicing = threading.Lock()
+        self._queue: deque[PendingKey] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._settling = False
+        for key in list(self._keys):
+            key.series, key.is_unwanted = None, False
+            if key.state is not KeyState.DONE:
+                key.state = KeyState.WAITING
+
+    def add(self, key: PendingKey, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Take on a key that is about to be launched with these arguments; it is queued by its next launch."""
+        key.arguments = WeakArguments.of(args, kwargs)
+        with self._changed:
+            self._keys.add(key)
+
+    def config_for(
+        self, key: PendingKey, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> LaunchConfig:
+        """The config of a launch that is about to be made, before which some of a candidate's may be timed."""
+        if capturing_graph():
+            return key.served_config
+        if key.state is KeyState.DONE:
+            return key.install()
+        key.launched_at = time.monotonic()
+        key.arguments = WeakArguments.of(args, kwargs)
+        stall_ms = key.decision.settings.stall_ms
+        if stall_ms <= 0 or decision_depth():
+            return key.served_config
+        if key.state is KeyState.WAITING and key.launched_at >= key.not_before:
+            self._enqueue(key)
+        series = key.series
+        if series is not None and not series.is_launched:
+            left_ms = self.budget.left_ms(stall_ms)
+            cost = series.next_cost_ms() or 0.0
+            if left_ms >= min(max(0.5 * stall_ms, cost), 0.99 * stall_ms):
+                self._lend_launch(key, series, args, kwargs, left_ms)
+        return key.served_config
+
+    def settle(self, timeout: float | None) -> list[PendingDecision]:
+        """Decide what is pending as far as its arguments exist; see `settle` of this package."""
+        if capturing_graph():
+            raise CaptureError("settle() was called inside a CUDA-graph capture, where nothing can be timed")
+        until = None if timeout is None else time.monotonic() + timeout
+        left: dict[PendingKey, str] = {}
+        self._settling = True
+        try:
+            while True:
+                with self._changed:
+                    pending = [key for key in self._keys if key.decision.key in key.siblings]
+                for key in pending:
+                    if key.state is KeyState.DONE:
+                        key.install()
+                open_keys = [key for key in pending if key.state is not KeyState.DONE and key not in left]
+                if not open_keys:
+                    break
+                if until is not None and time.monotonic() >= until:
+                    left |= dict.fromkeys(open_keys, f"settle() had no more than {timeout:g} s")
+                    break
+                for key in open_keys:
+                    if (why := self._advance(key)) is not None:
+                        left[key] = why
+                with self._changed:
+                    self._changed.wait(_POLL_S)
+        finally:
+            self._settling = False
+        return [key.report(why) for key, why in left.items() if key.decision.key in key.siblings]
+
+    def _advance(self, key: PendingKey) -> str | None:
+        """Do what the deciding thread wants launched of a key; why not, where that cannot be done."""
+        alive = None if key.arguments is None else key.arguments.alive()
+        if alive is None:
+            if key.state is KeyState.TUNING:
+                key.is_unwanted = True
+            return (
+                "it cannot be timed without arguments: those of its latest launch are gone; launch it again"
+            )
+        if current_device_index() != key.decision.device:
+            return "it was launched on another device than the current one"
+        key.launched_at = time.monotonic()
+        if key.state is KeyState.WAITING:
+            self._enqueue(key)
+        series = key.series
+        if series is not None and not series.is_launched:
+            grid = {"grid": key.decision.call.kwargs["grid"]} if "grid" in key.decision.call.kwargs else {}
+            self._lend_launch(key, series, alive[0], {**alive[1], **grid}, float("inf"))
+        return None
+
+    def stop(self) -> None:
+        """End the thread and the children that compile for it."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_EXIT_S)
+
+    def _enqueue(self, key: PendingKey) -> None:
+        with self._changed:
+            if key.state is not KeyState.WAITING or self._stopped:
+                return
+            key.state, key.is_unwanted = KeyState.QUEUED, False
+            self._queue.append(key)
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="forecast-background", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the interpreter ends, or there is no room for another thread
+                    key.state = KeyState.WAITING
+                    self._queue.clear()
+                    return
+                self._thread = thread
+            self._changed.notify_all()
+
+    # The launching thread's part.
+
+    def _lend_launch(
+        self,
+        key: PendingKey,
+        series: LaunchSeries,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        most_ms: float,
+    ) -> None:
+        """Launch some of a series on copies of these arguments, unless somebody else is timing."""
+        if not self._slicing.acquire(blocking=False):
+            return
+        try:
+            if LOCK.acquire(blocking=False):
+                try:
+                    self._launch_slice(key, series, args, kwargs, most_ms)
+                finally:
+                    LOCK.release()
+        finally:
+            self._slicing.release()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _launch_slice(
+        self,
+        key: PendingKey,
+        series: LaunchSeries,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        most_ms: float,
+    ) -> None:
+        from triton.runtime.driver import driver
+
+        decision = key.decision
+        tuner, functions = decision.tuner, decision.call.functions
+        others = [functions[c.variant] for c in series.candidates if c.variant in functions]
+        if current_device_index() != decision.device or not all(
+            getattr(function, "covers", lambda *_: True)(args, kwargs) for function in others
+        ):
+            return
+        clock = self.budget.clock
+        begin, expected = clock(), 0.0
+        active = driver.active
+        interface = active.get_device_interface()
+        start, end = (interface.Event(enable_timing=True) for _ in range(2))
+        with harmless_to_captures(), torch.no_grad():
+            start.record()
+            try:
+                copied_args, copied_kwargs = copied_arguments(args, kwargs)
+                call = KernelCall(tuner, copied_args, copied_kwargs, decision.call.configs, functions)
+                cache = _flush_memory(active)
+                tuner.nargs = dict(zip(tuner.arg_names, copied_args, strict=False))
+                copied_ms = 1e3 * (clock() - begin)
+                expected = series.advance(
+                    call,
+                    lambda: active.clear_cache(cache),
+                    lambda: interface.Event(enable_timing=True),
+                    most_ms - copied_ms,
+                )
+            except Exception as error:
+                series.error = series.error or error
+            finally:  # a Ctrl-C leaves launches behind as well
+                tuner.nargs = None
+                end.record()
+                charged = max(expected, 1e3 * (clock() - begin))
+                series.spans.append(((start, end), charged))
+                self.budget.charge(charged)
+
+    # The deciding thread's part.
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._stopped:
+                    self._changed.wait()
+                if self._stopped:
+                    return
+                key = self._queue.popleft()
+                key.state = KeyState.TUNING
+            try:
+                self._decide(key)
+            except BackgroundStoppedError:
+                return
+
+    def _decide(self, key: PendingKey) -> None:
+        final: LaunchConfig | None = key.served_config
+        try:
+            with harmless_to_captures():
+                self._select_device(key.decision.device)
+                final = key.decision.make(
+                    lambda series, timeout_s: self._run_series(key, series, timeout_s),
+                    lambda: self._check(key),
+                )
+        except BackgroundStoppedError:
+            raise
+        except DecisionPutOffError:
+            final = None
+        except Exception as error:
+            name = key.decision.problem.kernel.name
+            warnings.warn(
+                f"kernel {name} with key {key.decision.key} keeps the config that it was first launched with: "
+                f"{str(error) if isinstance(error, ForecastAutotuneError) else repr(error):.300}",
+                stacklevel=2,
+            )
+        with self._changed:
+            key.series = None
+            if final is None:
+                key.attempts += 1
+                pause = min(_LONGEST_PAUSE_S, float(2**key.attempts))
+                key.not_before, key.state = time.monotonic() + pause, KeyState.WAITING
+            else:
+                key.final_config, key.state = final, KeyState.DONE
+            self._changed.notify_all()
+
+    def _check(self, key: PendingKey) -> None:
+        """Raise where the deciding thread is to leave a key."""
+        if self._stopped:
+            raise BackgroundStoppedError("the process ends")
+        idle_s = time.monotonic() - key.launched_at
+        others_wait = bool(self._queue) and not self._settling
+        if key.is_unwanted or idle_s > (1.0 if others_wait else IDLE_S):
+            raise DecisionPutOffError("it is not launched at present")
+
+    def _run_series(self, key: PendingKey, series: LaunchSeries, timeout_s: float) -> None:
+        try:
+            with self._changed:
+                key.series = series
+                self._changed.notify_all()
+                while not series.is_launched:
+                    self._check(key)
+                    self._changed.wait(0.25)
+            if series.error is not None:
+                raise series.error
+            until = time.monotonic() + timeout_s
+            while not series.is_over():
+                if self._stopped:
+                    raise BackgroundStoppedError("the process ends")
+                if time.monotonic() > until:
+                    raise TimeoutError(f"no answer from the device after {timeout_s:g} s")
+                time.sleep(_POLL_S)
+            for (start, end), charged in series.spans:
+                # What the device took of the launching stream counts, not what the host took to ask for it.
+                self.budget.charge(max(0.0, start.elapsed_time(end) - charged))
+        finally:
+            key.series = None
+            series.close()
+
+    @staticmethod
+    def _select_device(index: int) -> None:
+        from triton.runtime.driver import driver
+
+        # A new thread starts on device 0, whatever the program uses.
+        select: Callable[[int], object] | None = getattr(
+            driver.active.get_device_interface(), "set_device", None
+        )
+        if select is not None:
+            select(index)
+
+
+def _flush_memory(active: object) -> object:
+    try:
+        return active.get_empty_cache_for_benchmark()  # type: ignore[attr-defined]
+    except torch.OutOfMemoryError as error:
+        raise UncopyableArgumentsError(f"no memory to flush the cache with ({error})"[:200]) from None
+
+
+BACKGROUND = BackgroundTuner()
+"""This process's."""
+
+atexit.register(lambda: BACKGROUND.stop())
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: BACKGROUND.reset())
+
+
+def settle(timeout: float | None = None) -> tuple[PendingDecision, ...]:
+    """Time, whole and on this thread, what `background` mode has not timed yet, and let the choices be served.
+
+    Candidates are timed on copies of the arguments of each key's latest launch, as long as those exist: this
+    library keeps no tensor alive. Waits for compilations, for `timeout` seconds at most (None: as long as it takes).
+
+    Returns the keys that are still pending, each with the reason; a warning names them, too. None where all are
+    settled, and where nothing runs in `background` mode. Raises `CaptureError` inside a CUDA-graph capture.
+    """
+    left = tuple(BACKGROUND.settle(timeout))
+    if left:
+        shown = "; ".join(f"{one.kernel} with key {one.key}: {one.reason}" for one in left[:4])
+        more = f"; and {len(left) - 4} more" if len(left) > 4 else ""
+        warnings.warn(f"{len(left)} keys are still pending: {shown}{more}", stacklevel=2)
+    return left
