@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
     from forecast_integrations.inductor.api import autoload_generated as autoload_generated
     from forecast_integrations.inductor.api import autoload_torch_compile as autoload_torch_compile
     from forecast_integrations.inductor.api import disable_torch_compile, enable_torch_compile
+    from forecast_integrations.triton.background.pending_key import PendingDecision
+    from forecast_integrations.triton.background.tuner import settle
     from forecast_integrations.triton.decorator import ForecastAutotuner, autotune, forecast_autotune
     from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 
@@ -55,6 +57,7 @@ __all__ = [
     "Mode",
     "NoWorkingConfigError",
     "Outcome",
+    "PendingDecision",
     "Plan",
     "PluginError",
     "Policy",
@@ -81,6 +84,7 @@ __all__ = [
     "patch_triton",
     "read_tables",
     "replay",
+    "settle",
     "shipped_tables",
     "stated_risk",
     "unpatch_triton",
@@ -110,6 +114,7 @@ _HOMES = {
     "Mode": "forecast_autotune.settings",
     "NoWorkingConfigError": _ERRORS,
     "Outcome": "forecast_autotune.records",
+    "PendingDecision": "forecast_integrations.triton.background.pending_key",
     "Plan": "forecast_autotune.records",
     "PluginError": _ERRORS,
     "Policy": "forecast_autotune.policy",
@@ -138,6 +143,7 @@ _HOMES = {
     "patch_triton": _PATCH,
     "read_tables": _TABLE,
     "replay": _REPLAY,
+    "settle": "forecast_integrations.triton.background.tuner",
     "shipped_tables": _REPLAY,
     "stated_risk": "forecast_autotune.policy",
     "unpatch_triton": _PATCH,

@@ -64,6 +64,11 @@ class TuningSession:
     uses_language_model: bool = False
     """Whether the settings' language model is heard, where they name one."""
 
+    def __post_init__(self) -> None:
+        if self.settings.mode is Mode.BACKGROUND:
+            # A compilation has no later launches to time beside: it waits for its choices, as it always does.
+            self.settings = self.settings.with_(mode=Mode.TUNE)
+
     @classmethod
     def of(
         cls,
