@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.advice_lines import advice_json, advice_lines
-from forecast_autotune.commands.output import CommandError, Output
+from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.stores.access import first_forecasts, open_store
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table, latest_labels
@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 
 
 def show(options: argparse.Namespace, output: Output) -> int:
-    """One line per kernel and device."""
+    """One line per kernel and device; or its calibration, or its page."""
     if options.calibration:
         from forecast_autotune.commands.calibration import calibration
 
         return calibration(options, output)
+    if options.port is not None and not options.serve:
+        raise UsageError("--port says where --serve listens: give both")
+    if options.page is not None or options.serve:
+        from forecast_autotune.commands.store_page import store_page
+
+        return store_page(options, output)
     store = open_store(options)
     rows = summarize(
         store.tables(options.kernel, options.device), store.decisions(options.kernel, options.device)

@@ -118,10 +118,23 @@ def _show(commands: Commands) -> None:
     show = commands.add(
         "show", "forecast_autotune.commands.show:show", "list what the store holds, per kernel and device"
     )
-    show.add_argument(
+    instead = show.add_mutually_exclusive_group()
+    instead.add_argument(
         "--calibration",
         action="store_true",
         help="instead: stated risks and intervals against what later measurements found",
+    )
+    instead.add_argument(
+        "--page", metavar="FILE", help="instead: write a page (.html) of problems, decisions and why"
+    )
+    instead.add_argument(
+        "--serve", action="store_true", help="instead: serve that page to this machine alone, until Ctrl-C"
+    )
+    show.add_argument(
+        "--port",
+        type=IntegerRange(0, 65535),
+        metavar="N",
+        help="with --serve: where (default: any that is free)",
     )
     filters(show)
 

@@ -23,10 +23,14 @@ def test_without_exporters_every_span_is_the_same_and_takes_anything() -> None:
 
 
 def test_spans_nest_and_say_what_ended_them(recorder: Recorder) -> None:
-    with pytest.raises(KeyError), spans.span("decide", kernel="k"):
-        with spans.span("measure", candidate=None) as inner:
-            inner.set(outcome="ok", median_ms=0.5)
-        raise KeyError
+    def decide() -> None:
+        with spans.span("decide", kernel="k"):
+            with spans.span("measure", candidate=None) as inner:
+                inner.set(outcome="ok", median_ms=0.5)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        decide()
     assert recorder.spans == [
         ("measure", {"outcome": "ok", "median_ms": 0.5, "failed": False}, "decide"),
         ("decide", {"kernel": "k", "outcome": "KeyError", "failed": True}, ""),
@@ -71,10 +75,14 @@ def test_an_exporter_that_fails_is_dropped_with_a_warning_and_no_other(
     monkeypatch: pytest.MonkeyPatch, recorder: Recorder, where: str
 ) -> None:
     monkeypatch.setattr(spans._state, "exporters", (Broken(where), recorder))
-    with pytest.warns(RuntimeWarning) as caught:
+
+    def decide() -> None:
         for _ in range(3):
             with spans.span("decide"):
                 spans.count("hits", 1)
+
+    with pytest.warns(RuntimeWarning) as caught:
+        decide()
     told = [str(w.message) for w in caught]
     assert len([text for text in told if "Broken failed (RuntimeError('no more'))" in text]) == 1
     assert len(told) == 2, told  # it could not be closed, either
@@ -83,12 +91,11 @@ def test_an_exporter_that_fails_is_dropped_with_a_warning_and_no_other(
 
 def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     place = tmp_path / "absent" / "trace.json"
-    with pytest.warns(RuntimeWarning, match=r"no trace is written to .*absent") as caught:
+    with pytest.warns(RuntimeWarning, match=r"no trace is written to .*absent"):
         spans.configure("off", place)
-        spans.configure("off", place)
-    assert len(caught) == 1
     with warnings.catch_warnings(), spans.span("decide"):
         warnings.simplefilter("error")
+        spans.configure("off", place)
 
 
 def test_what_is_asked_for_again_goes_on(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""`show --page` and `show --serve`: the store as a page."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from forecast_autotune.commands.calibration import coverage, reliability
+from forecast_autotune.commands.output import Output, UsageError
+from forecast_autotune.commands.stores.access import open_store
+from forecast_autotune.file_access import open_named_output
+from forecast_autotune.report.store_page.overview import ProblemRow, StoreOverview, disk_use
+from forecast_autotune.report.store_page.render import render_store_page
+from forecast_autotune.report.store_page.server import PageServer
+from forecast_autotune.store import Store
+
+
+def store_page(options: argparse.Namespace, output: Output) -> int:
+    """Write the page, or serve it until Ctrl-C. Raises `UsageError` for a folder that is not there."""
+    store = open_store(options)
+    if options.page is not None:
+        path = Path(options.page)
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"--page {options.page}: there is no directory {path.parent}")
+        overview = overview_of(store, options.kernel, options.device)
+        with open_named_output(path) as stream:
+            stream.write(render_store_page(overview).encode("utf-8", "replace"))
+        shown = f"wrote {options.page}: {overview.problems} problem{'' if overview.problems == 1 else 's'}"
+        output.emit({"page": options.page, "problems": overview.problems}, shown)
+        return 0
+
+    def render() -> str:
+        return render_store_page(overview_of(store, options.kernel, options.device))
+
+    # Ctrl-C is how serving ends, not a failure.
+    with contextlib.suppress(KeyboardInterrupt), PageServer(render, options.port or 0) as server:
+        if output.as_json:
+            output.emit({"url": server.url})
+            sys.stdout.flush()
+        output.remark(f"the store's page: {server.url} (until Ctrl-C)")
+        threading.Event().wait()
+    return 0
+
+
+def overview_of(store: Store, kernel: str | None = None, device: str | None = None) -> StoreOverview:
+    """What the page shows of the problems that pass both filters; they are those of `Store.tables`."""
+    decided = {problem.id: (problem, decision) for problem, decision in store.decisions(kernel, device)}
+    verdicts = [verdict for _, decision in decided.values() for verdict in decision.verdicts]
+
+    def rows() -> Iterator[ProblemRow]:
+        seen = set()
+        for table in store.tables(kernel, device):
+            seen.add(table.problem.id)
+            _, decision = decided.get(table.problem.id, (None, None))
+            yield ProblemRow.of(table.problem, table.measurements, decision)
+        for name, (problem, decision) in decided.items():
+            if name not in seen:
+                yield ProblemRow.of(problem, (), decision)
+
+    files, size = disk_use(store.root)
+    return StoreOverview.of(
+        str(store.root),
+        rows(),
+        reliability=reliability(verdicts),
+        intervals=coverage(store.tables(kernel, device)),
+        files=files,
+        disk_bytes=size,
+        misses=len(store.misses.all()),
+        remarks=store.issued_warnings,
+    )

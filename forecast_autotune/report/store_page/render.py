@@ -1,0 +1,208 @@
+"""The page as HTML: one file, nothing loaded from elsewhere, every text of the store's escaped and bounded.
+
+A content security policy names the page's own style and script by their digests: were a text of the store to
+become markup, a browser would still run nothing of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from forecast_autotune.printable import LONGEST_NAME, printable
+from forecast_autotune.report.chart import milliseconds, percent, seconds
+from forecast_autotune.report.page import STYLE
+from forecast_autotune.report.store_page.overview import UNDECIDED, ProblemRow, StoreOverview
+
+_LONGEST_REASON = 300
+_MOST_REMARKS = 10
+_COLUMNS = (
+    ("kernel", "text", ""),
+    ("key", "text", ""),
+    ("device", "text", "wide"),
+    ("evidence", "text", "wide"),
+    ("chosen", "text", "wide"),
+    ("its time", "number", ""),
+    ("risk", "number", "wide"),
+    ("measured", "number", "wide"),
+    ("spent", "number", "wide"),
+    ("saved", "number", "wide"),
+    ("age", "number", ""),
+)
+"""Name, order, and class of the columns; those that are `wide` are left out of narrow windows."""
+
+
+def render_store_page(overview: StoreOverview, now: datetime | None = None) -> str:
+    """The whole page; ages are those of `now`, by default this moment."""
+    now = now or datetime.now(UTC)
+    style, script = STYLE + _asset("page.css"), _asset("page.js")
+    policy = (
+        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<link rel="icon" href="data:,">\n<title>forecast-autotune store</title>\n'
+        f"<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>forecast-autotune store</h1>\n<p>{_text(overview.place, 400)}, as it was at "
+        f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC</p>\n"
+        f'<div class="cards">{_cards(overview)}</div>\n'
+        f"{_remarks(overview.remarks)}{_problems(overview, now)}{_calibration(overview)}"
+        f"</main>\n<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def age_text(at: str, now: datetime) -> tuple[str, float]:
+    """A time of day as its age, and the age in seconds; as it stands, and 0, where it is none."""
+    try:
+        then = datetime.fromisoformat(at)
+        past = (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
+    except (ValueError, OverflowError):
+        return at, 0.0
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if past >= 2 * size:
+            return f"{past / size:.0f} {unit}", past
+    return f"{max(0.0, past):.0f} s", past
+
+
+def size_text(count: int) -> str:
+    """Bytes in words: `3.2 MB`."""
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def _cards(o: StoreOverview) -> str:
+    shown = (
+        (f"{o.problems:,}", "problems"),
+        (f"{o.decided:,}", "decided"),
+        (f"{o.measured:,}", "candidates measured"),
+        (seconds(max(0.0, o.spent_s)), "spent on decisions"),
+        (seconds(max(0.0, o.saved_s)), "saved, as predicted"),
+        (f"{o.misses:,}", "misses recorded"),
+        (size_text(o.disk_bytes), f"on disk, in {o.files:,} files"),
+    )
+    return "".join(f'<div class="card"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in shown)
+
+
+def _problems(o: StoreOverview, now: datetime) -> str:
+    if not o.rows:
+        return "<h2>Problems</h2>\n<p>The store holds nothing yet.</p>\n"
+    left = o.problems - len(o.rows)
+    more = f" {left:,} older ones are left out." if left > 0 else ""
+    heads = "".join(
+        f'<th scope="col" data-order="{order}" class="{name}"><button type="button">{title}</button></th>'
+        for title, order, name in _COLUMNS
+    )
+    body = "\n".join(_row(row, now) for row in o.rows)
+    return (
+        "<h2>Problems</h2>\n"
+        f'<p>A column\'s head sorts by it.{more} <span id="count" role="status"></span></p>\n'
+        '<label>Show those with <input type="search" id="filter" autocomplete="off"></label>\n'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Problems"><table id="problems">\n'
+        f'<thead><tr>{heads}<th scope="col" class="text">why</th></tr></thead>\n<tbody>\n{body}\n</tbody>\n'
+        "</table></div>\n"
+    )
+
+
+def _row(row: ProblemRow, now: datetime) -> str:
+    age, past = age_text(row.at, now)
+    failed = f", {row.failed} failed" if row.failed else ""
+    decided = row.evidence != UNDECIDED
+    values: Sequence[tuple[str, float | None]] = (
+        (row.kernel, None),
+        (row.key, None),
+        (row.device, None),
+        (row.evidence, None),
+        (row.chosen, None),
+        (milliseconds(row.median_ms), -1.0 if row.median_ms is None else row.median_ms),
+        ("-" if row.risk is None else percent(row.risk), -1.0 if row.risk is None else row.risk),
+        (f"{row.measured} of {row.candidates}{failed}", row.measured),
+        (seconds(row.spent_s) if decided else "-", row.spent_s),
+        (seconds(row.saved_s) if decided and row.saved_s >= 1 else "-", row.saved_s),
+        (age, past),
+    )
+    cells = "".join(
+        f'<td class="{"text " if order == "text" else ""}{wide}"'
+        + ("" if value is None else f' data-value="{value:.9g}"')
+        + f">{_text(text, LONGEST_NAME)}</td>"
+        for (_, order, wide), (text, value) in zip(_COLUMNS, values, strict=True)
+    )
+    return f'<tr>{cells}<td class="text why">{_why(row.reasons)}</td></tr>'
+
+
+def _why(reasons: Sequence[str]) -> str:
+    if not reasons:
+        return "-"
+    items = "".join(f"<li>{_text(reason, _LONGEST_REASON)}</li>" for reason in reasons)
+    steps = f"{len(reasons)} step{'' if len(reasons) == 1 else 's'}"
+    return f"<details><summary>{steps}</summary><ol>{items}</ol></details>"
+
+
+def _calibration(o: StoreOverview) -> str:
+    covered = o.intervals.get("covered")
+    told = (
+        "<p>No measurement with a forecast yet.</p>\n"
+        if covered is None
+        else f"<p>{percent(covered)} of {o.intervals['n']:,} first measurements fell inside their 90 % interval.</p>\n"
+    )
+    if not o.reliability:
+        table = (
+            "<p>No stated risk was checked yet: set FORECAST_AUTOTUNE_AUDIT=0.1, or tune again with "
+            "FORECAST_AUTOTUNE_MODE=exhaustive.</p>\n"
+        )
+    else:
+        heads = "".join(
+            f'<th scope="col">{name}</th>'
+            for name in ("stated risk", "decisions checked", "refuted", "stated", "observed")
+        )
+        rows = "\n".join(_bin(row) for row in o.reliability)
+        table = (
+            '<div class="scroll" tabindex="0" role="region" aria-label="Calibration"><table>\n'
+            f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>\n"
+        )
+    return f"<h2>Calibration</h2>\n{told}{table}"
+
+
+def _bin(row: dict[str, Any]) -> str:
+    worse = row["observed"] > 2 * row["stated"] + 0.05
+    cells = (
+        ("", f"{percent(row['low'])} to {percent(row['high'])}"),
+        ("", f"{row['n']} ({row['seen']:.1f} in full)"),
+        ("", str(row["refuted"])),
+        ("", percent(row["stated"])),
+        ("bad" if worse else "good", percent(row["observed"])),
+    )
+    return "<tr>" + "".join(f'<td class="{name}">{escape(text)}</td>' for name, text in cells) + "</tr>"
+
+
+def _remarks(remarks: Sequence[str]) -> str:
+    if not remarks:
+        return ""
+    items = "".join(f"<li>{_text(text, _LONGEST_REASON)}</li>" for text in remarks[:_MOST_REMARKS])
+    left = len(remarks) - _MOST_REMARKS
+    return f'<ul class="remarks">{items}{f"<li>and {left:,} more</li>" if left > 0 else ""}</ul>\n'
+
+
+def _text(text: object, limit: int) -> str:
+    return escape(printable(text, limit))
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("forecast_autotune.report.store_page") / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

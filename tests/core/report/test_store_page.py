@@ -1,0 +1,214 @@
+"""The store's page and its server: what is on it, what is refused, what hostile text becomes."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.errors import StoreError
+from forecast_autotune.report.store_page.overview import (
+    MOST_PROBLEMS,
+    MOST_REASONS,
+    ProblemRow,
+    disk_use,
+)
+from forecast_autotune.report.store_page.render import age_text, render_store_page, size_text
+from forecast_autotune.report.store_page.server import ADDRESS, CannotServePageError, PageServer
+from forecast_autotune.testing import example_table
+from tests.core.report.store_rows import HOSTILE, overview, problem_row
+
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and the text of its table cells."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cells:
+            self.cells[-1] += data
+
+
+def test_a_page_says_what_is_known_and_why() -> None:
+    page = render_store_page(overview(problem_row(1), problem_row(2, risk=None, median_ms=None)), NOW)
+    cells = Tags(page).cells
+    assert {"kernel_1", "64 float16", "NVIDIA H200", "measured", "9 of 72, 1 failed", "40.0 s"} <= set(cells)
+    assert "2 steps9 of 72: the best by expected gain" in "".join(cells)
+    for text in ("3.2 MB", "in 42 files", "88 % of 120 first measurements", "15 %", "/a/store"):
+        assert text in page
+
+
+def test_an_empty_store_has_a_page() -> None:
+    page = render_store_page(overview(reliability=[], intervals={"n": 0, "covered": None}), NOW)
+    assert "The store holds nothing yet" in page
+    assert "No stated risk was checked yet" in page
+    assert "<table" not in page
+
+
+def test_nothing_of_a_store_becomes_markup() -> None:
+    texts = dict.fromkeys(("kernel", "key", "device", "evidence", "chosen", "at"), HOSTILE)
+    row = problem_row(3, **texts, reasons=(HOSTILE, HOSTILE * 100))
+    page = render_store_page(overview(row, remarks=[HOSTILE] * 30), NOW)
+    found = Tags(page)
+    named = [tag for tag, _ in found.tags]
+    assert named.count("script") == 1
+    assert named.count("style") == 1
+    assert "img" not in named
+    assert not [a for _, attributes in found.tags for a in attributes if a.startswith("on")]
+    assert "\u202e" not in page
+    assert "\x1b" not in page
+    assert len(page) < 60_000, "text is bounded"
+    assert "and 20 more" in page
+
+
+def test_a_page_loads_nothing_and_lets_nothing_else_run() -> None:
+    page = render_store_page(overview(problem_row()), NOW)
+    policy = next(a["content"] for tag, a in Tags(page).tags if a.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert not re.findall(r"""(?:src|href)=["'](?!data:,)""", page)
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_more_problems_than_a_page_holds_are_counted() -> None:
+    rows = [problem_row(i) for i in range(MOST_PROBLEMS + 7)]
+    made = overview(*rows)
+    assert (len(made.rows), made.problems) == (MOST_PROBLEMS, MOST_PROBLEMS + 7)
+    assert made.rows[0].at == max(row.at for row in rows)
+    page = render_store_page(made, NOW)
+    assert "7 older ones are left out" in page
+    assert len(page) < 10_000_000
+
+
+def test_a_row_of_measurements_without_a_decision() -> None:
+    table = example_table()
+    row = ProblemRow.of(table.problem, table.measurements, None)
+    assert (row.evidence, row.measured) == ("undecided", len(table.by_candidate()))
+    assert row.median_ms == min(m.ms for m in table.by_candidate().values() if m.ok)
+    assert row.risk is None
+    assert len(ProblemRow.of(table.problem, (), None).reasons) <= MOST_REASONS
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        ("2026-11-23T11:59:30+00:00", "30 s"),
+        ("2026-11-23T11:00:00", "60 min"),
+        ("2026-11-22T12:00:00+00:00", "24 h"),
+        ("2026-11-03T12:00:00+00:00", "20 d"),
+        ("2027-01-01T00:00:00+00:00", "0 s"),
+        ("yesterday", "yesterday"),
+        ("", ""),
+    ],
+)
+def test_ages(at: str, text: str) -> None:
+    assert age_text(at, NOW)[0] == text
+
+
+def test_sizes(tmp_path: Path) -> None:
+    assert [size_text(n) for n in (0, 999, 1500, 3_200_000, 5 * 10**12)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "3.2 MB",
+        "5e+03 GB",
+    ]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_bytes(b"x" * 10)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert disk_use(tmp_path) == (1, 10)
+    assert disk_use(None) == disk_use(tmp_path / "absent") == (0, 0)
+
+
+# --- the server ---
+
+
+@pytest.fixture
+def server() -> Iterator[PageServer]:
+    with PageServer(lambda: "<p>page</p>") as made:
+        yield made
+
+
+def asked(
+    server: PageServer, path: str = "/", method: str = "GET", host: str | None = None
+) -> tuple[int, str, dict[str, str]]:
+    connection = http.client.HTTPConnection(ADDRESS, server.port, timeout=30)
+    try:
+        connection.request(method, path, headers={} if host is None else {"Host": host})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), dict(answer.getheaders())
+    finally:
+        connection.close()
+
+
+def test_the_page_and_nothing_else_is_served(server: PageServer) -> None:
+    status, text, headers = asked(server)
+    assert (status, text) == (200, "<p>page</p>")
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert (headers["Cache-Control"], headers["X-Frame-Options"]) == ("no-store", "DENY")
+    assert asked(server, method="HEAD")[1] == ""
+    for path in ("/../etc/passwd", "/favicon.ico", "/page"):
+        assert asked(server, path)[0] == 404
+    for method in ("POST", "PUT", "DELETE"):
+        assert asked(server, method=method)[0] == 501
+
+
+@pytest.mark.parametrize(
+    "host", ["attacker.example", "127.0.0.1", "", "localhost:1", "127.0.0.1.nip.io:{port}"]
+)
+def test_another_name_for_this_machine_is_refused(server: PageServer, host: str) -> None:
+    assert asked(server, host=host.format(port=server.port))[0] == 403
+    assert asked(server, host=f"localhost:{server.port}")[0] == 200
+
+
+def test_only_this_machine_is_listened_to(server: PageServer) -> None:
+    assert server.url == f"http://127.0.0.1:{server.port}/"
+    assert server._http.server_address[0] == "127.0.0.1"
+    with pytest.raises(CannotServePageError, match=f"port {server.port} of 127.0.0.1"):
+        PageServer(lambda: "", server.port)
+
+
+def test_a_store_that_cannot_be_read_is_an_answer() -> None:
+    def fail() -> str:
+        raise StoreError("its folder is a file")
+
+    with PageServer(fail) as server:
+        assert asked(server)[:2] == (500, "its folder is a file\n")
+
+
+def test_pages_are_rendered_one_at_a_time() -> None:
+    inside, most = [0], [0]
+
+    def render() -> str:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        threading.Event().wait(0.01)
+        inside[0] -= 1
+        return "x"
+
+    with PageServer(render) as server:
+        threads = [threading.Thread(target=asked, args=(server,)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert most == [1]
