@@ -11,7 +11,7 @@ Max 1550", "Arc B580"). What one multiprocessor holds is in `architectures`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -19,40 +19,17 @@ from forecast_autotune.features.devices.architectures import Architecture, archi
 from forecast_autotune.records import Device
 
 
-@dataclass(frozen=True)
-class DeviceSpec:
-    """Dense datasheet rates of one model, and what one of its multiprocessors holds."""
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpec(Architecture):
+    """Dense datasheet rates of one model, beside what one of its multiprocessors holds."""
 
     memory_gb_s: float
     tensor_tflops: float
     """fp16/bf16 with fp32 accumulation."""
     clock_ghz: float
     multiprocessors: int
-    shared_memory_bytes: int
     l2_bytes: int
-    fp32_lanes: int = 128
-    """fp32 multiply-adds per multiprocessor and cycle."""
-    warp_groups: bool = False
-    """Four warps together issue a product that reads shared memory (NVIDIA, compute capability 9, 10)."""
     backend: str = "cuda"
-    warp_size: int = 32
-    registers: int = 65536
-    """Of 32 bits, per multiprocessor."""
-    registers_per_thread: int = 255
-    threads: int = 2048
-    """Resident on a multiprocessor at once."""
-    programs: int = 32
-    """Resident on a multiprocessor at once."""
-    vector_units: int = 4
-    """Parts of a multiprocessor that its registers are divided among."""
-    tensor_memory_bytes: int = 0
-    """Per multiprocessor: where accumulators are that take no registers; 0 without."""
-    matrix_rows: int = 64
-    """Rows of a product below which matrix units stay idle."""
-    spare_buffers: int = 0
-    """Buffers that a pipelined loop keeps beyond one for each stage that it loads ahead."""
-    operands_held: bool = True
-    """Operands that a loop does not load also lie in shared memory while it runs."""
 
 
 class _Sheet(NamedTuple):
@@ -125,27 +102,22 @@ def device_spec(device: Device) -> DeviceSpec:
     sheet = _UNKNOWN_SHEET if model is None else _SHEETS[model]
     limits = _limits(device, sheet)
     share = _share(device.multiprocessors, sheet) if model is not None else 1.0
+    # HIP's runtime counts registers that one program may have, not those that there are.
+    registers = device.registers_per_multiprocessor if device.backend == "cuda" else 0
+    reported = replace(
+        limits,
+        shared_memory_bytes=device.shared_memory_bytes or limits.shared_memory_bytes,
+        registers=registers or limits.registers,
+        threads=device.threads_per_multiprocessor or limits.threads,
+    )
     return DeviceSpec(
-        sheet.memory_gb_s * share,
-        sheet.tensor_tflops * share,
-        sheet.clock_ghz,
-        device.multiprocessors or sheet.multiprocessors,
-        device.shared_memory_bytes or limits.shared_memory_bytes,
-        device.l2_bytes or sheet.l2_mib * 2**20,
-        limits.fp32_lanes,
-        limits.warp_groups,
-        sheet.backend or device.backend,
-        limits.warp_size,
-        # HIP's runtime counts registers that one program may have, not those that there are.
-        (device.backend == "cuda" and device.registers_per_multiprocessor) or limits.registers,
-        limits.registers_per_thread,
-        device.threads_per_multiprocessor or limits.threads,
-        limits.programs,
-        limits.vector_units,
-        limits.tensor_memory_bytes,
-        limits.matrix_rows,
-        limits.spare_buffers,
-        limits.operands_held,
+        **vars(reported),
+        memory_gb_s=sheet.memory_gb_s * share,
+        tensor_tflops=sheet.tensor_tflops * share,
+        clock_ghz=sheet.clock_ghz,
+        multiprocessors=device.multiprocessors or sheet.multiprocessors,
+        l2_bytes=device.l2_bytes or sheet.l2_mib * 2**20,
+        backend=sheet.backend or device.backend,
     )
 
 
