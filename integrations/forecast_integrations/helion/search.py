@@ -13,7 +13,6 @@ import importlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.features.ttir.extraction import assignment_of
@@ -22,6 +21,7 @@ from forecast_autotune.policy import TuningState
 from forecast_autotune.policy.risk_bounded import RiskBounded
 from forecast_autotune.records import Candidate, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.settings import Settings
+from forecast_autotune.store.exchange.helion import PROTOCOL
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_integrations.device import current_device, toolchain
@@ -47,7 +47,7 @@ _OUTCOMES = {
 class RankedPool:
     """The configs of one pool, as our records, with what is known of each."""
 
-    def __init__(self, kernel: Any, args: Sequence[Any], configs: Sequence[Any], device: str = "") -> None:
+    def __init__(self, kernel: Any, args: Sequence[Any], configs: Sequence[Any]) -> None:
         """Trace every config that has code; the others are ranked by their neighbours'.
 
         Raises nothing for configs without code: a pool of nothing else is ranked by parameters alone.
@@ -78,7 +78,7 @@ class RankedPool:
             current_device(),
             key=[str(a.shape) for a in (first.arguments if first else ()) if a.kind == "tensor"],
             toolchain=toolchain(),
-            identity=[device, name],
+            identity=[name],
         )
 
     def state(
@@ -90,6 +90,7 @@ class RankedPool:
             surrogate.forecast(query),
             dict(rows),
             new=len(rows),
+            round=len(rows),
             workers=settings.worker_count(),
             tolerance=settings.tolerance,
             risk=settings.risk,
@@ -116,7 +117,7 @@ def search_pool(
     policy = RiskBounded(share=MOST_MEASURED)
     risk = 1.0
     for _ in range(MOST_ROUNDS):
-        plan = policy.plan(replace(pool.state(surrogate, rows, settings), round=len(rows)))
+        plan = policy.plan(pool.state(surrogate, rows, settings))
         risk = plan.risk
         wanted = [c for c in plan.measure if c not in rows]
         if not wanted:
@@ -130,8 +131,8 @@ def search_pool(
 
 def _measurement(problem: str, candidate: Candidate, status: str, ms: float) -> Measurement:
     if status in ("ok", "deduplicated") and math.isfinite(ms) and ms > 0:
-        return Measurement(problem, candidate, Outcome.OK, ms, protocol="helion")
-    return Measurement(problem, candidate, _OUTCOMES.get(status, Outcome.RUNTIME_ERROR), protocol="helion")
+        return Measurement(problem, candidate, Outcome.OK, ms, protocol=PROTOCOL)
+    return Measurement(problem, candidate, _OUTCOMES.get(status, Outcome.RUNTIME_ERROR), protocol=PROTOCOL)
 
 
 def make_search_class() -> Any:
@@ -182,7 +183,7 @@ def enable_helion(*, default: bool = False) -> Any:
     Raises `ImportError` where Helion is not installed.
     """
     algorithms: dict[str, Any] = importlib.import_module("helion.autotuner").search_algorithms
-    made = algorithms.setdefault(NAME, None) or make_search_class()
+    made = algorithms.get(NAME) or make_search_class()
     algorithms[NAME] = made
     if default:
         os.environ["HELION_AUTOTUNER"] = NAME

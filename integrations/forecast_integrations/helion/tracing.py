@@ -9,6 +9,7 @@ from typing import Any
 from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Config
+from forecast_autotune.store.exchange.helion import flat_parameters
 from forecast_integrations.triton.problem.describe import call_arguments
 
 
@@ -57,17 +58,8 @@ def to_config(config: Any, warps: int = 4, stages: int = 1) -> Config:
     """
     given = dict(config.config)
     launch = {"num_warps": given.pop("num_warps", None), "num_stages": given.pop("num_stages", None)}
-    spread: dict[str, object] = {}
-    for name, value in given.items():
-        _spread(spread, name, value)
     return Config.of(
-        spread, num_warps=int(launch["num_warps"] or warps), num_stages=int(launch["num_stages"] or stages)
+        dict(flat_parameters(given)),
+        num_warps=int(launch["num_warps"] or warps),
+        num_stages=int(launch["num_stages"] or stages),
     )
-
-
-def _spread(into: dict[str, object], name: str, value: object) -> None:
-    if isinstance(value, list | tuple):
-        for place, part in enumerate(value):
-            _spread(into, f"{name}[{place}]", part)
-    else:
-        into[name] = value

@@ -50,16 +50,18 @@ class NullDevice:
     def __init__(
         self,
         clock: TimeModel,
-        arch: int = 90,
         shared_memory_bytes: int = 232448,
         device: Device | None = None,
     ) -> None:
-        """An H200, or whatever `device` is a record of: kernels are compiled for its backend and architecture."""
+        """An H200, or whatever `device` is a record of: kernels are compiled for its backend and architecture.
+
+        `shared_memory_bytes` is the H200's; a `device` has its own.
+        """
         self.now_ms = 0.0
         self.launches = 0
         self.clock = clock
         self._device = device or Device(
-            "null H200", "cuda", str(arch), 132, shared_memory_bytes, 65536, 2048, 60 * 2**20
+            "null H200", "cuda", "90", 132, shared_memory_bytes, 65536, 2048, 60 * 2**20
         )
         self.target = target_of(self._device)
         self._number = _numbers.setdefault(self._device, len(_numbers)) if device else 0
@@ -164,7 +166,7 @@ def null_device(
     """Make a null device Triton's active driver for the length of a `with` block.
 
     An H200 with this much shared memory, or the one that `device` is a record of, such as
-    `datasheet_device("mi300x")`: any that this Triton compiles for.
+    `datasheet_device("mi300x")`: any that this Triton compiles for. A `device` says itself how much it has.
     """
     from triton.compiler import compiler
     from triton.runtime.driver import driver
