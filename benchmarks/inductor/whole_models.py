@@ -1,37 +1,45 @@
-"""Whole models under torch.compile's max-autotune, with us and without: tuning time, and latency in turns.
+"""Whole models under torch.compile's max-autotune, with us and without: where the first call goes, and latency.
 
-    python -m benchmarks.inductor.whole_models --out FILE [--repeats 3] [--mode max-autotune-no-cudagraphs]
+    python -m benchmarks.inductor.whole_models --out FILE [--models NAME ...] [--arms NAME ...] [--seconds N]
+    python -m benchmarks.inductor.whole_models --report PART.json ... --out FILE
 
-A transformer block, a ConvNet and a model with flex attention, on Inductor's DEFAULT space: Inductor as it
-comes, the same with one assembler for all of its processes, and ours. A model, arm and repeat is one fresh
-process with fresh caches and an empty store. Those of the first and the last arm stay until both are there,
-and time their forward passes in turns. `--null` compiles small models on a CPU. Rows go to FILE.rows.jsonl;
-the same command goes on where it stopped, beginning a model's repeat anew that has not been timed.
+Language models in prefill and decoding shapes, encoders, a mixture of experts, vision models, flex attention,
+two training steps, one graph for all sizes. A model, arm and repeat is one fresh process with fresh caches and
+an empty store. The arms:
+
+    untuned      torch.compile without max-autotune
+    plain        max-autotune as it comes
+    shared       the same with one assembler for all of its processes
+    ours         with us
+    wide         with us, GEMMs from Inductor's EXHAUSTIVE space
+    exhaustive   that space by Inductor alone: hours
+    ..._again    a second process with the caches (and the store) that the arm before the dash has left
+    ours_stored  a second process with the store of `ours` and empty caches
+
+Processes of an arm that is timed stay until all of them are there, and time their passes in turns. `--null`
+compiles small models on a CPU. Rows go to FILE.rows.jsonl as they come; the same command goes on where it
+stopped, beginning a model's repeat anew that has not been timed. `--report` merges parts that were measured
+apart, in one environment, and prints between which of our decisions most time passed.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
 the whole first call. On Python 3.11.0 to 3.11.8 Inductor compiles choices one by one.
 """
 
-# Modules are subclasses of Any here: torch is untyped to us.
-# mypy: disable-error-code="misc"
-
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.lib.child_processes import child_command, child_environment
 from benchmarks.lib.compile_processes import (
@@ -41,160 +49,35 @@ from benchmarks.lib.compile_processes import (
     compile_separately,
     device_of,
     geometric_mean,
-    inductor_clock,
-    inductor_seconds,
     print_row,
     restart_compile_workers,
     synchronize,
     timed_in_turns,
 )
+from benchmarks.lib.compiled_models import MODELS, model_of
+from benchmarks.lib.first_call import PARTS, FirstCall, counted_timings, timeline_text, tuning_service
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
-SHARED = "shared"
-ARMS = ("plain", SHARED, "ours")
-"""Inductor as it comes; the same with one assembler for all processes (`inductor.assembler`); ours."""
-TIMED = ("plain", "ours")
-"""Whose forward passes are timed: to share an assembler chooses no other kernels."""
+FIRST_ARMS = ("untuned", "plain", "shared", "ours", "wide", "exhaustive")
+FOLLOWING = {f"{arm}_again": arm for arm in ("untuned", "plain", "ours")} | {"ours_stored": "ours"}
+"""Arms of a second process, and whose caches or store they find."""
+DEFAULT_ARMS = ("untuned", "plain", "shared", "ours")
+TIMED = ("plain", "ours", "untuned", "wide", "exhaustive")
+"""Whose passes are timed, the first of them twice: to share an assembler chooses no other kernels."""
 PASSES = 10
-"""Forward passes of a turn."""
-
-
-# --- models ---
-
-
-class TransformerBlock(nn.Module):
-    """One pre-norm block with a gated MLP; sizes are of an 8B language model on a GPU."""
-
-    def __init__(self, width: int, heads: int, hidden: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = x.shape
-        parts = self.qkv(self.first(x)).view(batch, tokens, 3, self.heads, width // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        x = x + self.out(self.attend(q, k, v).transpose(1, 2).reshape(batch, tokens, width))
-        h = self.second(x)
-        return x + self.down(functional.silu(self.gate(h)) * self.up(h))
-
-
-class FlexBlock(TransformerBlock):
-    """The same block with a sliding window, by flex attention."""
-
-    def __init__(self, width: int, heads: int, hidden: int, tokens: int, device: str) -> None:
-        super().__init__(width, heads, hidden)
-        window = tokens // 4
-        self.mask = create_block_mask(
-            lambda b, h, q, k: (q >= k) & (q - k < window), None, None, tokens, tokens, device=device
-        )
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        found = flex_attention(q, k, v, block_mask=self.mask)
-        return found if isinstance(found, torch.Tensor) else found[0]
-
-
-class ResidualBlock(nn.Module):
-    """A bottleneck of a ResNet, without normalisation: it is folded into the weights for inference."""
-
-    def __init__(self, wide: int, narrow: int) -> None:
-        super().__init__()
-        self.down = nn.Conv2d(wide, narrow, 1)
-        self.across = nn.Conv2d(narrow, narrow, 3, padding=1)
-        self.up = nn.Conv2d(narrow, wide, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = functional.relu(self.across(functional.relu(self.down(x))))
-        return functional.relu(x + self.up(h))
-
-
-def convnet(widths: tuple[int, ...]) -> nn.Module:
-    """Stages of two bottlenecks, halving the image between them, and a classifier."""
-    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 7, stride=2, padding=3), nn.ReLU()]
-    for before, width in zip((widths[0], *widths), widths, strict=False):
-        layers += [nn.Conv2d(before, width, 3, stride=2, padding=1), nn.ReLU()]
-        layers += [ResidualBlock(width, width // 4), ResidualBlock(width, width // 4)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 1000))
-
-
-def model_of(name: str, device: str) -> tuple[nn.Module, torch.Tensor]:
-    """A model in eval mode with random weights, and its input; small ones on a CPU."""
-    torch.manual_seed(0)
-    small = device == "cpu"
-    dtype = torch.float32 if small else torch.float16 if name == "convnet" else torch.bfloat16
-    if name == "convnet":
-        module = convnet((16, 32) if small else (256, 512, 1024, 2048))
-        image = torch.randn(*((2, 3, 32, 32) if small else (32, 3, 224, 224)))
-        module, x = (part.to(memory_format=torch.channels_last) for part in (module, image))
-    else:
-        width, heads, hidden, tokens = (64, 2, 128, 128) if small else (4096, 32, 14336, 4096)
-        flex = name == "flex"
-        module = (
-            FlexBlock(width, heads, hidden, tokens, device)
-            if flex
-            else TransformerBlock(width, heads, hidden)
-        )
-        x = torch.randn(1, tokens, width)
-    return module.to(device, dtype).eval(), x.to(device, dtype)
-
-
-MODELS = ("transformer", "convnet", "flex")
+"""Passes of a turn."""
 
 
 # --- children ---
 
 
-def compile_options(mode: str, device: str) -> dict[str, Any]:
-    """What the mode stands for, as both arms get it."""
-    found = dict(torch._inductor.list_mode_options(mode))
+def compile_options(arm: str, mode: str, device: str) -> dict[str, Any]:
+    """What the mode stands for, as all arms but the untuned get it."""
+    found = {} if FOLLOWING.get(arm, arm) == "untuned" else dict(torch._inductor.list_mode_options(mode))
+    if arm == "exhaustive":
+        found["max_autotune_gemm_search_space"] = "EXHAUSTIVE"
     return found | ({"max_autotune_gemm_backends": "ATEN,CPP"} if device == "cpu" else {})
-
-
-@contextlib.contextmanager
-def tuning_service(arm: str, folder: Path) -> Iterator[list[Any]]:
-    """Our service with the arm's own store, or nothing of ours; the decisions that are made."""
-    decisions: list[Any] = []
-    if arm == SHARED:
-        SharedAssembler().share()
-    if arm != "ours":
-        yield decisions
-        return
-    from forecast_autotune import enable_torch_compile
-    from forecast_integrations.inductor.summary import LISTENERS
-
-    hear = lambda label, decision: decisions.append(decision)  # noqa: E731
-    LISTENERS.append(hear)
-    try:
-        with enable_torch_compile(store=folder / "store"):
-            yield decisions
-    finally:
-        LISTENERS.remove(hear)
-
-
-def first_call(name: str, arm: str, mode: str, folder: Path, device: str) -> tuple[Callable[[], Any], Row]:
-    """Compile and run once with the caches below `folder`; the call, and what it took."""
-    module, x = model_of(name, device)
-    with torch.no_grad(), tuning_service(arm, folder) as decisions:
-        before, begin = inductor_clock(), time.perf_counter()
-        compiled = compile_separately(module, compile_options(mode, device))
-        compiled(x)
-        synchronize(device)
-        seconds = time.perf_counter() - begin
-    inductor = inductor_seconds("_template_precompiling", before) + inductor_seconds(
-        "_template_autotuning", before
-    )
-    forecast = sum(d.cost.forecast_s for d in decisions)
-    row: Row = {"row": "compile", "seconds": seconds}
-    row |= {"tuning_s": inductor + forecast, "forecast_s": forecast}
-    row |= {"operations": len(decisions), "measured": sum(d.measured for d in decisions)}
-    return partial(compiled, x), row | {"considered": sum(d.candidates for d in decisions)}
 
 
 def warm_up(mode: str, device: str) -> None:
@@ -204,84 +87,165 @@ def warm_up(mode: str, device: str) -> None:
     if device == "cuda":
         restart_compile_workers()
     with torch.no_grad(), fresh_cache():
-        torch.compile(torch.nn.Linear(48, 40, device=device), options=compile_options(mode, device))(
+        torch.compile(torch.nn.Linear(48, 40, device=device), options=compile_options("plain", mode, device))(
             torch.randn(32, 48, device=device)
         )
 
 
 def compile_child(arguments: argparse.Namespace) -> None:
-    """Compile in one arm, say what it took, and time so many forward passes whenever asked to."""
+    """Compile in one arm, say what it took, and time so many passes whenever asked to."""
     given, device = arguments.given, device_of(arguments)
+    name, arm = given["model"], given["arm"]
     warm_up(given["mode"], device)
-    call, row = first_call(given["model"], given["arm"], given["mode"], Path(given["folder"]), device)
-    module, x = model_of(given["model"], device)
-    with torch.no_grad():
-        wanted = module(x)
-        error = float((call() - wanted).abs().max() / wanted.abs().max())
-        print_row({**row, **{k: given[k] for k in ("model", "arm", "repeat")}, "relative_error": error})
-        del module, wanted
-        for line in sys.stdin:
-            with torch.compiler.set_stance("fail_on_recompile"):  # it would be another graph
-                (times,) = timed_in_turns([call], int(line), device)
-            print_row({"row": "turn", "ms": times})
+    model = model_of(name, device)
+    if arm == "shared":
+        SharedAssembler().share()
+    options = compile_options(arm, given["mode"], device)
+    call = FirstCall()
+    with contextlib.ExitStack() as entered:
+        entered.enter_context(counted_timings(call))
+        if arm.startswith("ours") or arm == "wide":
+            service = tuning_service(Path(given["store"]), call, exhaustive=arm == "wide")
+            entered.enter_context(service)
+        call.begin()
+        compiled = compile_separately(model.module, options, dynamic=name.endswith("_dynamic") or None)
+        found = model.call(compiled)
+        synchronize(device)
+        row = call.row()
+    if model.other_inputs is not None:
+        begin = time.perf_counter()
+        model.call(compiled, other=True)
+        synchronize(device)
+        row["other_size_s"] = time.perf_counter() - begin
+    wanted = model.call(model.module)
+    row["relative_error"] = float((found - wanted).abs().max() / wanted.abs().max())
+    row["saved_s"] = call.saved_s
+    print_row({"row": "compile", **row, **{k: given[k] for k in ("model", "arm", "repeat")}})
+    del found, wanted
+    for line in sys.stdin:
+        with torch.compiler.set_stance("fail_on_recompile"):  # it would be another graph
+            (times,) = timed_in_turns([partial(model.call, compiled)], int(line), device)
+        print_row({"row": "turn", "ms": times})
 
 
 # --- the whole ---
 
 
 def in_turns_of(children: Mapping[str, RowProcess], rounds: int) -> Row:
-    """Median milliseconds of every child's forward pass, which take turns; the first takes two of them."""
-    arms = [*TIMED, TIMED[0]]
+    """Median milliseconds of every child's pass, which take turns; the first takes two of them."""
+    names = [arm for arm in TIMED if arm in children]
+    arms = [*names, *names[:1]]
     found: list[list[float]] = [[] for _ in arms]
     for turn in range(max(1, rounds // PASSES)):
         for place in range(len(arms)):
             which = (place + turn) % len(arms)
             found[which].append(children[arms[which]].ask(PASSES)["ms"])
     times = [statistics.median(f) for f in found]
-    return {"ms": dict(zip(TIMED, times, strict=False)), "noise": abs(times[-1] / times[0] - 1.0)}
+    return {"ms": dict(zip(names, times, strict=False)), "noise": abs(times[-1] / times[0] - 1.0)}
 
 
 def summary(rows: RowFile) -> Row:
-    """Per model and altogether: tuning, the whole first call, and latency, ours over plain."""
+    """Per model: the parts of the first call, tuning, and latency, of all arms and of one over another."""
     found: Row = {}
     for name in MODELS:
-        arms = {arm: rows.pick(row="compile", model=name, arm=arm) for arm in ARMS}
-        if not all(arms.values()):
+        arms = {arm: rows.pick(row="compile", model=name, arm=arm) for arm in (*FIRST_ARMS, *FOLLOWING)}
+        arms = {arm: mine for arm, mine in arms.items() if mine}
+        if not {"plain", "ours"} <= set(arms):
             continue
-        medians = {
-            key: {arm: statistics.median(r[key] for r in mine) for arm, mine in arms.items()}
-            for key in ("tuning_s", "seconds")
-        }
-        tuning, whole = medians["tuning_s"], medians["seconds"]
-        latency = [r["ms"]["ours"] / r["ms"]["plain"] for r in rows.pick(row="latency", model=name)]
-        found[name] = {
-            **medians,
-            "tuning_plain_over_ours": tuning["plain"] / tuning["ours"] if tuning["ours"] else None,
-            "tuning_shared_over_ours": tuning[SHARED] / tuning["ours"] if tuning["ours"] else None,
-            "tuning_share_of_plain": tuning["plain"] / whole["plain"],
-            "seconds_plain_over_ours": whole["plain"] / whole["ours"],
-            "latency_over_plain": geometric_mean(latency),
-            "latency_noise": max((r["noise"] for r in rows.pick(row="latency", model=name)), default=None),
-            "repeats": min(map(len, arms.values())),
+        found[name] = model_summary(arms, rows.pick(row="latency", model=name))
+    if len(found) > 1:
+        found["all"] = {
+            key: geometric_mean([one[key] for one in found.values() if one.get(key)])
+            for key in ("beyond_plain_over_ours", "first_call_over_untuned", "latency_over_plain")
         }
     return found
 
 
-def main() -> int:
+def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -> Row:
+    """One model's medians over repeats."""
+    medians = {
+        key: {arm: statistics.median(r[key] for r in mine) for arm, mine in arms.items()}
+        for key in ("tuning_s", "seconds")
+    }
+    tuning, whole = medians["tuning_s"], medians["seconds"]
+    latency = [r["ms"]["ours"] / r["ms"]["plain"] for r in latencies if {"plain", "ours"} <= set(r["ms"])]
+    found: Row = {
+        **medians,
+        "parts": {
+            arm: {part: statistics.median(r[part] for r in mine) for part in PARTS}
+            for arm, mine in arms.items()
+            if all(part in r for r in mine for part in PARTS)
+        },
+        "timed": {arm: statistics.median(r.get("timed", 0) for r in mine) for arm, mine in arms.items()},
+        "tuning_plain_over_ours": tuning["plain"] / tuning["ours"] if tuning["ours"] else None,
+        "tuning_share_of_plain": tuning["plain"] / whole["plain"],
+        "seconds_plain_over_ours": whole["plain"] / whole["ours"],
+        "latency_over_plain": geometric_mean(latency),
+        "latency_noise": max((r["noise"] for r in latencies), default=None),
+        "repeats": min(map(len, arms.values())),
+    }
+    if "shared" in tuning:
+        found["tuning_shared_over_ours"] = tuning["shared"] / tuning["ours"] if tuning["ours"] else None
+    if "untuned" in whole:
+        beyond = {arm: whole[arm] - whole["untuned"] for arm in ("plain", "ours")}
+        found["beyond_untuned_s"] = beyond
+        found["beyond_plain_over_ours"] = beyond["plain"] / beyond["ours"] if beyond["ours"] > 0 else None
+        found["first_call_over_untuned"] = whole["ours"] / whole["untuned"]
+    saved = statistics.median(r.get("saved_s", 0.0) for r in arms["ours"])
+    real = whole["plain"] - whole["ours"]
+    found["saved_s"] = {"said": saved, "real": real, "ratio": saved / real if real > 0 else None}
+    for arm, first in (("ours_again", "untuned_again"), ("ours_stored", "untuned")):
+        if arm in whole and first in whole:
+            found[f"{arm}_over_{first}"] = whole[arm] / whole[first]
+    return found
+
+
+def merged(arguments: argparse.Namespace) -> int:
+    """One result of several that were measured apart; repeats of one part are none of another's."""
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.report]
+    kept = ("device", "torch", "triton", "python")
+    seen = {tuple(part["environment"].get(key) for key in kept) for part in parts}
+    if len(seen) > 1 or len({part["null"] for part in parts}) > 1:
+        raise SystemExit(f"parts of one report come from one environment, got {sorted(map(str, seen))}")
+    report = ResultFile(arguments, "whole models: tuning time against plain max-autotune, at equal latency")
+    report.data["environment"], report.data["null"] = parts[-1]["environment"], parts[-1]["null"]
+    path = arguments.out.with_suffix(".rows.jsonl")
+    path.unlink(missing_ok=True)
+    rows = RowFile(path)
+    for number, source in enumerate(arguments.report):
+        for row in RowFile(source.with_suffix(".rows.jsonl")).rows:
+            rows.rows.append({**row, "repeat": f"{number}.{row['repeat']}"})
+    for row in rows.rows:
+        report.add(row["row"], row)
+        if row.get("arm") == "ours" and row.get("timeline"):
+            print(f"{row['model']}, repeat {row['repeat']}\n{timeline_text(row['timeline'])}", flush=True)
+    report.finish(summary(rows))
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
     made = parser(__doc__)
+    every = (*FIRST_ARMS, *FOLLOWING)
     made.add_argument("--repeats", type=int, default=3)
-    made.add_argument("--mode", default="max-autotune-no-cudagraphs", help="of torch.compile, for both arms")
-    made.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    made.add_argument("--rounds", type=int, default=100, help="of timing the forward passes in turns")
+    made.add_argument("--mode", default="max-autotune-no-cudagraphs", help="of torch.compile, for all arms")
+    made.add_argument("--models", "--only", nargs="+", choices=MODELS, default=list(MODELS))
+    made.add_argument("--arms", nargs="+", choices=every, default=list(DEFAULT_ARMS))
+    made.add_argument("--rounds", type=int, default=100, help="of timing the passes in turns")
     made.add_argument("--patience", type=float, default=1800.0, help="seconds that one child may take")
     made.add_argument("--seconds", type=float, default=1e9, help="begin nothing after so many")
     made.add_argument(
         "--work", type=Path, help="where caches are kept until they are timed; default: by FILE"
     )
-    arguments = parse_arguments(made)
-    if arguments.child:
-        compile_child(arguments)
-        return 0
+    made.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
+    arguments = parse_arguments(made, on_host="--report" in sys.argv)
+    if lonely := [arm for arm in arguments.arms if FOLLOWING.get(arm, arm) not in arguments.arms]:
+        made.error(f"{lonely[0]} needs {FOLLOWING[lonely[0]]} among --arms, whose caches it finds")
+    return arguments
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    """All repeats of all models, as far as the time goes."""
     until = time.monotonic() + arguments.seconds
     report = ResultFile(arguments, "whole models: tuning time against plain max-autotune, at equal latency")
     rows = RowFile(arguments.out.with_suffix(".rows.jsonl"))
@@ -291,10 +255,13 @@ def main() -> int:
         return (work / f"{name}-{arm}-{repeat}").resolve()
 
     def child(name: str, arm: str, repeat: int) -> RowProcess:
-        folder = folder_of(name, arm, repeat)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        given = {"model": name, "arm": arm, "repeat": repeat, "folder": str(folder), "mode": arguments.mode}
+        first = folder_of(name, FOLLOWING.get(arm, arm), repeat)
+        folder = first if arm.endswith("_again") else folder_of(name, arm, repeat)
+        if arm not in FOLLOWING:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        given = {"model": name, "arm": arm, "repeat": repeat, "store": str(first / "kept")}
+        given["mode"] = arguments.mode
         env = child_environment(folder, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"))
         return RowProcess(
             child_command(sys.modules["__main__"].__file__ or "", arguments, "compile", given),
@@ -307,9 +274,16 @@ def main() -> int:
             if rows.pick(row="latency", model=name, repeat=repeat) or time.monotonic() > until:
                 continue
             rows.drop(model=name, repeat=repeat)
+            firsts = [arm for arm in FIRST_ARMS if arm in arguments.arms]
+            order = [
+                *(firsts if repeat % 2 else firsts[::-1]),
+                *(a for a in FOLLOWING if a in arguments.arms),
+            ]
             with contextlib.ExitStack() as open_ones:
                 there: dict[str, RowProcess] = {}
-                for arm in ARMS if repeat % 2 else ARMS[::-1]:
+                for arm in order:
+                    if time.monotonic() > until:
+                        break
                     there[arm] = open_ones.enter_context(child(name, arm, repeat))
                     row = there[arm].row()
                     if row is None:
@@ -317,14 +291,23 @@ def main() -> int:
                     rows.add(row)
                     if arm not in TIMED:
                         there.pop(arm).close()
-                timed = in_turns_of(there, arguments.rounds)
-                rows.add({"row": "latency", "model": name, "repeat": repeat, **timed})
-            for arm in ARMS:  # no more than these: `--work` may hold what is not ours
+                else:
+                    timed = in_turns_of(there, arguments.rounds)
+                    rows.add({"row": "latency", "model": name, "repeat": repeat, **timed})
+            for arm in order:  # no more than these: `--work` may hold what is not ours
                 shutil.rmtree(folder_of(name, arm, repeat), ignore_errors=True)
     for row in rows.rows:
         report.add(row["row"], row)
     report.finish(summary(rows))
     return 0
+
+
+def main() -> int:
+    arguments = parse()
+    if arguments.child:
+        compile_child(arguments)
+        return 0
+    return merged(arguments) if arguments.report else measure(arguments)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,9 @@ def device_of(arguments: argparse.Namespace) -> str:
     return "cpu"
 
 
-def compile_separately(module: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
+def compile_separately(
+    module: Any, options: Mapping[str, Any], *, dynamic: bool | None = None
+) -> Callable[..., Any]:
     """`torch.compile(module, options=options)`, sharing nothing with other calls of it in this process.
 
     To dynamo, backends with equal options are equal, and modules of one class run one code: of two modules
@@ -150,7 +152,7 @@ def compile_separately(module: Any, options: Mapping[str, Any]) -> Callable[...,
     def backend(graph: Any, inputs: Any) -> Any:
         return compile_fx(graph, inputs, config_patches=dict(options))
 
-    return torch.compile(module, backend=backend)  # type: ignore[no-any-return]
+    return torch.compile(module, backend=backend, dynamic=dynamic)  # type: ignore[no-any-return]
 
 
 def restart_compile_workers() -> None:

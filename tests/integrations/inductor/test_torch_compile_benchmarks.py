@@ -18,6 +18,8 @@ from benchmarks.inductor import tuning_time as tuning
 from benchmarks.inductor import whole_models as models
 from benchmarks.inductor.tuning_time import PinnedSurrogate
 from benchmarks.lib.compile_processes import RowFile, RowProcess, stream
+from benchmarks.lib.compiled_models import model_of
+from benchmarks.lib.first_call import PARTS, FirstCall
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.surrogates.protocol import Query
 from tests.integrations.inductor.test_parts import a_problem
@@ -143,10 +145,77 @@ def test_models_are_summed_up_by_medians(tmp_path: Path) -> None:
     assert found["convnet"]["latency_over_plain"] == pytest.approx(1.01)
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+def test_parts_that_were_measured_apart_make_one_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part's first repeat is another one than the other part's; the timeline names the slowest operation."""
+    here = {"device": "cpu", "torch": "2", "triton": "3", "python": "3"}
+    slow = {"at_s": 5.0, "precompile_s": 4.0, "timing_s": 0.5, "rounds": 2, "measured": 4, "candidates": 20}
+    for number, name in enumerate(("vit", "vit", "bert")):
+        rows = RowFile(tmp_path / f"{number}.rows.jsonl")
+        base = {"row": "compile", "model": name, "repeat": 0, "tuning_s": 1.0}
+        for arm, seconds in (("untuned", 10.0), ("plain", 30.0 + number), ("ours", 14.0)):
+            rows.add({**base, "arm": arm, "seconds": seconds, "timeline": [{**slow, "label": "mm(8x8)"}]})
+        rows.add({"row": "latency", "model": name, "repeat": 0, "ms": {"plain": 2, "ours": 1}, "noise": 0.0})
+        part = {"environment": here, "null": True}
+        (tmp_path / f"{number}.json").write_text(json.dumps(part), encoding="utf-8")
+    parts = [str(tmp_path / f"{number}.json") for number in range(3)]
+    command = ["whole_models", "--report", *parts, "--out", str(tmp_path / "all.json")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert models.main() == 0
+    found = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))
+    assert (found["environment"], found["null"]) == (here, True)
+    vit, bert = found["summary"]["vit"], found["summary"]["bert"]
+    assert (vit["repeats"], bert["repeats"]) == (2, 1)
+    assert vit["beyond_plain_over_ours"] == pytest.approx(20.5 / 4.0)
+    assert bert["first_call_over_untuned"] == pytest.approx(1.4)
+    assert found["summary"]["all"]["latency_over_plain"] == pytest.approx(0.5)
+    assert "5.00     4.00     0.50      2    4/20   mm(8x8)" in capsys.readouterr().out
+    (tmp_path / "2.json").write_text(json.dumps({**part, "environment": {**here, "torch": "1"}}))
+    with pytest.raises(SystemExit, match="one environment"):
+        models.main()
+
+
+def test_a_second_process_needs_a_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["whole_models", "--null", "--out", "unused.json", "--arms", "plain", "ours_again"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit):
+        models.parse()
+
+
+def test_a_part_of_the_call_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Inductor's clock counts inside of each other is taken apart; decisions say where they stand."""
+    call = FirstCall(began=time.perf_counter() - 20.0, before={})
+    spent = {"_compile.compile_inner": [12.0], "compile_fx_inner": [9.0], "async_compile.wait": [2.0]}
+    spent |= {"mm_template_precompiling": [3.0], "mm_template_autotuning": [1.0]}
+    monkeypatch.setattr("torch._dynamo.utils.compilation_time_metrics", spent)
+    row = call.row()
+    shown = {part: round(row[part]) for part in PARTS}
+    assert shown == {
+        "trace_s": 3,
+        "codegen_s": 3,
+        "precompile_s": 3,
+        "timing_s": 1,
+        "forecast_s": 0,
+        "kernels_s": 2,
+        "rest_s": 8,
+    }
+    assert round(row["seconds"]) == sum(shown.values())
+
+
+OUR_OWN = ("transformer", "convnet", "flex")
+SOME = ("qwen2_decode", "mixtral_prefill", "t5", "whisper_encoder", "convnext", "bert_training")
+
+
+@pytest.mark.parametrize("name", [*OUR_OWN, *SOME, "llama_dynamic"])
 def test_the_models_run(name: str) -> None:
-    module, x = models.model_of(name, "cpu")
-    with torch.no_grad():
-        out = module(x)
+    if name not in OUR_OWN:
+        pytest.importorskip("transformers")
+    model = model_of(name, "cpu")
+    out = model.call(model.module)
     assert torch.isfinite(out).all()
-    assert out.shape == ((2, 1000) if name == "convnet" else x.shape)
+    if name in OUR_OWN:
+        assert out.shape == ((2, 1000) if name == "convnet" else model.inputs[0].shape)
+    assert model.training == any(p.grad is not None for p in model.module.parameters())
+    if model.other_inputs is not None:
+        assert model.call(model.module, other=True).shape != out.shape

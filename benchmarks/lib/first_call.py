@@ -1,0 +1,131 @@
+"""Where the seconds of a compiled model's first call go: by Inductor's own clock, and operation by operation."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.compile_processes import Row, inductor_clock, inductor_seconds
+
+PARTS = ("trace_s", "codegen_s", "precompile_s", "timing_s", "forecast_s", "kernels_s", "rest_s")
+"""Dynamo and AOTAutograd; lowering, scheduling and code; waiting for choices to compile; timing them; our
+forecasts; waiting for the kernels of the graph; loading, the first launches, and whatever else."""
+
+
+@dataclass
+class FirstCall:
+    """What was seen of one first call."""
+
+    began: float = field(default_factory=time.perf_counter)
+    before: Mapping[str, float] = field(default_factory=inductor_clock)
+    timed: int = 0
+    """Choices that were timed, of a list of which at least one was."""
+    operations: list[Row] = field(default_factory=list)
+    """Our decisions, in their order."""
+    saved_s: float = 0.0
+    """What the summary line says."""
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self.began, self.before = time.perf_counter(), inductor_clock()
+
+    def note_decision(self, label: str, decision: Any) -> None:
+        """Keep what is known when a decision falls: where the clock stands, and what it rests on."""
+        self.operations.append(
+            {
+                "label": label,
+                "at_s": time.perf_counter() - self.began,
+                "precompile_s": inductor_seconds("_template_precompiling", self.before),
+                "timing_s": inductor_seconds("_template_autotuning", self.before),
+                "forecast_s": decision.cost.forecast_s,
+                "candidates": decision.candidates,
+                "measured": decision.measured,
+                "rounds": len(decision.rounds),
+            }
+        )
+
+    def row(self) -> Row:
+        """The whole call until now, in seconds and counts."""
+        seconds = time.perf_counter() - self.began
+        spent = {
+            name: inductor_seconds(suffix, self.before)
+            for name, suffix in (
+                ("precompile_s", "_template_precompiling"),
+                ("timing_s", "_template_autotuning"),
+                ("kernels_s", "async_compile.wait"),
+                ("dynamo", "_compile.compile_inner"),
+                ("backward", "<locals>.bw_compiler"),
+                ("inductor", "compile_fx_inner"),
+            )
+        }
+        forecast = sum(one["forecast_s"] for one in self.operations)
+        dynamo, inductor = spent.pop("dynamo") + spent.pop("backward"), spent.pop("inductor")
+        tuning = spent["precompile_s"] + spent["timing_s"] + forecast
+        return {
+            "seconds": seconds,
+            "tuning_s": tuning,
+            **spent,
+            "forecast_s": forecast,
+            "trace_s": max(0.0, dynamo - inductor),
+            "codegen_s": max(0.0, inductor - tuning - spent["kernels_s"]),
+            "rest_s": max(0.0, seconds - max(dynamo, inductor)),
+            "saved_s": self.saved_s,
+            "timed": self.timed,
+            "operations": len(self.operations),
+            "measured": sum(one["measured"] for one in self.operations),
+            "considered": sum(one["candidates"] for one in self.operations),
+            "timeline": self.operations,
+        }
+
+
+@contextlib.contextmanager
+def counted_timings(call: FirstCall) -> Iterator[None]:
+    """Count the choices that Inductor really times meanwhile."""
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    original: Callable[..., Any] = AlgorithmSelectorCache.benchmark
+
+    def benchmark(self: Any, choices: Any, *args: Any, **kwargs: Any) -> Any:
+        call.timed += len(choices)
+        return original(self, choices, *args, **kwargs)
+
+    AlgorithmSelectorCache.benchmark = benchmark
+    try:
+        yield
+    finally:
+        AlgorithmSelectorCache.benchmark = original
+
+
+@contextlib.contextmanager
+def tuning_service(store: Path, call: FirstCall, *, exhaustive: bool = False) -> Iterator[None]:
+    """Our service with a store of its own, its decisions kept in `call`."""
+    from forecast_autotune import enable_torch_compile
+    from forecast_integrations.inductor.summary import LISTENERS
+
+    LISTENERS.append(call.note_decision)
+    try:
+        with enable_torch_compile(store=store, search_space="exhaustive" if exhaustive else None) as handle:
+            yield
+            call.saved_s = handle.session.tally.saved_s
+    finally:
+        LISTENERS.remove(call.note_decision)
+
+
+def timeline_text(rows: list[Row], shown: int = 12) -> str:
+    """The operations between whose decisions most time passed, one line each, with what was waited for."""
+    before: Row = {"at_s": 0.0, "precompile_s": 0.0, "timing_s": 0.0}
+    steps = []
+    for row in rows:
+        steps.append({**row, **{key: row[key] - before[key] for key in before}})
+        before = {key: row[key] for key in before}
+    lines = [f"{'passed':>8} {'waited':>8} {'timed':>8} {'rounds':>6} measured  operation"]
+    for step in sorted(steps, key=lambda step: -float(step["at_s"]))[:shown]:
+        seconds = " ".join(f"{step[key]:8.2f}" for key in ("at_s", "precompile_s", "timing_s"))
+        lines.append(
+            f"{seconds} {step['rounds']:6} {step['measured']:>4}/{step['candidates']:<4} {step['label']}"
+        )
+    return "\n".join(lines)
