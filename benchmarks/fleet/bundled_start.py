@@ -11,6 +11,7 @@ seconds of the same first pass with nothing but the kernels.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib import result_files
-from benchmarks.lib.child_processes import module_command
+from benchmarks.lib.child_processes import child_command, child_environment, last_object
 
 
 def phase(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -60,22 +61,14 @@ def cubins() -> set[Path]:
 
 def in_process(machine: Path, name: str, given: dict[str, Any], **variables: str) -> dict[str, Any]:
     """One step on a machine state, in a process of its own."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("FORECAST_AUTOTUNE")}
-    caches = {
-        "FORECAST_AUTOTUNE_CACHE_DIR": str(machine / "store"),
-        "TRITON_CACHE_DIR": str(machine / variables.pop("triton", "triton")),
-        "TRITON_DEFAULT_FP_FUSION": "1",
-    }
+    cache = str(machine / variables.pop("triton", "triton"))
     told = {f"FORECAST_AUTOTUNE_{k}": v for k, v in variables.items()}
-    command = [*module_command(__file__), "--child", name, "--given", json.dumps(given)]
-    command += ["--null"] if given["null"] else []
-    done = subprocess.run(
-        command, env={**kept, **caches, **told}, capture_output=True, text=True, timeout=3600
-    )
+    env = child_environment(machine, TRITON_CACHE_DIR=cache, TRITON_DEFAULT_FP_FUSION="1", **told)
+    command = child_command(__file__, argparse.Namespace(null=given["null"]), name, given)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=3600)
     if done.returncode:
         raise RuntimeError(f"{name} failed: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return last_object(done.stdout)
 
 
 def run(folder: Path, keys: int, null: bool) -> dict[str, Any]:

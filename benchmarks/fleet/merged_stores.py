@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.lib.environment import host_environment
 from benchmarks.lib.fleet.servers import redis_server
 from benchmarks.lib.fleet.stored_rows import decision, measurement, problem, row
+from benchmarks.lib.result_files import write_result
 from forecast_autotune.errors import StoreError
 from forecast_autotune.store import Store
 from forecast_autotune.store.merging.compaction import compact
@@ -151,9 +152,8 @@ def main() -> int:
         warnings.simplefilter("ignore")
         found = run(arguments.processes, arguments.merges, arguments.seed)
     result = {"claim": "merged_stores", "environment": host_environment(arguments.seed), "summary": found}
-    text = json.dumps(result, indent=1)
-    print(text)
-    arguments.out.write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    write_result(arguments.out, result)
     return int(any(found[name] for name in BAD))
 
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.core_waits import waited_for_core_s
 from benchmarks.lib.environment import environment
 from benchmarks.lib.fleet.servers import (
     MISBEHAVIOUR,
@@ -39,6 +40,7 @@ from benchmarks.lib.fleet.servers import (
     spoil_bytes,
 )
 from benchmarks.lib.fleet.stored_rows import decision, measurement, problem, row
+from benchmarks.lib.result_files import write_result
 from forecast_autotune.records import Problem
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import kernel_of
@@ -86,11 +88,6 @@ def fault_addresses(folder: Path) -> Iterator[dict[str, str]]:
             stop.set()
             child.join(10.0)
             child.kill()
-
-
-def waited_for_core_s() -> float:
-    """Seconds that this thread was ready to run while the kernel had given its core to another process."""
-    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 class Timings:
@@ -267,9 +264,8 @@ def main() -> int:
         warnings.simplefilter("ignore")
         found = run(arguments.faults, arguments.at_once, arguments.seconds, arguments.wait, arguments.seed)
     result = {"claim": "remote_faults", "environment": environment(arguments.seed), "summary": found}
-    text = json.dumps(result, indent=1)
-    print(text)
-    arguments.out.write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    write_result(arguments.out, result)
     return int(bool(found["wrong"] or found["warnings_beyond_one"] or found["queue_over_bound"]))
 
 

@@ -31,7 +31,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from benchmarks.lib import result_files
 from benchmarks.lib.child_processes import module_command
+from benchmarks.lib.core_waits import waited_for_core_s
 from benchmarks.lib.environment import host_environment
 
 BATCH = 500
@@ -64,13 +66,13 @@ class CaseClock:
         """A case begins."""
         self.expired, self.where = False, ""
         self._begin = self._last = time.process_time()
-        self._waited, self._delayed = 0.0, runqueue_s()
+        self._waited, self._delayed = 0.0, waited_for_core_s()
         signal.setitimer(signal.ITIMER_REAL, self.TICK_S, self.TICK_S)
 
     def tick(self, number: int, frame: FrameType | None) -> None:
         """Look at the clocks. Raises `CaseDeadline`."""
         now = time.process_time()
-        delayed = runqueue_s()
+        delayed = waited_for_core_s()
         idle = now - self._last + delayed - self._delayed < self.IDLE_S
         self._waited = self._waited + self.TICK_S if idle else 0.0
         self._last, self._delayed = now, delayed
@@ -79,11 +81,6 @@ class CaseClock:
             stack = traceback.extract_stack(frame)[-4:]
             self.where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(stack))
             raise CaseDeadline
-
-
-def runqueue_s() -> float:
-    """Seconds that this process was ready to run and had no processor."""
-    return int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
 def peak_mib() -> float:
@@ -231,9 +228,7 @@ def write_result(a: argparse.Namespace, cases: list[dict[str, Any]]) -> None:
         "summary": summary_of(cases),
         "faulty": sorted((c for c in cases if c["faults"]), key=lambda c: c["number"])[:MAX_KEPT],
     }
-    part = a.out.with_name(f".{a.out.name}.part")
-    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    part.replace(a.out)
+    result_files.write_result(a.out, result)
 
 
 if __name__ == "__main__":

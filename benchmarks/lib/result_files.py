@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ def _option_to_json(value: Any) -> Any:
     return [_option_to_json(v) for v in value] if isinstance(value, list) else value
 
 
+def write_result(path: Path, data: Mapping[str, Any]) -> None:
+    """Put a result into its file at once, so that nobody meets half of it. Raises `ValueError` for NaN."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
 class ResultFile:
     """One result file, rewritten after every step, so that a run cut short leaves what it had."""
 
@@ -85,6 +93,4 @@ class ResultFile:
         say(f"written: {self.path}")
 
     def _write(self) -> None:
-        part = self.path.with_name(f".{self.path.name}.part")
-        part.write_text(json.dumps(self.data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(self.path)
+        write_result(self.path, self.data)
