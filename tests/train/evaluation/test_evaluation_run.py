@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +244,18 @@ def test_wrong_usage(words: list[str], rule: str, capsys: pytest.CaptureFixture[
     import re
 
     assert re.search(rule, capsys.readouterr().err)
+
+
+def test_without_matplotlib_no_pictures_are_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "out"
+    assert main(["eval", "--limit", "2", "--methods", "random", "--seeds", "1", "--out", str(out)]) == 1
+    said = capsys.readouterr()
+    assert "pip install 'forecast-autotune[plot]'" in said.err
+    assert not said.out
+    assert not out.exists(), "nothing was computed for it"
 
 
 def test_the_command_reads_given_tables(

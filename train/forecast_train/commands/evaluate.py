@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.llm.providers import provider
@@ -29,6 +30,8 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     if options.subject is not None and options.subject not in (*methods, *models):
         raise UsageError(f"--subject {options.subject}: it must be one of --methods {','.join(methods)}")
     out = None if options.out is None else Path(options.out)
+    if out is not None:
+        require_packages("eval --out", "matplotlib")  # before the figures, which take their time
     if options.llm is not None:
         provider().check(options.llm)
     tables = load_tables(options)

@@ -67,7 +67,7 @@ _SHARE_COLUMNS = (
 def write_report(summary: Summary, folder: Path) -> list[Path]:
     """Write `summary.json` and the pictures into a folder, made if need be; returns the files.
 
-    The figures are written before anything is drawn. Raises `MissingPlotLibrary` without matplotlib, and
+    The figures are written before anything is drawn. Raises `MatplotlibMissing` without matplotlib, and
     `OSError`.
     """
     folder.mkdir(parents=True, exist_ok=True)
