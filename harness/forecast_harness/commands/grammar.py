@@ -7,6 +7,8 @@ import argparse
 from forecast_autotune.commands.console.option_types import SECONDS, IntegerRange, device_number
 from forecast_autotune.commands.registry import Commands, store_option
 
+CODE_PATHS = ("auto", "machine-code", "host-code")
+"""How Triton sources come to the clock."""
 CASES = IntegerRange(1, 100_000)
 
 
@@ -130,3 +132,14 @@ def _judged(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=CASES, default=18, metavar="N", help="launches with varied inputs")
     parser.add_argument("--language", choices=("torch", "triton", "cuda"), help="default: by the file's text")
     parser.add_argument("--trace", metavar="FILE", help="append verdicts and times to this .jsonl file")
+
+
+def path_option(parser: argparse._ActionsContainer) -> None:
+    """Add `--path`."""
+    parser.add_argument(
+        "--path",
+        choices=CODE_PATHS,
+        default="auto",
+        help="Triton sources on a GPU: compiled without it and launched by a process that runs none of their Python "
+        "(machine-code), or run in a sandbox (host-code); auto: the first, where it proves to work (default)",
+    )

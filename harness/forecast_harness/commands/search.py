@@ -16,12 +16,13 @@ from forecast_autotune import frameworks
 from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
+from forecast_harness.commands.code_path import open_machine_code
 
 if TYPE_CHECKING:
     from forecast_harness.search.history.state import SearchState
     from forecast_harness.search.interfaces import NodeJudge, Proposer
     from forecast_harness.search.lanes.local_lanes import LocalJudgePool
-    from forecast_harness.search.records import SearchContext, SearchSettings, SearchTarget
+    from forecast_harness.search.records import Node, SearchContext, SearchSettings, SearchTarget
     from forecast_harness.search.report.server import ReportServer
 
 _INTERRUPTED = 130
@@ -72,6 +73,10 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(
             "say what to search, as in `forecast-autotune search swiglu`, or `--show DIR`; not both"
         )
+    if options.path == "machine-code" and (options.ray is not None or options.device == "cpu"):
+        raise UsageError(
+            "--path machine-code is for this machine's CUDA devices: leave it out, or --ray and --device cpu"
+        )
     _check_models(options)
 
 
@@ -111,15 +116,19 @@ def _check_folder(folder: Path, resume: bool) -> None:
 def _search(options: argparse.Namespace, output: Output, folder: Path) -> SearchState:
     from forecast_harness.search.forecasters import open_forecaster
     from forecast_harness.search.judging.devices import verification_plan
+    from forecast_harness.search.records import TargetKind
     from forecast_harness.search.report.live import LiveDisplay
     from forecast_harness.search.run import search as run
     from forecast_harness.search.targets import open_target
 
     device = options.device or ("cuda" if _devices() else "cpu")
     verification_plan(device)  # a device that is not there is told before anything else is tried
+    tell = (lambda stage: None) if options.quiet else output.remark
+    tell(f"opening {options.target} for {device}")
     target, seeds = open_target(options.target, device=device)
     settings = _settings(options)
-    if not options.resume:
+    if not options.resume and target.kind is TargetKind.PACK:
+        tell("checking that the pack tells right from wrong")
         _require_sound_pack(target, device)
     with contextlib.ExitStack() as stack:
         proposers = _proposers(settings, target, stack)
@@ -127,7 +136,9 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> Search
         if forecaster is not None:
             stack.callback(forecaster.close)
         folder.mkdir(parents=True, exist_ok=True)
-        lanes = stack.enter_context(contextlib.closing(_lanes(options, target, device, folder)))
+        lanes = stack.enter_context(
+            contextlib.closing(_lanes(options, output, target, seeds[0], device, folder))
+        )
         server = _server(options, output, folder, stack)
         watch = LiveDisplay(
             output.errors, quiet=options.quiet, lanes=lanes, where="" if server is None else server.url
@@ -151,10 +162,7 @@ def _require_sound_pack(target: SearchTarget, device: str) -> None:
     from forecast_harness.search.interfaces import LaneFailure
     from forecast_harness.search.judging.devices import verification_plan
     from forecast_harness.search.judging.pack_judge import PackJudge
-    from forecast_harness.search.records import TargetKind
 
-    if target.kind is not TargetKind.PACK:
-        return
     try:
         with tempfile.TemporaryDirectory() as scratch:
             judge = PackJudge(target, verification_plan(device), Path(scratch))
@@ -215,7 +223,9 @@ class _JudgeFactory:
         )
 
 
-def _lanes(options: argparse.Namespace, target: SearchTarget, device: str, folder: Path) -> LocalJudgePool:
+def _lanes(
+    options: argparse.Namespace, output: Output, target: SearchTarget, seed: Node, device: str, folder: Path
+) -> LocalJudgePool:
     from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 
     opener = _JudgeFactory(target, device, folder.absolute())
@@ -229,7 +239,10 @@ def _lanes(options: argparse.Namespace, target: SearchTarget, device: str, folde
         raise UsageError(
             f"--lanes {wanted}: there are {there} CUDA devices, and two lanes on one would disturb each other"
         )
-    return LocalJudgePool(opener, wanted)
+    found = open_machine_code(
+        options, output, target, seed, device=device, lanes=wanted, folder=folder.absolute()
+    )
+    return LocalJudgePool(opener, wanted) if found is None else found
 
 
 def _devices() -> int:

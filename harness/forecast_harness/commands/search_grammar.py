@@ -13,6 +13,7 @@ from forecast_autotune.commands.console.option_types import (
     RealRange,
 )
 from forecast_autotune.commands.registry import Commands
+from forecast_harness.commands.grammar import path_option
 
 
 def search(commands: Commands) -> None:
@@ -101,6 +102,7 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--resume", action="store_true", help="go on with the search in that folder")
     group.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, if there is one")
+    path_option(group)
     group.add_argument(
         "--lanes",
         type=WORKERS,

@@ -69,6 +69,9 @@ class BuildRequest:
     """Triton's options of every launch, over those that the source gives."""
     choice: int = 0
     """Which config a decorated kernel takes."""
+    launches: tuple[Mapping[str, Any], ...] = ()
+    """Where `entry` is a kernel and not a function that launches some: its grid, scalars, meta-parameters and
+    options at each case, as `TimedCall.launch` has them."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class CompileWorkers:
                 "options": dict(request.options),
                 "choice": request.choice,
                 "cases": [c.to_json() for c in request.cases],
+                "launches": [dict(one) for one in request.launches],
             }
             job = SandboxJob(_JOB_ENTRY, payload, {SOURCE_FILE: request.source})
             result = lane.run(job, COMPILE_LIMITS)

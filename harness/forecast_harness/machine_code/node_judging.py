@@ -1,8 +1,10 @@
 """Nodes of a search judged through machine code: a `NodeJudge` whose candidates run no Python where the clock is.
 
 Many threads share one device: each compiles, checks and times one node, and the runner takes one request after
-the other, so the device works while others compile. A node that is faster than the one beside it is verified in
-full in a sandbox before it is called so. What is no solution of kernels alone is judged as host code.
+the other, so the device works while others compile. What is dear is done for those that may still win: one config
+is compiled, checked on a small call and timed against the rival's seconds before others are; and only a node that
+is faster is verified in full, in a sandbox, before it is called so. What is no solution of kernels alone is judged
+as host code, and so is everything where the runner fails and that is asked for.
 """
 
 from __future__ import annotations
@@ -13,244 +15,359 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult
-from forecast_harness.machine_code.gates import FAULT_OUTCOMES, SourceBuilder, TrialCall, first_violation
+from forecast_harness.machine_code.compile_workers import BuildResult
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient, RunnerLost, TimingAnswer
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
-from forecast_harness.search.interfaces import LaneFailure, NodeJudge
-from forecast_harness.search.judging.lane_judge import truncated_feedback
-from forecast_harness.search.judging.race_rules import log2_ratio
-from forecast_harness.search.judging.source_configs import (
-    SourceConfig,
-    apply_config,
-    configs_of,
-    diverse_configs,
+from forecast_harness.machine_code.trials import (
+    FAULT_OUTCOMES,
+    SourceBuilder,
+    TargetTrials,
+    TrialConfig,
+    first_violation,
 )
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob
+from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS, HostJudge, truncated_feedback
+from forecast_harness.search.judging.race_rules import log2_ratio
 from forecast_harness.search.records import Node, NodeResult
+from forecast_harness.timing.device import DeviceBusy, exclusive
 
 _HOPELESS = 1.3
-"""Times the seconds of the node beside it, at which a config is given up."""
+"""Times the rival's seconds, at which a config is given up."""
+_FIRST_CONFIGS = 2
+"""Configs of which one must not be hopeless for others to be compiled."""
+_LEAST_GAIN = 0.005
+"""Share by which a node must be faster to be verified in full; one that is less ahead counts as equal."""
+_UNPAIRED_SD = 0.1
+"""Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
 _RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=0)
 _BLOCK = 4
 """Launches that are taken together, where they are not behind pauses."""
-
-FullVerification = Callable[[Node, SourceConfig], str]
-"""Verifies a node in one config in full, in fresh processes; what is wrong, or ''."""
+_MOST_FAILURES = 3
+"""Failures of our own in a row after which all is judged as host code."""
+PATH = "machine code"
 
 
 class NodeRefused(Exception):
     """A node's own failure; `outcome` is its label."""
 
-    def __init__(self, outcome: Outcome, stage: str, detail: str) -> None:
+    def __init__(
+        self, outcome: Outcome, stage: str, detail: str, facts: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(detail)
-        self.outcome, self.stage, self.detail = outcome, stage, detail
+        self.outcome, self.stage, self.detail, self.facts = outcome, stage, detail, dict(facts or {})
 
 
-@dataclass(frozen=True)
-class TrialCalls:
-    """The calls of a target: `small` ones are checked, `timed` ones, by workload, are raced."""
+class NoMachineCode(Exception):
+    """A node that is to be judged as host code; the text says why."""
 
-    small: TrialCall
-    timed: Mapping[str, TrialCall]
+
+class PathFailed(Exception):
+    """A failure of our own: nothing is known of the node; the text says what failed."""
+
+
+@dataclass
+class _NodeTrial:
+    """One job on its way."""
+
+    job: NodeJob
+    configs: Sequence[TrialConfig]
+    note: str
+    rivals: Mapping[str, Program]
+    rival_s: Mapping[str, float]
+    seconds: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By config and workload."""
+    programs: dict[int, Sequence[Program]] = field(default_factory=dict)
+
+    def log_ratio(self, number: int) -> float:
+        """Mean over workloads of the natural log of a config's seconds over the rival's."""
+        return statistics.fmean(math.log(s / self.rival_s[n]) for n, s in self.seconds[number].items())
+
+    @property
+    def best(self) -> int:
+        """The fastest config so far."""
+        return min(self.seconds, key=self.log_ratio)
 
 
 class MachineCodeJudge:
     """Judges nodes of one target on one device. `judge` may be called from many threads.
 
-    `host` makes the judge for all that is no machine code, once it is needed: host code, and confirmations.
+    `host` makes the judge for all that is no machine code, once it is needed: host code, full verification and
+    confirmations. `on_failure` is told once of a failure of our own, and whether it is the last one that is tried;
+    the node is then judged as host code, unless `insist`, where the lane fails.
     """
 
     def __init__(
         self,
         runner: RunnerClient,
         builder: SourceBuilder,
-        calls: TrialCalls,
-        entry: str,
+        trials: TargetTrials,
         *,
-        verify: FullVerification,
-        host: Callable[[], NodeJudge],
+        host: Callable[[], HostJudge],
         device: str = "",
-        implausible: Callable[[str, float], str] = lambda workload, seconds: "",
+        insist: bool = False,
+        on_failure: Callable[[str], None] = lambda reason: None,
+        device_lock: str = "",
+        locks: Path | None = None,
     ) -> None:
-        """`implausible`: why one launch of a workload cannot have taken so few seconds, or ''."""
-        self._runner, self._builder, self._calls, self._entry = runner, builder, calls, entry
-        self._verify, self._make_host, self._device = verify, host, device
-        self._implausible = implausible
-        self._host: NodeJudge | None = None
+        """`device_lock`: the device's name among all processes that time on it; `locks`: where the locks lie."""
+        self._runner, self._builder, self._trials = runner, builder, trials
+        self._make_host, self._device, self._insist, self._on_failure = host, device, insist, on_failure
+        self._lock_name, self._locks = device_lock, locks
+        self._host: HostJudge | None = None
         self._cache_lock = threading.Lock()
-        self._device_lock = threading.RLock()
+        self._device_mutex = threading.RLock()
         """Held by whoever uses the device: what others do there meanwhile would be in a time."""
         self._built: dict[str, Future[BuildResult]] = {}
+        self._rival_seconds: dict[tuple[str, str], float] = {}
+        self._failures = 0
+        self._used = threading.local()
 
     def judge(self, job: NodeJob) -> NodeResult:
         """Check, tune and time a node beside `job.against`. Raises `LaneFailure`."""
-        began = time.perf_counter()
-        try:
-            found = self._judged(job)
-        except NodeRefused as refused:
-            found = self._result(refused.outcome, refused.stage, refused.detail)
-        except RunnerLost as lost:
-            raise LaneFailure(str(lost), self._device) from lost
+        began, self._used.seconds = time.perf_counter(), 0.0
+        why = "the runner failed too often" if self._failures >= _MOST_FAILURES else ""
+        found: NodeResult | None = None
+        if not why:
+            try:
+                found = self._judged(job)
+                self._failures = 0
+            except NodeRefused as refused:
+                found = self._refused(refused)
+            except NoMachineCode as error:
+                why = str(error)
+            except (PathFailed, RunnerLost, DeviceBusy) as error:
+                if self._insist:
+                    raise LaneFailure(str(error), self._device) from error
+                why = str(error)
+                self._note_failure(why)
         if found is None:
-            with self._device_lock:
+            with self._device_mutex:
                 found = self._host_judge().judge(job)
+            found = replace(found, facts={**found.facts, "path": "host code", "path_reason": why[:300]})
+        else:
+            found = replace(found, device_seconds=self._used.seconds)
         return replace(found, against=job.against.id, wall_seconds=time.perf_counter() - began)
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """As the judge of host code does: in a lane of its own, with the whole protocol. Raises `LaneFailure`."""
-        with self._device_lock:
+        with self._device_mutex:
             return self._host_judge().confirm(confirm)
+
+    def try_seed(self, job: NodeJob) -> str:
+        """Why this target cannot be judged through machine code, by its seed; '' if it can.
+
+        The seed is known to be right: what goes wrong with it is a failure of our own, or of what machine code
+        can express.
+        """
+        try:
+            config = self._trials.configs(replace(job, trials=1))[0][0]
+            programs = self._checked(self._program(job.node, config).result())
+            for name, program in zip(self._trials.calls.timed, programs[1:], strict=True):
+                if said := self._trials.implausible(name, self._seconds(program, name, 0.0)):
+                    return said
+        except (NodeRefused, NoMachineCode, PathFailed, RunnerLost, DeviceBusy) as error:
+            return str(error)
+        return ""
 
     def close(self) -> None:
         """End the judge of host code; another is made when it is needed. Runner and builder are their owner's."""
-        with self._device_lock:
+        with self._device_mutex:
             host, self._host = self._host, None
         if host is not None:
             host.close()
 
-    def _host_judge(self) -> NodeJudge:
+    def _host_judge(self) -> HostJudge:
         if self._host is None:
             self._host = self._make_host()
         return self._host
 
+    def _note_failure(self, reason: str) -> None:
+        with self._cache_lock:
+            self._failures += 1
+            last = self._failures == _MOST_FAILURES
+        self._on_failure(f"{reason}; from here on, all is judged as host code" if last else reason)
+
     # --- one node ---
 
-    def _judged(self, job: NodeJob) -> NodeResult | None:
-        """None for host code."""
+    def _judged(self, job: NodeJob) -> NodeResult:
         if job.node.language != "triton" or job.against.language != "triton":
-            return None
-        configs, note = self._configs(job)
-        against = self._program(job.against, job.against_config)
+            raise NoMachineCode("only Triton sources are compiled to machine code")
+        configs, note = self._trials.configs(job)
         first = self._build(job.node, configs[0])
-        beside = against.result()
-        if beside.host_code or first.result().host_code:
-            return None
-        if not beside.programs:
-            raise LaneFailure(
-                f"the node to be timed beside: {beside.error or beside.infrastructure}", self._device
-            )
-        rivals = dict(zip(self._calls.timed, beside.programs[1:], strict=True))
-        bounds = {n: self._seconds(rivals[n], n, 0.0) for n in rivals}
-        timed: dict[int, dict[str, float]] = {}
-        programs: dict[int, Sequence[Program]] = {}
+        rival = self._rival(job, configs[0])
+        trial = _NodeTrial(job, configs, note, *rival)
         failure = NodeRefused(Outcome.COMPILE_ERROR, "compile", "no config was built")
-        building = [first]
+        building = {0: first}
         for number in range(len(configs)):
+            if number not in building:  # one of the first may win: all others are compiled at once
+                left = range(number, len(configs)) if number >= _FIRST_CONFIGS else (number,)
+                building |= {n: self._build(job.node, configs[n]) for n in left}
             try:
-                programs[number] = self._checked(building[number].result())
-                timed[number] = {
-                    n: self._seconds(p, n, bounds[n] * _HOPELESS)
-                    for n, p in zip(self._calls.timed, programs[number][1:], strict=True)
-                }
+                self._time_config(trial, number, building[number].result())
             except NodeRefused as refused:
                 failure = refused
                 if number == 0 and refused.outcome is Outcome.INCORRECT:
                     raise
-            if number == 0:
-                building += [self._build(job.node, c) for c in configs[1:]]
-        if not timed:
+            if number == _FIRST_CONFIGS - 1 and self._is_hopeless(trial):
+                break
+        if not trial.seconds:
             raise failure
-        best = min(timed, key=lambda n: sum(math.log(s) for s in timed[n].values()))
-        return self._raced(job, configs[best], programs[best], rivals, len(timed), note)
+        self._trials.learn(
+            job,
+            [(configs[n], [*s.values()]) for n, s in trial.seconds.items()],
+            [*trial.rival_s.values()],
+        )
+        return self._given_up(trial) if self._is_hopeless(trial) else self._raced(trial)
 
-    def _configs(self, job: NodeJob) -> tuple[Sequence[SourceConfig], str]:
-        try:
-            source = job.node.source
-            listed = [c for c in configs_of(source) if apply_config(source, c) != source]
-        except RecordError as error:
-            return ({},), f"CONFIGS were not used: {error}"
-        return diverse_configs([{}, *listed], max(1, job.trials)), ""
+    def _rival(self, job: NodeJob, config: TrialConfig) -> tuple[Mapping[str, Program], Mapping[str, float]]:
+        """Programs and seconds of the node beside, by workload. Raises `NoMachineCode`, `PathFailed`."""
+        chosen = job.against_config or (config if job.against.id == job.node.id else {})
+        built = self._program(job.against, chosen).result()
+        if built.host_code:
+            raise NoMachineCode(f"the node to be timed beside: {built.host_code}")
+        if not built.programs:
+            raise PathFailed(f"the node to be timed beside: {built.error or built.infrastructure}")
+        programs = [self._trials.sealed(p) for p in built.programs[1:]]
+        rivals = dict(zip(self._trials.calls.timed, programs, strict=True))
+        found = {}
+        for name, program in rivals.items():
+            key = (self._key(job.against, chosen), name)
+            try:
+                if key not in self._rival_seconds:
+                    self._rival_seconds[key] = self._seconds(program, name, 0.0)
+            except NodeRefused as refused:
+                raise PathFailed(f"the node to be timed beside: {refused.detail}") from refused
+            found[name] = self._rival_seconds[key]
+        return rivals, found
 
-    def _raced(
-        self,
-        job: NodeJob,
-        config: SourceConfig,
-        programs: Sequence[Program],
-        rivals: Mapping[str, Program],
-        timed: int,
-        note: str,
-    ) -> NodeResult:
+    def _time_config(self, trial: _NodeTrial, number: int, built: BuildResult) -> None:
+        programs = self._checked(built)
+        named = zip(self._trials.calls.timed, programs[1:], strict=True)
+        seconds = {n: self._seconds(p, n, trial.rival_s[n] * _HOPELESS) for n, p in named}
+        trial.seconds[number], trial.programs[number] = seconds, programs
+
+    def _is_hopeless(self, trial: _NodeTrial) -> bool:
+        """Whether every config so far is far from the rival on the whole."""
+        return bool(trial.seconds) and trial.log_ratio(trial.best) > math.log(_HOPELESS)
+
+    def _given_up(self, trial: _NodeTrial) -> NodeResult:
+        ratio = trial.log_ratio(trial.best) / math.log(2)
+        text = f"Right on a small call, and given up: {2**ratio:.2f} times slower."
+        return self._measured(trial, trial.best, ratio, _UNPAIRED_SD, trial.seconds[trial.best], text, {})
+
+    def _raced(self, trial: _NodeTrial) -> NodeResult:
         """The best config beside the other node; verified in full where it is the faster one."""
+        best = trial.best
         blocks: list[list[float]] = []
         seconds, theirs = {}, {}
-        for name, program in zip(self._calls.timed, programs[1:], strict=True):
-            answer = self._timed([rivals[name], program], name, _RACE)
+        for name, program in zip(self._trials.calls.timed, trial.programs[best][1:], strict=True):
+            answer = self._timed([trial.rivals[name], program], name, _RACE)
             pairs = [_block_means(s, answer.recorded) for s in answer.seconds]
             blocks.append([math.log(a / b) for a, b in zip(*pairs, strict=True)])
             theirs[name], seconds[name] = (statistics.median(p) for p in pairs)
-            if said := self._implausible(name, seconds[name]):
+            if said := self._trials.implausible(name, seconds[name]):
                 raise NodeRefused(Outcome.INFRASTRUCTURE, "time", f"impossible: {said}")
         least = min(len(b) for b in blocks)
         ratio, error = log2_ratio([statistics.fmean(b[n] for b in blocks) for n in range(least)])
-        if ratio < 0:
-            with self._device_lock:
-                wrong = self._verify(job.node, config)
-            if wrong:
-                raise NodeRefused(Outcome.INCORRECT, "verify", wrong)
+        facts: dict[str, Any] = {"blocks": least}
+        if ratio < math.log2(1 - _LEAST_GAIN):
+            with self._device_mutex:
+                verified = self._host_judge().verify_in_full(trial.job.node, trial.configs[best])
+            if verified.wrong:
+                raise NodeRefused(verified.outcome, "verify", verified.wrong, verified.facts)
+            facts |= {**verified.facts, "verified_in_full": True}
+        else:
+            ratio = max(0.0, ratio)  # what was not verified in full is never called faster
         each = [f"{n} {1e6 * s:.1f} us against {1e6 * theirs[n]:.1f} us" for n, s in seconds.items()]
-        word = "slower" if ratio > 0 else "faster"
+        word = "slower" if ratio > 0 else "faster" if ratio < 0 else "faster or slower"
         text = f"Right, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
-        text += f" Its best config is {dict(config)}." if config else ""
+        return self._measured(trial, best, ratio, error, seconds, text, facts)
+
+    def _measured(
+        self,
+        trial: _NodeTrial,
+        number: int,
+        ratio: float,
+        error: float,
+        seconds: Mapping[str, float],
+        text: str,
+        facts: Mapping[str, Any],
+    ) -> NodeResult:
+        config = dict(trial.configs[number])
+        if config:
+            text += f" Its best config is {config}."
+        ranked = [
+            {"config": dict(trial.configs[n]), "log2_ratio": trial.log_ratio(n) / math.log(2)}
+            for n in trial.seconds
+        ]
         return NodeResult(
             Outcome.OK,
             log2_ratio=ratio,
             sd=error,
-            seconds=seconds,
-            config=dict(config),
-            measurements=timed,
+            seconds=dict(seconds),
+            config=config,
+            measurements=len(trial.seconds),
             device=self._device,
             stage="time",
-            feedback=truncated_feedback(f"{text} {note}"),
-            facts={"path": "machine code", "verified_in_full": ratio < 0, "blocks": least},
+            feedback=truncated_feedback(f"{text} {trial.note}"),
+            facts={"verified_in_full": False, **facts, "path": PATH, "configs": ranked},
         )
 
-    def _result(self, outcome: Outcome, stage: str, detail: str) -> NodeResult:
-        facts: dict[str, Any] = {"path": "machine code"}
+    def _refused(self, refused: NodeRefused) -> NodeResult:
         return NodeResult(
-            outcome,
+            refused.outcome,
             measurements=1,
             device=self._device,
-            stage=stage,
-            feedback=truncated_feedback(detail),
-            facts=facts,
+            stage=refused.stage,
+            feedback=truncated_feedback(refused.detail),
+            facts={**refused.facts, "path": PATH},
         )
 
     # --- building, checking, timing ---
 
-    def _program(self, node: Node, config: SourceConfig) -> Future[BuildResult]:
+    def _key(self, node: Node, config: TrialConfig) -> str:
+        return repr((node.id, sorted(config.items(), key=lambda item: item[0])))
+
+    def _program(self, node: Node, config: TrialConfig) -> Future[BuildResult]:
         """Of a node that others are timed beside: built once."""
-        key = repr((node.id, sorted(config.items())))
+        key = self._key(node, config)
         with self._cache_lock:
             if key not in self._built:
                 self._built[key] = self._build(node, config)
             return self._built[key]
 
-    def _build(self, node: Node, config: SourceConfig) -> Future[BuildResult]:
-        cases = (self._calls.small.arguments, *(c.arguments for c in self._calls.timed.values()))
-        source = apply_config(node.source, config)
-        return self._builder.submit(BuildRequest(node.id, source, self._entry, cases))
+    def _build(self, node: Node, config: TrialConfig) -> Future[BuildResult]:
+        return self._builder.submit(self._trials.request(node, config))
 
     def _checked(self, built: BuildResult) -> Sequence[Program]:
+        """A config's programs, right on the small call. Raises `NodeRefused`, `NoMachineCode`, `PathFailed`."""
         if built.infrastructure:
-            raise LaneFailure(built.infrastructure, self._device)
-        if built.error or built.host_code:
-            raise NodeRefused(Outcome.COMPILE_ERROR, "compile", built.error or built.host_code)
-        call, program = self._calls.small, built.programs[0]
+            raise PathFailed(built.infrastructure)
+        if built.host_code:
+            raise NoMachineCode(built.host_code)
+        if built.error:
+            if COMPILE_ERRORS.search(built.error):
+                raise NodeRefused(Outcome.COMPILE_ERROR, "compile", built.error)
+            raise NoMachineCode(f"its launches could not be recorded: {built.error}")
+        programs = [self._trials.sealed(p) for p in built.programs]
+        call = self._trials.calls.small
         try:
-            with self._device_lock:
-                answer = self._runner.check(program, call.given)
+            with self._device_mutex:
+                began = time.perf_counter()
+                answer = self._runner.check(programs[0], call.given)
+                self._used.seconds = self._spent + time.perf_counter() - began
         except ProgramFault as fault:
             raise NodeRefused(FAULT_OUTCOMES[fault.kind], "verify", fault.detail) from fault
-        if said := first_violation(answer.violations) or call.wrong(program, answer.launches):
+        if said := first_violation(answer.violations) or call.wrong(programs[0], answer.launches):
             raise NodeRefused(Outcome.INCORRECT, "verify", said)
-        return built.programs
+        return programs
 
     def _seconds(self, program: Program, workload: str, bound_s: float) -> float:
         """Seconds of one launch; of the fastest, where that is beyond the bound."""
@@ -259,15 +376,22 @@ class MachineCodeJudge:
 
     def _timed(self, programs: Sequence[Program], workload: str, limits: TimingLimits) -> TimingAnswer:
         try:
-            with self._device_lock:
-                answer = self._runner.time(programs, self._calls.timed[workload].given, limits)
+            with self._device_mutex, exclusive(self._lock_name, folder=self._locks):
+                began = time.perf_counter()
+                answer = self._runner.time(programs, self._trials.calls.timed[workload].given, limits)
+                self._used.seconds = self._spent + time.perf_counter() - began
         except ProgramFault as fault:
             if fault.candidate != programs[-1].candidate:
-                raise LaneFailure(f"the node beside it failed: {fault.detail}", self._device) from fault
+                raise PathFailed(f"the node beside it failed: {fault.detail}") from fault
             raise NodeRefused(FAULT_OUTCOMES[fault.kind], "time", fault.detail) from fault
         if said := first_violation(answer.violations):
             raise NodeRefused(Outcome.INCORRECT, "time", said)
         return answer
+
+    @property
+    def _spent(self) -> float:
+        """Seconds that this thread's job has used the device."""
+        return float(getattr(self._used, "seconds", 0.0))
 
 
 def _block_means(seconds: Sequence[float], recorded: bool) -> list[float]:

@@ -16,7 +16,7 @@ from functools import cache
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.llm.advice.record import Advice
-from forecast_autotune.records import Config, Device, digest
+from forecast_autotune.records import Config, Device, Kernel, digest
 from forecast_autotune.store import Store
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance
@@ -93,6 +93,14 @@ def configs_for(target: SearchTarget, source: str) -> list[Config]:
     return list(dict.fromkeys(replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in takes)) for c in listed))
 
 
+def decided_config(target: SearchTarget, source: str) -> Config | None:
+    """The config that the store of whoever began the search has decided on for the base kernel, of its source."""
+    given = target.payload.get("decided")
+    if given is None or source != subjects_of(target)[0].source:
+        return None
+    return Config.from_json(given)
+
+
 def solution_of(target: SearchTarget, node: Node) -> Solution:
     """A node as a solution of its target's pack."""
     return Solution(node.id, Language(node.language), node.source, target.entry)
@@ -158,6 +166,8 @@ def _kernel_target(file: str, name: str, device: str) -> tuple[SearchTarget, tup
     }
     if (advice := store.advice(called.kernel.source_sha256)) is not None:
         payload["advice"] = advice.to_json()
+    if (decided := _stored_config(store, called.kernel, subjects)) is not None:
+        payload["decided"] = decided.to_json()
     made = SearchTarget(
         TargetKind.KERNEL,
         called.kernel.name,
@@ -168,6 +178,17 @@ def _kernel_target(file: str, name: str, device: str) -> tuple[SearchTarget, tup
         payload,
     )
     return made, (_seed(made, called.text, "triton", "base"),)
+
+
+def _stored_config(store: Store, kernel: Kernel, subjects: Sequence[BaseKernel]) -> Config | None:
+    """What the store decided on for the first call of the base source on this device."""
+    if not subjects or not subjects[0].calls:
+        return None
+    for problem, decision in store.decisions(kernel.name, _cuda_device().slug):
+        same = problem.kernel.source_sha256 == kernel.source_sha256
+        if same and problem.arguments == subjects[0].calls[0] and decision.chosen.is_base_variant:
+            return decision.chosen.config
+    return None
 
 
 _DEVICE_SCRIPT = """

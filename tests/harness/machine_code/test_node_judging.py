@@ -3,72 +3,62 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.lib.machine_code.sums import SumCall
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.machine_code.node_judging import MachineCodeJudge, TrialCalls
+from forecast_harness.machine_code.node_judging import MachineCodeJudge
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
-from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
-from tests.harness.machine_code.written_sources import SMALL, WrittenBuilder
+from forecast_harness.search.records import Node, SearchTarget, TargetKind
+from tests.harness.machine_code.noting_host import NotingHost
+from tests.harness.machine_code.sum_trials import SumTrials
+from tests.harness.machine_code.written_sources import WrittenBuilder
 
 TARGET = SearchTarget(TargetKind.PACK, "sum", "sum-1", "triton", "run", "adds")
-
-
-class HostJudge:
-    """Stands for the judge of host code: notes what it is asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.closed = False
-
-    def judge(self, job: NodeJob) -> NodeResult:
-        self.asked.append(job.node.id)
-        return NodeResult(Outcome.OK, log2_ratio=0.5, stage="time")
-
-    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
-        self.asked += [n.id for n in confirm.nodes]
-        return {n.id: NodeResult(Outcome.OK, log2_ratio=0.0, stage="confirm") for n in confirm.nodes}
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class Judged:
     """A judge over a fake driver, and what it has asked of others."""
 
-    def __init__(self, runner: RunnerClient, wrong: Mapping[str, str]) -> None:
-        self.builder, self.host = WrittenBuilder(), HostJudge()
-        self.verified: list[str] = []
-
-        def verify(node: Node, config: object) -> str:
-            self.verified.append(node.id)
-            return wrong.get(node.id, "")
-
+    def __init__(self, runner: RunnerClient, locks: Path, warps: Sequence[int] = (4,), **more: Any) -> None:
+        self.builder, self.trials = WrittenBuilder(), SumTrials(warps)
+        self.host = NotingHost({"cheat": "wrong at a hidden size"})
+        self.told: list[str] = []
         self.judge = MachineCodeJudge(
             runner,
             self.builder,
-            TrialCalls(SumCall(1, SMALL), {"large": SumCall(2)}),
-            "run",
-            verify=verify,
+            self.trials,
             host=lambda: self.host,
             device="fake",
-            implausible=lambda workload, seconds: "faster than memory" if seconds < 3e-6 else "",
+            on_failure=self.told.append,
+            locks=locks,
+            **more,
         )
+
+    def close(self) -> None:
+        self.judge.close()
+        self.builder.close()
 
 
 @pytest.fixture
-def judged(runner: RunnerClient) -> Iterator[Judged]:
-    found = Judged(runner, {"cheat": "wrong at a hidden size"})
+def judged(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
+    found = Judged(runner, tmp_path)
     yield found
-    found.judge.close()
-    found.builder.close()
+    found.close()
+
+
+@pytest.fixture
+def tuned(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
+    found = Judged(runner, tmp_path, (4, 8, 2, 16))
+    yield found
+    found.close()
 
 
 def node(name: str, source: str) -> Node:
@@ -87,16 +77,41 @@ def test_a_faster_node_is_verified_in_full_and_says_by_how_much(judged: Judged) 
     assert found.outcome is Outcome.OK
     assert found.log2_ratio == pytest.approx(-1, abs=0.1)
     assert found.seconds["large"] == pytest.approx(25e-6, rel=0.1)
-    assert (found.against, found.facts["verified_in_full"]) == ("seed", True)
-    assert judged.verified == ["fast"]
+    assert (found.against, found.facts["verified_in_full"], found.facts["launches"]) == ("seed", True, 9)
+    assert found.device_seconds > 0
+    assert judged.host.verified == ["fast"]
+    assert judged.trials.learnt == [("fast", 1)]
 
 
-def test_a_slower_node_is_not_verified_in_full(judged: Judged) -> None:
-    found = judged.judge.judge(job("slow", "honest 80000"))
+@pytest.mark.parametrize(("cost", "ratio"), [(60_000, 0.26), (50_000, 0.0), (49_950, 0.0)])
+def test_what_is_not_shown_to_be_faster_is_neither_verified_in_full_nor_called_so(
+    judged: Judged, cost: int, ratio: float
+) -> None:
+    found = judged.judge.judge(job("other", f"honest {cost}"))
     assert found.log2_ratio is not None
-    assert found.log2_ratio > 0.5
-    assert judged.verified == []
+    assert found.log2_ratio >= 0
+    assert found.log2_ratio == pytest.approx(ratio, abs=0.03)
+    assert judged.host.verified == []
     assert not found.facts["verified_in_full"]
+
+
+def test_a_hopeless_source_is_given_up_after_two_configs(tuned: Judged) -> None:
+    found = tuned.judge.judge(job("slow", "honest 200000"))
+    assert found.log2_ratio == pytest.approx(1, abs=0.1)
+    assert found.measurements == 2
+    assert [w for name, w in tuned.builder.asked if name == "slow"] == [4, 8]
+
+
+def test_the_best_of_all_configs_counts(tuned: Judged) -> None:
+    found = tuned.judge.judge(job("many", "honest 48000"))
+    assert (found.measurements, found.config) == (4, {"num_warps": 16})
+    assert found.log2_ratio == pytest.approx(-2.0, abs=0.2)
+    assert len(found.facts["configs"]) == 4
+
+
+def test_one_config_that_fails_does_not_end_a_source(tuned: Judged) -> None:
+    found = tuned.judge.judge(job("wide", "wide 40000"))
+    assert (found.outcome, found.config, found.measurements) == (Outcome.OK, {"num_warps": 4}, 1)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +129,7 @@ def test_a_node_that_fails_says_at_which_stage(
     found = judged.judge.judge(job("bad", source))
     assert (found.outcome, found.stage, found.log2_ratio) == (outcome, stage, None)
     assert found.feedback
-    assert judged.verified == []
+    assert judged.host.verified == []
 
 
 def test_a_node_that_verification_refuses_is_not_faster(judged: Judged) -> None:
@@ -123,19 +138,54 @@ def test_a_node_that_verification_refuses_is_not_faster(judged: Judged) -> None:
     assert "hidden size" in found.feedback
 
 
-def test_host_code_and_confirmations_go_to_the_other_judge(judged: Judged) -> None:
-    assert judged.judge.judge(job("torch", "host")).against == "seed"
+@pytest.mark.parametrize(("source", "why"), [("host", "torch.mm"), ("odd", "could not be recorded")])
+def test_what_is_no_machine_code_goes_to_the_other_judge(judged: Judged, source: str, why: str) -> None:
+    found = judged.judge.judge(job("torch", source))
+    assert found.against == "seed"
+    assert found.facts["path"] == "host code"
+    assert why in found.facts["path_reason"]
+    assert judged.told == []  # no failure of ours
     judged.judge.confirm(ConfirmationJob((SEED,), {}, SEED, TARGET))
     assert judged.host.asked == ["torch", "seed"]
     judged.judge.close()
     assert judged.host.closed
 
 
-def test_what_is_lost_in_our_own_doing_is_no_label(judged: Judged) -> None:
-    with pytest.raises(LaneFailure, match="server was lost"):
-        judged.judge.judge(job("lost", "lost"))
-    with pytest.raises(LaneFailure, match="timed beside"):
-        judged.judge.judge(job("any", "honest 40000", against=node("other", "broken")))
+def test_a_failure_of_our_own_has_the_node_judged_as_host_code_and_three_in_a_row_all(judged: Judged) -> None:
+    found = [judged.judge.judge(job(f"lost-{n}", "lost")) for n in range(3)]
+    assert [f.facts["path_reason"] for f in found] == ["the server was lost"] * 3
+    assert [t.endswith("all is judged as host code") for t in judged.told] == [False, False, True]
+    later = judged.judge.judge(job("fine", "honest 24000"))
+    assert later.facts["path"] == "host code"
+    assert judged.host.asked == ["lost-0", "lost-1", "lost-2", "fine"]
+
+
+def test_a_failure_of_our_own_is_the_lanes_where_machine_code_is_insisted_on(
+    runner: RunnerClient, tmp_path: Path
+) -> None:
+    made = Judged(runner, tmp_path, insist=True)
+    try:
+        with pytest.raises(LaneFailure, match="server was lost"):
+            made.judge.judge(job("lost", "lost"))
+        with pytest.raises(LaneFailure, match="timed beside"):
+            made.judge.judge(job("any", "honest 40000", against=node("other", "broken")))
+        assert made.host.asked == []
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("honest 50000", ""),
+        ("wrong", "wrong values"),
+        ("host", "torch.mm"),
+        ("honest 100", "faster than memory"),
+    ],
+)
+def test_a_seed_shows_whether_a_target_can_be_judged_so(judged: Judged, source: str, said: str) -> None:
+    found = judged.judge.try_seed(job("seed", source))
+    assert found.startswith(said) if said else found == ""
 
 
 def test_a_pool_of_judges_shares_one_device_and_loses_nothing(judged: Judged) -> None:
@@ -155,5 +205,5 @@ def test_a_pool_of_judges_shares_one_device_and_loses_nothing(judged: Judged) ->
         Outcome.OK,
     ]
     assert [r.outcome for r in found] == 2 * wanted
-    assert sorted(judged.verified) == ["node-0", "node-11", "node-5", "node-6"]
+    assert sorted(judged.host.verified) == ["node-0", "node-11", "node-5", "node-6"]
     assert threading.active_count() < 50

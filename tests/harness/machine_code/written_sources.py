@@ -34,6 +34,8 @@ class WrittenBuilder:
         kind, _, cost = request.source.partition(" ")
         if kind == "broken":
             return BuildResult(request, error="CompilationError: no such name")
+        if kind == "odd":
+            return BuildResult(request, error="RuntimeError: no such device")
         if kind == "host":
             return BuildResult(request, host_code="torch.mm computes on data")
         if kind == "lost":

@@ -117,6 +117,12 @@ def test_a_variants_fault_is_its_outcome(
     assert said in found.feedback
 
 
+def test_a_variant_is_verified_in_one_config(judge: KernelJudge) -> None:
+    right = judge.verify_in_full(node(NAIVE), CONFIGS[0].to_json())
+    assert (right.outcome, right.wrong) == (Outcome.OK, "")
+    assert "checks_passed" not in right.facts
+
+
 @pytest.mark.slow
 def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge) -> None:
     config = {"kwargs": {"BLOCK": 512}}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from forecast_autotune.variants.entry import KernelEntry
 from forecast_harness.machine_code.recording.device import (
     RecordedLaunch,
     RecordingDevice,
@@ -34,6 +35,9 @@ def record(
 ) -> CellAnswer:
     """Call `entry` of `file` once, with what `case` says, under `options`; nothing is launched.
 
+    `launch`, where it is not None, has `grid`, `scalars`, `meta` and `options`: `entry` is then a kernel, which
+    is launched so.
+
     `case` has `tensors` (name -> dtype, shape, stride, late, role) and `scalars`. `options` are Triton's for
     every launch (`num_warps` ...); `choice` is the number of the config that decorated kernels take. The value
     has `plan` and `kernels`, and the arrays their machine code; or `host_code`, why the solution is none of
@@ -46,13 +50,19 @@ def record(
     plan = _PlanWriter(recorder, device)
     try:
         if "solution" not in state:
-            state["solution"] = getattr(load(payload["file"]), payload["entry"])
+            state["solution"] = _solution(payload)
         with recorder.active():
             given = {
                 name: recorder.give(name, t["dtype"], t["shape"], t["stride"], t["late"])
                 for name, t in payload["case"]["tensors"].items()
             }
-            returned = state["solution"](**given, **payload["case"]["scalars"])
+            launch = payload.get("launch")
+            if launch is None:
+                returned = state["solution"](**given, **payload["case"]["scalars"])
+            else:
+                named = {**given, **launch["scalars"]}
+                state["solution"].run(launch["grid"], named, launch["meta"], launch["options"])
+                returned = None
             plan.take_launches()
             outputs = plan.returned(flat_tensors(returned))
     except (HostCode, UnsupportedLaunch) as error:
@@ -71,6 +81,14 @@ def record(
     made = LaunchPlan(buffers, tuple(plan.steps), outputs)
     code = {f"code-{n}": TensorBytes("uint8", (len(k.image),), k.image) for n, k in enumerate(plan.kernels)}
     return CellAnswer({"plan": made.to_json(), "kernels": [k.to_json() for k in plan.kernels]}, code)
+
+
+def _solution(payload: Mapping[str, Any]) -> Any:
+    """The function that launches kernels; or, where `launch` says how, the kernel itself."""
+    module = load(payload["file"])
+    if payload.get("launch") is None:
+        return getattr(module, payload["entry"])
+    return KernelEntry.of(vars(module), payload["entry"])
 
 
 class _PlanWriter:

@@ -189,6 +189,20 @@ class RunnerClient:
         with self._lock:
             return self._health()
 
+    def timed_pauses(self, cycles: Sequence[int]) -> list[tuple[float, float]]:
+        """Seconds of pauses of so many clock cycles: by the device, and by the host's clock around each.
+
+        Raises `RunnerLost` where they cannot be timed.
+        """
+        with self._lock:
+            try:
+                value, _ = self._converse({"op": "clock", "cycles": list(cycles)}, {})
+            except _RunnerEnded as ended:
+                raise RunnerLost(f"the runner's own pause: {ended.detail}") from None
+        if "failed" in value:
+            raise RunnerLost(f"the runner's own pause: {value['failed']}")
+        return [(float(device), float(host)) for device, host in value["pauses"]]
+
     # --- one request ---
 
     def _ask(

@@ -59,6 +59,8 @@ class RunnerService:
         """What was asked for: its value and arrays. Raises `DriverError`, `ForecastAutotuneError`."""
         if asked["op"] == "health":
             return {"wrong": self._session.kernels.check_health(int(asked["seed"]))}, {}
+        if asked["op"] == "clock":
+            return {"pauses": [list(p) for p in self._session.timed_pauses(asked["cycles"])]}, {}
         if asked["op"] == "inputs":
             self._inputs[asked["key"]] = {n: bytes(a.data) for n, a in arrays.items()}
             return {}, {}

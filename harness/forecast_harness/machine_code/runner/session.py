@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -167,6 +168,20 @@ class LaunchSession:
         return []
 
     # --- what is asked ---
+
+    def timed_pauses(self, cycles: Sequence[int]) -> list[tuple[float, float]]:
+        """Seconds of pauses of so many clock cycles: by the device's events, and by the host's clock around them."""
+        found = []
+        for count in cycles:
+            self.driver.synchronize()
+            began = time.perf_counter()
+            start = self._events.mark()
+            self.kernels.pause(count)
+            end = self._events.mark()
+            self.driver.synchronize()
+            found.append((start.elapsed_time(end) * 1e-3, time.perf_counter() - began))
+            self._events.free()
+        return found
 
     def check(
         self, contestant: Contestant, given: CallInputs, launches: int

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from forecast_autotune.errors import SettingsError
-from forecast_harness.search.interfaces import NodeJudge
 from forecast_harness.search.judging.devices import verification_plan
+from forecast_harness.search.judging.lane_judge import HostJudge
 from forecast_harness.search.records import SearchTarget, TargetKind
 from forecast_harness.search.targets import NO_KERNELS_ON_CPU
 
 
-def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Path) -> NodeJudge:
+def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Path) -> HostJudge:
     """A judge for one device. Opens no device in this process: workers of the sandbox do.
 
     `device`: `cpu` or `cuda`; `index`: the driver's number of the device; `folder`: for scratch files.

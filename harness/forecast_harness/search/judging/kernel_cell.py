@@ -19,6 +19,7 @@ from forecast_autotune.variants.entry import KernelEntry
 from forecast_harness.sandbox.cell_process import load
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
 from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes
+from forecast_harness.search.judging.call_values import fill_tensor, relative_error
 from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.timing.graph_replay import ReplayBuffers
 
@@ -76,7 +77,7 @@ def compare(
             _launch_seconds(state, which, number, how)
             found.append({n: call.memory[n].clone() for n in payload["writes"][number]})
         for name, wanted in found[0].items():
-            worst = max(worst, _relative_error(found[1][name], wanted))
+            worst = max(worst, relative_error(found[1][name], wanted))
     return CellAnswer({"error": min(worst, 1e30)})
 
 
@@ -128,7 +129,7 @@ class _CallTensors:
             if told["given"] and not empty:
                 flat.copy_(tensor_from_bytes(arrays[f"{number}.{name}"]).reshape(-1))
             else:
-                _fill_tensor(flat, told["least"], generator)
+                fill_tensor(flat, told["least"], generator)
             self.memory[name] = flat
             self.views[name] = flat if empty else flat.as_strided(about["shape"], about["stride"])
         self._initial_values = {
@@ -166,25 +167,3 @@ def _launch_seconds(state: dict[str, Any], which: int, number: int, how: Mapping
     timer: DeviceTimer = state["timer"]
     run = partial(entry.run, how["grid"], named, how["meta"], how["options"])
     return timer.time(run, _CallReset(call), key=(which, number, str(how))).seconds
-
-
-def _fill_tensor(flat: torch.Tensor, least: int, generator: torch.Generator) -> None:
-    """Normal numbers; small integers over their range, wide ones as indices into the smallest dimension."""
-    if flat.dtype == torch.bool:
-        flat.copy_(torch.rand(flat.shape, generator=generator, device=flat.device) < 0.5)
-    elif flat.dtype.is_floating_point:
-        flat.copy_(torch.randn(flat.shape, generator=generator, device=flat.device))
-    else:
-        info = torch.iinfo(flat.dtype)
-        low, high = (info.min, info.max) if info.bits <= 16 else (0, least)
-        flat.random_(low, high, generator=generator)
-
-
-def _relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    a, b = got.double(), wanted.double()
-    fine = a.isfinite(), b.isfinite()
-    if not torch.equal(*fine):
-        return float("inf")
-    scale = float(b[fine[1]].abs().max()) if bool(fine[1].any()) else 0.0
-    apart = (a - b)[fine[1]].abs()
-    return float(apart.max()) / max(scale, 1e-30) if apart.numel() else 0.0

@@ -19,6 +19,7 @@ from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judging.lane_judge import (
+    FullVerification,
     SandboxNodeJudge,
     confirmation_must_end,
     overall_judgement,
@@ -27,7 +28,7 @@ from forecast_harness.search.judging.lane_judge import (
 )
 from forecast_harness.search.judging.race_rules import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
 from forecast_harness.search.records import Node, NodeResult, SearchTarget
-from forecast_harness.search.targets import configs_for, subjects_of
+from forecast_harness.search.targets import configs_for, decided_config, subjects_of
 from forecast_harness.timing.device import DeviceBusy, exclusive
 from forecast_harness.timing.paired_clock import INCUMBENT
 from forecast_harness.variants.base_kernel import KernelSurvey
@@ -111,6 +112,16 @@ class KernelJudge(SandboxNodeJudge):
             lane.close()
         return found
 
+    def verify_in_full(self, node: Node, config: Mapping[str, Any]) -> FullVerification:
+        """Verify a variant with fresh hidden seeds, in `config` alone where it is not empty. Raises `LaneFailure`.
+
+        One config is no check that a record could carry: its confirmation launches all of them.
+        """
+        checked = self._verify_variant(node, self._lane, (Config.from_json(config),) if config else ())
+        if isinstance(checked, NodeResult):
+            return FullVerification(checked.outcome, checked.feedback, checked.facts)
+        return FullVerification(Outcome.OK, "", self._result_facts(checked[0].verdict))
+
     def close(self) -> None:
         """End all processes of the lane."""
         self._tracer.close()
@@ -134,32 +145,18 @@ class KernelJudge(SandboxNodeJudge):
 
         Of several contests the last one counts, and one that was not won is the last.
         """
-        try:
-            base = self._target.payload["source_sha256"]
-            variant = Variant.of(self._target.entry, base, node.source, node.provenance)
-            promised = read_contract(node.source, self._target.entry)
-            promised.require_same_parameters(
-                read_contract(self._subjects[0].source, self._target.entry).parameters
-            )
-        except RecordError as error:
-            verdict = SolutionVerdict(self._target.name, node.id)
-            refused = self._refused_result((Reason(ReasonCode.FAILS, str(error)),), verdict, 0.0)
-            return replace(refused, stage="compile")
-        variant = replace(variant, configs=promised.configs)
-        spent, verified = 0.0, list[VariantVerification]()
-        for subject, known in zip(self._subjects, self._base_surveys(), strict=True):
-            try:
-                one = verify_variant(variant, subject, known, lane, device=self._device, plan=self._plan)
-            except SandboxError as error:
-                raise LaneFailure(str(error), self.name) from error
-            spent += one.verdict.seconds
-            if not one.verdict.accepted:
-                return self._refused_result(one.verdict.reasons, one.verdict, spent)
-            verified.append(one)
+        checked = self._verify_variant(node, lane)
+        if isinstance(checked, NodeResult):
+            return checked
+        verified = checked
+        spent = sum(v.verdict.seconds for v in verified)
         verdict = verified[0].verdict
         unable = {c for v in verified for c in v.verdict.facts.get("unable", ())}
         able = [c for c in configs_for(self._target, node.source) if str(c) not in unable]
         beside = Config.from_json(against_config) if against_config else None
+        decided = decided_config(self._target, node.source)
+        if not fixed and decided in able:
+            fixed = (decided,)  # the store has tuned this source already
         chosen = list(fixed) or self._tracer.best_configs(node.source, able, max(1, trials), beside)
         for _ in range(contests):
             value = self._run_race(node, against, against_config, chosen, rules, lane)
@@ -175,6 +172,34 @@ class KernelJudge(SandboxNodeJudge):
         return self._measured_result(
             value, shown, verdict, len(chosen), spent, more={"checks_passed": checks}
         )
+
+    def _verify_variant(
+        self, node: Node, lane: SandboxLane, fixed: Sequence[Config] = ()
+    ) -> list[VariantVerification] | NodeResult:
+        """What was found for every kind of call; a result where the variant is refused. Raises `LaneFailure`."""
+        try:
+            base = self._target.payload["source_sha256"]
+            variant = Variant.of(self._target.entry, base, node.source, node.provenance)
+            promised = read_contract(node.source, self._target.entry)
+            promised.require_same_parameters(
+                read_contract(self._subjects[0].source, self._target.entry).parameters
+            )
+        except RecordError as error:
+            verdict = SolutionVerdict(self._target.name, node.id)
+            refused = self._refused_result((Reason(ReasonCode.FAILS, str(error)),), verdict, 0.0)
+            return replace(refused, stage="compile")
+        variant = replace(variant, configs=tuple(fixed) or promised.configs)
+        spent, verified = 0.0, list[VariantVerification]()
+        for subject, known in zip(self._subjects, self._base_surveys(), strict=True):
+            try:
+                one = verify_variant(variant, subject, known, lane, device=self._device, plan=self._plan)
+            except SandboxError as error:
+                raise LaneFailure(str(error), self.name) from error
+            spent += one.verdict.seconds
+            if not one.verdict.accepted:
+                return self._refused_result(one.verdict.reasons, one.verdict, spent)
+            verified.append(one)
+        return verified
 
     def _base_surveys(self) -> tuple[KernelSurvey, ...]:
         """What the base kernel accepts, per subject; found out once. Raises `LaneFailure`."""

@@ -24,7 +24,7 @@ from forecast_harness.verify.verdict import Reason, ReasonCode
 CELL_MODULE = "forecast_harness.search.judging.kernel_cell"
 SOURCE_FILES = ("against.py", "variant.py")
 _WARM_UP_LAUNCHES = 3
-_MAX_RELATIVE_ERROR = 0.1
+MAX_RELATIVE_ERROR = 0.1
 """Error at real sizes, relative to the largest value, that only a wrong kernel shows. Verification is exact,
 but at drawn sizes: this finds an offset that overflows."""
 _CONFIG_ERRORS = (
@@ -181,6 +181,6 @@ def _check_agreement(cell: Cell, writes: Sequence[Any], first: Sequence[Any], se
         error = read_error(cell.ask(f"{CELL_MODULE}:compare", {"pairs": pairs, "writes": writes}))
     except CandidateFault as fault:
         raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.FAILS, str(fault)[:2000])]) from fault
-    if error > _MAX_RELATIVE_ERROR:
+    if error > MAX_RELATIVE_ERROR:
         text = f"at the sizes of the calls, results differ by {error:.3g} of the largest value"
         raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.WRONG_VALUES, text)])

@@ -4,28 +4,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from forecast_autotune.records import Outcome
 from forecast_harness.sandbox import canary
 from forecast_harness.sandbox.api import JobStatus, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
-from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.race_rules import log2_ratio
-from forecast_harness.search.records import NodeResult
+from forecast_harness.search.records import Node, NodeResult
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash
 from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
 
 _MAX_FEEDBACK_CHARS = 1500
-_COMPILE_ERRORS = re.compile(
+COMPILE_ERRORS = re.compile(
     r"\b(SyntaxError|IndentationError|ImportError|ModuleNotFoundError|CompilationError|OutOfResources|"
     r"CompileTimeAssertionFailure|UnsupportedLanguageConstruct|AttributeError: module 'candidate')"
 )
 """What a source that never came to run fails with."""
+
+
+@dataclass(frozen=True)
+class FullVerification:
+    """What verification with fresh hidden seeds, in a fresh process, says of a node in one config."""
+
+    outcome: Outcome
+    wrong: str = ""
+    """Why it is refused; '' where it is right."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """As in `NodeResult.facts`."""
+
+
+class HostJudge(NodeJudge, Protocol):
+    """Judges nodes as host code, in a sandbox, as `PackJudge` and `KernelJudge` do."""
+
+    def verify_in_full(self, node: Node, config: Mapping[str, Any]) -> FullVerification:
+        """Verify with fresh hidden seeds, in a fresh process. Raises `LaneFailure`."""
 
 
 class SandboxNodeJudge:
@@ -67,7 +85,7 @@ class SandboxNodeJudge:
         if overall_judgement(reasons) is Judgement.INFRASTRUCTURE:
             raise LaneFailure(reasons_text(reasons), self.name)
         stage = "time" if timed else "verify"
-        if not timed and verdict.trials == 0 and _COMPILE_ERRORS.search(reasons[0].detail):
+        if not timed and verdict.trials == 0 and COMPILE_ERRORS.search(reasons[0].detail):
             stage = "compile"
         return NodeResult(
             replace(verdict, reasons=tuple(reasons)).outcome,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.bench import BENCH_LIMITS, BenchResult, compare_solutions
 from forecast_harness.packs.schema import Solution
@@ -18,6 +17,7 @@ from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judging.lane_judge import (
+    FullVerification,
     SandboxNodeJudge,
     confirmation_must_end,
     overall_judgement,
@@ -28,9 +28,8 @@ from forecast_harness.search.judging.race_rules import QUICK_RULES, THOROUGH_RUL
 from forecast_harness.search.judging.source_configs import (
     SourceConfig,
     apply_config,
-    configs_of,
-    diverse_configs,
-    is_compatible,
+    configs_to_time,
+    own_configs,
 )
 from forecast_harness.search.records import Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import pack_of, solution_of
@@ -134,6 +133,12 @@ class PackJudge(SandboxNodeJudge):
             )
         return found
 
+    def verify_in_full(self, node: Node, config: Mapping[str, Any]) -> FullVerification:
+        """Verify a node in one config with fresh hidden seeds. Raises `LaneFailure`."""
+        verdict, _ = self._verify_node(node, config)
+        wrong = "" if verdict.accepted else reasons_text(verdict.reasons)
+        return FullVerification(verdict.outcome, wrong, self._result_facts(verdict))
+
     def pack_problems(self) -> list[str]:
         """Why this pack cannot tell right from wrong; empty if it can. To be asked once, before a search."""
         return check_pack(self._pack, self._lane)
@@ -147,13 +152,8 @@ class PackJudge(SandboxNodeJudge):
     # --- one node ---
 
     def _judge_node(self, job: NodeJob) -> NodeResult:
-        node, note = job.node, ""
-        listed: Sequence[SourceConfig] = ()
-        try:
-            # The source as it stands is one of them often enough.
-            listed = [c for c in configs_of(node.source) if apply_config(node.source, c) != node.source]
-        except RecordError as error:
-            note = f"CONFIGS were not used: {error}"
+        node = job.node
+        listed, note = own_configs(node.source)
         verdict, spent = self._verify_node(node, {})
         if not verdict.accepted:
             return self._refused_result(verdict.reasons, verdict, spent, note)
@@ -187,24 +187,8 @@ class PackJudge(SandboxNodeJudge):
         return self._refused_result(reasons, verdict, spent, note, timed)
 
     def _choose_configs(self, job: NodeJob, listed: Sequence[SourceConfig], n: int) -> Sequence[SourceConfig]:
-        """At most `n` configs to time, the source as it stands first.
-
-        Of Triton sources on a device the next is the one that suits the rival's config, and the others are
-        forecast; of other sources, all are as unlike each other as can be.
-        """
-        every = diverse_configs([{}, *listed], n)
-        tracer = self._tracer_for(job.node)
-        first = [] if tracer is None else [c for c in listed if is_compatible(c, job.against_config)][:1]
-        if tracer is None or len(listed) < n or (n < 3 and not first):
-            return every
-        taken = [{}, *first][:n]
-        if len(taken) == n:
-            return taken
-        rest = [c for c in listed if c not in first]
-        try:
-            return (*taken, *tracer.best_configs(job.node.source, rest, n - len(taken)))
-        except ForecastAutotuneError:  # odd IR, or no second sandbox: a choice all the same
-            return every
+        """At most `n` configs to time; those of Triton sources on a device are forecast."""
+        return configs_to_time(job.node.source, listed, n, job.against_config, self._tracer_for(job.node))
 
     def _tracer_for(self, node: Node) -> PackTracer | None:
         """What forecasts a node's configs; None for what it cannot read."""

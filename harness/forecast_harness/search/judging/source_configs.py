@@ -14,10 +14,10 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from forecast_autotune import python_parser
-from forecast_autotune.errors import RecordError
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.variants.literals import evaluate_literal
 
 SourceConfig = Mapping[str, Any]
@@ -85,6 +85,48 @@ def apply_config(source: str, config: SourceConfig) -> str:
         before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
         lines[first : last + 1] = [before + repr(value).encode() + after]
     return b"".join(lines).decode()
+
+
+def own_configs(source: str) -> tuple[list[SourceConfig], str]:
+    """The configs that a source lists and that change it, and a remark where its list cannot be used."""
+    try:
+        # The source as it stands is one of them often enough.
+        return [c for c in configs_of(source) if apply_config(source, c) != source], ""
+    except RecordError as error:
+        return [], f"CONFIGS were not used: {error}"
+
+
+class ConfigForecaster(Protocol):
+    """Forecasts configs of a source, as `PackTracer` does."""
+
+    def best_configs(self, source: str, configs: Sequence[SourceConfig], n: int) -> tuple[SourceConfig, ...]:
+        """Up to `n` of them, the most promising first. Raises `ForecastAutotuneError`."""
+
+
+def configs_to_time(
+    source: str,
+    listed: Sequence[SourceConfig],
+    n: int,
+    against: SourceConfig,
+    forecaster: ConfigForecaster | None,
+) -> Sequence[SourceConfig]:
+    """At most `n` configs of a source to time, the source as it stands first.
+
+    With a forecaster the next is the one that suits the rival's config `against`, and the others are forecast;
+    without one, all are as unlike each other as can be.
+    """
+    every = diverse_configs([{}, *listed], n)
+    first = [] if forecaster is None else [c for c in listed if is_compatible(c, against)][:1]
+    if forecaster is None or len(listed) < n or (n < 3 and not first):
+        return every
+    taken = [{}, *first][:n]
+    if len(taken) == n:
+        return taken
+    rest = [c for c in listed if c not in first]
+    try:
+        return (*taken, *forecaster.best_configs(source, rest, n - len(taken)))
+    except ForecastAutotuneError:  # odd IR, or no second sandbox: a choice all the same
+        return every
 
 
 def is_compatible(own: SourceConfig, other: SourceConfig) -> bool:

@@ -1,0 +1,137 @@
+"""Claim: how many sources a minute `search` judges, how soon the first, and what it gains, as users run it.
+
+    python -m benchmarks.machine_code.searches --out benchmarks/results/machine_code_searches.json \
+        [--targets softmax ... FILE.py:FN] [--seconds 120] [--trials 8] [--paths machine-code] [--surrogate auto] \
+        [--lanes 1]
+
+Each target is searched by the command `forecast-autotune search TARGET --device cuda --path PATH --seconds N`, in a
+process of its own, and its log is watched. A verdict is any result of a source but the harness's own failures.
+`--paths machine-code host-code` compares the two.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from forecast_harness.search.history.log import read_log
+from forecast_harness.search.history.state import SearchState, replay_events
+
+PACKS = ("softmax", "matmul", "layer_norm", "swiglu", "cross_entropy")
+_WARM_UP_S = 10.0
+"""Of a search, which its rate leaves out."""
+_POLL_S = 0.1
+
+
+def search_target(target: str, path: str, options: Any) -> dict[str, Any]:
+    """Run one search; when its lines, verdicts and gains came."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "search"
+        command = [sys.executable, "-m", "forecast_autotune", "search", target, "--device", options.device]
+        command += ["--path", path, "--seconds", f"{options.seconds:g}", "--trials", str(options.trials)]
+        command += ["--gpu-budget", "100000", "--k", "8", "--surrogate", options.surrogate]
+        command += ["--seed", str(options.seed), "--out", str(folder)]
+        command += ["--lanes", str(options.lanes)]
+        began = time.perf_counter()
+        lines: list[tuple[float, str]] = []
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+        def read() -> None:
+            for line in process.stdout or ():
+                lines.append((time.perf_counter() - began, line.rstrip()))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        judged: list[float] = []
+        faster_s: float | None = None
+        log = folder / "log.jsonl"
+        while process.poll() is None:
+            time.sleep(_POLL_S)
+            if log.exists() and log.read_bytes().count(b'"finished"') > len(judged):
+                state = replay_events(read_log(log))
+                now = time.perf_counter() - began
+                judged += [now] * (len(state.judged) - len(judged))
+                if faster_s is None and min(state.scores.values(), default=0.0) < 0:
+                    faster_s = now
+        reader.join()
+        spent = time.perf_counter() - began
+        state = replay_events(read_log(log)) if log.exists() else None
+    found = told(state, judged, spent) | {
+        "target": Path(target.partition(":")[0]).name if ":" in target else target,
+        "path": path,
+        "status": process.returncode,
+        "first_line_s": lines[0][0] if lines else None,
+        "first_faster_s": faster_s,
+        "remarks": [line for _, line in lines if "host code" in line or "machine-code" in line][:5],
+    }
+    say(f"{found['target']} by {path}: {found['judged']} judged, {found['a_minute']:.1f} a minute")
+    return found
+
+
+def told(state: SearchState | None, judged: list[float], spent: float) -> dict[str, Any]:
+    """Figures of a search's state and of the seconds at which its verdicts came."""
+    if state is None:
+        return {"judged": 0, "a_minute": 0.0, "first_verdict_s": None, "seconds": spent, "paths": {}}
+    steady = [s for s in judged if s > judged[0] + _WARM_UP_S]
+    minutes = (steady[-1] - judged[0] - _WARM_UP_S) / 60 if steady else 0.0
+    results = list(state.judged.values())
+    return {
+        "judged": len(results),
+        "a_minute": len(steady) / minutes if minutes else 0.0,
+        "configs_timed": sum(r.measurements for r in results),
+        "first_verdict_s": judged[0] if judged else None,
+        "seconds": spent,
+        "outcomes": dict(Counter(str(r.outcome) for r in results)),
+        "paths": dict(Counter(str(r.facts.get("path", "host code")) for r in results)),
+        "reasons": dict(Counter(str(r.facts["path_reason"]) for r in results if "path_reason" in r.facts)),
+        "gain": 2 ** -min(state.scores.values(), default=0.0),
+        "confirmed": state.evidence(state.best) if state.scores else "",
+        "device_seconds": sum(r.device_seconds for r in results),
+        "stopped": state.stopped.reason if state.stopped else "",
+    }
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--targets", nargs="+", default=list(PACKS), help="packs, or FILE.py:FN")
+    made.add_argument("--paths", nargs="+", choices=("machine-code", "host-code", "auto"), default=["auto"])
+    made.add_argument("--seconds", type=float, default=120.0)
+    made.add_argument("--trials", type=int, default=8, help="configs of one source")
+    made.add_argument("--surrogate", default="auto")
+    made.add_argument("--lanes", type=int, default=1, help="devices")
+    made.add_argument(
+        "--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try the script itself"
+    )
+    made.add_argument("--seed", type=int, default=0)
+    early, _ = made.parse_known_args()
+    arguments = parse_arguments(made, on_host=early.device == "cpu")
+    result = ResultFile(arguments, "sources that `search` judges a minute", arguments.seed)
+    found = []
+    for target in arguments.targets:
+        for path in arguments.paths:
+            found.append(search_target(target, path, arguments))
+            result.add("searches", found[-1])
+    by_path = {p: [f for f in found if f["path"] == p] for p in arguments.paths}
+    result.finish(
+        {
+            path: {
+                "searches": len(all_of),
+                "judged": sum(f["judged"] for f in all_of),
+                "least_a_minute": min(f["a_minute"] for f in all_of),
+                "first_verdict_s": max(f["first_verdict_s"] or f["seconds"] for f in all_of),
+                "first_line_s": max(f["first_line_s"] or f["seconds"] for f in all_of),
+            }
+            for path, all_of in by_path.items()
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

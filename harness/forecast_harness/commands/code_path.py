@@ -1,0 +1,58 @@
+"""`--path`: which way the sources of a search come to the clock, and why."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune.commands.output import CommandError, Output, UsageError
+
+if TYPE_CHECKING:
+    from forecast_harness.machine_code.opening import MachineCodeLanes
+    from forecast_harness.search.records import Node, SearchTarget
+
+
+def open_machine_code(
+    options: argparse.Namespace,
+    output: Output,
+    target: SearchTarget,
+    seed: Node,
+    *,
+    device: str,
+    lanes: int,
+    folder: Path,
+) -> MachineCodeLanes | None:
+    """Lanes that judge through machine code on the first `lanes` devices; None for those of host code.
+
+    Where `--path auto` finds that machine code does not work here, one line says why. Raises `UsageError` and
+    `CommandError` where `--path machine-code` asks for it all the same.
+    """
+    asked = options.path
+    if asked == "host-code" or (asked == "auto" and device != "cuda"):
+        return None
+    if device != "cuda":
+        raise UsageError("--path machine-code needs a CUDA device: the driver knows none, so leave it out")
+    from forecast_harness.machine_code.opening import NoMachineCodePath, open_machine_code_lanes
+    from forecast_harness.search.judging.devices import verification_plan
+
+    plans = [verification_plan(device, number) for number in range(lanes)]
+
+    def note(reason: str) -> None:
+        output.remark(f"the machine-code path failed, so that a source was judged as host code: {reason}")
+
+    try:
+        return open_machine_code_lanes(
+            target,
+            seed,
+            plans,
+            folder=folder,
+            insist=asked == "machine-code",
+            on_failure=note,
+            progress=output.remark if not options.quiet else lambda stage: None,
+        )
+    except NoMachineCodePath as error:
+        if asked == "machine-code":
+            raise CommandError(f"--path machine-code does not work here: {error}") from error
+        output.remark(f"sources are judged as host code, in a sandbox: {error}")
+        return None

@@ -1,0 +1,218 @@
+"""What is launched of a kernel and its variants: recorded calls; right is what the base kernel leaves behind."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from forecast_autotune.records import Config
+from forecast_harness.machine_code.compile_workers import BuildRequest, CallCase, TensorArgument
+from forecast_harness.machine_code.records import MachineCodeError, Program, ReturnedTensor
+from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs, RunnerClient
+from forecast_harness.machine_code.trials import SourceBuilder, TrialCalls, TrialConfig, first_violation
+from forecast_harness.sandbox.jobs import TensorBytes
+from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes, tensor_to_bytes
+from forecast_harness.search.forecasters.variant_tracing import VariantTracer
+from forecast_harness.search.history.events import NodeJob
+from forecast_harness.search.judging.call_values import fill_tensor, relative_error
+from forecast_harness.search.judging.kernel_race import MAX_RELATIVE_ERROR
+from forecast_harness.search.judging.timed_calls import TimedCall
+from forecast_harness.search.records import Node, SearchTarget
+from forecast_harness.search.targets import configs_for, decided_config, subjects_of
+from forecast_harness.timing.plausibility import impossible_time
+from forecast_harness.variants.base_kernel import BaseKernel
+from forecast_harness.verify.plan import VerificationPlan
+
+_MOST_INPUT_BYTES = 4 << 30
+"""Of one call: what is larger is judged where it can be made, on the device."""
+_CONFIGS_TRIED = 3
+"""Of the base kernel, until one of them runs."""
+
+
+@dataclass
+class BaseResultCall:
+    """One call of a kernel, on values that every candidate gets."""
+
+    made: TimedCall
+    arguments: CallCase
+    given: ProgramInputs
+    wanted: dict[str, bytes] = field(default_factory=dict)
+    """What the base kernel leaves in every buffer that it writes."""
+    late: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of each buffer before its tensor's first element."""
+
+    def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
+        """What is wrong with these results; '' for nothing.
+
+        At the sizes of real calls an error that only a wrong kernel shows: verification is exact.
+        """
+        seen: set[tuple[bytes, ...]] = set()
+        for one in launches:
+            if one.outputs in seen:
+                continue
+            seen.add(one.outputs)
+            for (name, right), got in zip(self.wanted.items(), one.outputs, strict=True):
+                error = relative_error(self._values(name, got), self._values(name, right))
+                if error > MAX_RELATIVE_ERROR:
+                    return f"wrong values: {name} differs by {error:.3g} of the base kernel's largest value"
+        return ""
+
+    def _values(self, name: str, data: bytes) -> torch.Tensor:
+        dtype, late = self.arguments.tensors[name].dtype, self.late[name]
+        count = (len(data) - late) // getattr(torch, dtype).itemsize
+        found: torch.Tensor = tensor_from_bytes(TensorBytes(dtype, (count,), data[late:]))
+        return found
+
+
+class KernelTrials:
+    """`TargetTrials` of a kernel in a user's file."""
+
+    def __init__(
+        self,
+        target: SearchTarget,
+        plan: VerificationPlan,
+        folder: Path,
+        runner: RunnerClient,
+        builder: SourceBuilder,
+    ) -> None:
+        """Launches the base kernel to learn what it writes.
+
+        Raises `MachineCodeError` where its calls cannot be made or it does not run, and what the runner raises.
+        """
+        self._target, self._plan = target, plan
+        subjects = subjects_of(target)
+        self._timed = {str(n): kernel_call(subject) for n, subject in enumerate(subjects)}
+        self._tracer, self._tracing = VariantTracer(target, folder), threading.Lock()
+        self._calls = TrialCalls(self._timed["0"], self._timed)
+        try:
+            self._learn_results(subjects[0], runner, builder)
+        except BaseException:
+            self._tracer.close()
+            raise
+
+    @property
+    def calls(self) -> TrialCalls:
+        """On what nodes are launched."""
+        return self._calls
+
+    def configs(self, job: NodeJob) -> tuple[Sequence[TrialConfig], str]:
+        """The config that suits the rival's, the best that are forecast, and one more; of the base kernel itself
+        the one that the store has decided on, where it has."""
+        source = job.node.source
+        able = configs_for(self._target, source)
+        beside = Config.from_json(job.against_config) if job.against_config else None
+        if (decided := decided_config(self._target, source)) in able and job.node.id == job.against.id:
+            return ([decided.to_json()] if decided else []), ""
+        with self._tracing:
+            chosen = self._tracer.best_configs(source, able, max(1, job.trials), beside)
+        return [c.to_json() for c in chosen], ""
+
+    def request(self, node: Node, config: TrialConfig) -> BuildRequest:
+        """How a variant is compiled: for the checked call, then for the timed ones."""
+        chosen = Config.from_json(config) if config else configs_for(self._target, node.source)[0]
+        return self._request(node.id, node.source, chosen)
+
+    def sealed(self, program: Program) -> Program:
+        """Its results are what the base kernel writes, whatever its cell says."""
+        sizes = {b.name: b.size for b in program.plan.buffers}
+        names = self._timed["0"].wanted
+        returned = tuple(ReturnedTensor(n, 0, "uint8", (sizes[n],)) for n in names)
+        return replace(program, plan=replace(program.plan, returned=returned))
+
+    def implausible(self, workload: str, seconds: float) -> str:
+        """Why one launch of a call cannot have taken so few seconds: it has to write its results at least."""
+        written = sum(map(len, self._timed[workload].wanted.values()))
+        return impossible_time(seconds, written if self._plan.device != "cpu" else 0, 0, self._plan.peaks)
+
+    def learn(
+        self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
+    ) -> None:
+        """Have later choices heed what was timed."""
+        with self._tracing:
+            if job.against_config:
+                self._tracer.learn(job.against.source, {Config.from_json(job.against_config): list(rival)})
+            self._tracer.learn(job.node.source, {Config.from_json(c): list(s) for c, s in timed})
+
+    def close(self) -> None:
+        """End the sandbox of forecasts."""
+        with self._tracing:
+            self._tracer.close()
+
+    def _request(self, name: str, source: str, config: Config) -> BuildRequest:
+        calls = [self._calls.small, *self._timed.values()]
+        launches = [c.made.launch(source, config) for c in calls if isinstance(c, BaseResultCall)]
+        return BuildRequest(
+            name,
+            source,
+            self._target.entry,
+            tuple(c.arguments for c in calls),
+            launches=tuple(launches),
+        )
+
+    def _learn_results(self, base: BaseKernel, runner: RunnerClient, builder: SourceBuilder) -> None:
+        """Launch the base kernel at every call: what it changes are its results."""
+        said = "it has no configs"
+        for config in self._base_configs(base):
+            built = builder.submit(self._request("base", base.source, config)).result()
+            if not built.programs:
+                said = built.error or built.host_code or built.infrastructure
+                continue
+            for call, program in zip(self._timed.values(), built.programs[1:], strict=True):
+                call.wanted, call.given = _results(runner, program, call.given)
+            if len({tuple(c.wanted) for c in self._timed.values()}) > 1:
+                raise MachineCodeError("the base kernel writes other tensors at some calls than at others")
+            return
+        raise MachineCodeError(f"the base kernel cannot be launched as machine code: {said}")
+
+    def _base_configs(self, base: BaseKernel) -> list[Config]:
+        decided = decided_config(self._target, base.source)
+        return [*([decided] if decided else []), *configs_for(self._target, base.source)][:_CONFIGS_TRIED]
+
+
+def kernel_call(subject: BaseKernel) -> BaseResultCall:
+    """A subject's call at its real sizes, with values. Raises `MachineCodeError`, `RecordError`."""
+    made = TimedCall.of(subject)
+    told = made.to_payload()
+    generator = torch.Generator().manual_seed(secrets.randbits(63))
+    tensors: dict[str, TensorArgument] = {}
+    inputs: dict[str, bytes] = {}
+    lates: dict[str, int] = {}
+    total = sum(int(one["span"]) * getattr(torch, one["dtype"]).itemsize for one in told["tensors"])
+    if total > _MOST_INPUT_BYTES:
+        raise MachineCodeError(f"a call takes {total} bytes of tensors; at most {_MOST_INPUT_BYTES} are sent")
+    for one in told["tensors"]:
+        name, late = one["name"], 0 if one["aligned"] else 1
+        whole = torch.zeros(int(one["span"]) + late, dtype=getattr(torch, one["dtype"]))
+        if told["given"]:
+            whole[late:].copy_(made.drawn.memory[name].reshape(-1))
+        elif not one["zeroed"]:
+            fill_tensor(whole[late:], told["least"], generator)
+        tensors[name] = TensorArgument(one["dtype"], tuple(one["shape"]), tuple(one["stride"]), late)
+        inputs[name], lates[name] = bytes(tensor_to_bytes(whole).data), late * whole.element_size()
+        if math.prod(one["shape"]) == 0:
+            raise MachineCodeError(f"{name} has no elements, so that nothing can be told from it")
+    given = ProgramInputs(secrets.token_hex(16), inputs)
+    return BaseResultCall(made, CallCase(tensors), given, late=lates)
+
+
+def _results(
+    runner: RunnerClient, program: Program, given: ProgramInputs
+) -> tuple[dict[str, bytes], ProgramInputs]:
+    """What a program leaves in the buffers that it changes, and the inputs that say which these are."""
+    names = list(given.inputs)
+    returned = tuple(ReturnedTensor(n, 0, "uint8", (len(given.inputs[n]),)) for n in names)
+    whole = replace(program, plan=replace(program.plan, returned=returned))
+    answer = runner.check(whole, replace(given, updates=tuple(names)), 1)
+    if said := first_violation(answer.violations):
+        raise MachineCodeError(f"the base kernel: {said}")
+    outputs = dict(zip(names, answer.launches[0].outputs, strict=True))
+    changed = {n: data for n, data in outputs.items() if data != given.inputs[n]}
+    if not changed:
+        raise MachineCodeError("the base kernel changes none of its tensors")
+    return changed, replace(given, updates=tuple(changed))

@@ -1,0 +1,146 @@
+"""Opens judges through machine code: a runner for each device, compile workers for all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_harness.machine_code.compile_workers import CompileWorkers
+from forecast_harness.machine_code.kernel_trials import KernelTrials
+from forecast_harness.machine_code.node_judging import MachineCodeJudge
+from forecast_harness.machine_code.pack_trials import PackTrials
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.driver import LIBRARY
+from forecast_harness.machine_code.runner.health import runner_problem
+from forecast_harness.machine_code.trials import SourceBuilder, TargetTrials
+from forecast_harness.search.history.events import NodeJob
+from forecast_harness.search.judging.devices import device_slug
+from forecast_harness.search.judging.factory import open_judge
+from forecast_harness.search.judging.lane_judge import HostJudge
+from forecast_harness.search.lanes.local_lanes import LocalJudgePool
+from forecast_harness.search.records import Node, SearchTarget, TargetKind
+from forecast_harness.timing import device as devices
+from forecast_harness.verify.plan import VerificationPlan
+
+FLUSH_BYTES = 0
+"""What a runner writes to empty its device's caches; 0: what suits the device."""
+_JUDGES_PER_WORKER = 2
+"""Nodes under way for each compile worker, so that none waits while nodes are on the device."""
+
+
+class NoMachineCodePath(Exception):
+    """A target that is not judged through machine code here; the text says why."""
+
+
+def facts_for_workers(runner: RunnerClient) -> Mapping[str, Any]:
+    """What compile workers are told of a runner's device."""
+    blocks = int(runner.facts["multiprocessors"])
+    return {
+        "arch": int(runner.facts["arch"]),
+        "name": runner.facts["name"],
+        "properties": {"multiprocessor_count": blocks},
+    }
+
+
+class MachineCodeLanes(LocalJudgePool):
+    """Judges at work, many for each device; closing it ends runners and compile workers, too."""
+
+    def __init__(self, judges: list[MachineCodeJudge], count: int, held: ExitStack) -> None:
+        self._held = held
+        super().__init__(lambda number: judges[number % len(judges)], count)
+
+    def close(self) -> None:
+        """End all."""
+        try:
+            super().close()
+        finally:
+            self._held.close()
+
+
+def open_machine_code_lanes(
+    target: SearchTarget,
+    seed: Node,
+    plans: list[VerificationPlan],
+    *,
+    folder: Path,
+    workers: int = 0,
+    insist: bool = False,
+    on_failure: Callable[[str], None] = lambda reason: None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> MachineCodeLanes:
+    """Judges of a target on these devices, whose runners have proved their health with kernels of their own and
+    with the seed.
+
+    `workers`: compile workers of all devices together; 0 for all processors. `insist`: a failure of our own later on
+    ends a lane, instead of having the node judged as host code; `on_failure` is told why. `progress` is told what is
+    being done.
+
+    Raises `NoMachineCodePath` for a target, device or runner that is not up to it.
+    """
+    if seed.language != "triton":
+        raise NoMachineCodePath(f"the seed is written in {seed.language}, and only Triton is compiled so")
+    with ExitStack() as stack:
+        try:
+            runners: list[RunnerClient] = []
+            for plan in plans:
+                progress(f"starting the runner of device {plan.index}")
+                runner = RunnerClient(LIBRARY, plan.index, flush_bytes=FLUSH_BYTES)
+                runners.append(stack.enter_context(runner))
+                _require_fitness(runner, plan)
+            if len({int(r.facts["arch"]) for r in runners}) > 1:
+                raise NoMachineCodePath("the devices differ in what code they take")
+            progress("starting compile workers")
+            builder = stack.enter_context(CompileWorkers(facts_for_workers(runners[0]), workers))
+            judges = []
+            for runner, plan in zip(runners, plans, strict=True):
+                progress(f"launching the seed on device {plan.index}")
+                where = folder / "machine-code" / str(plan.index)
+                trials = _open_trials(target, plan, where, runner, builder)
+                stack.callback(trials.close)
+                judge = MachineCodeJudge(
+                    runner,
+                    builder,
+                    trials,
+                    host=_host_opener(target, plan, folder),
+                    device=plan.uuid or device_slug(plan.device, plan.index),
+                    insist=insist,
+                    on_failure=on_failure,
+                    device_lock=plan.device_lock,
+                )
+                stack.callback(judge.close)
+                if said := judge.try_seed(NodeJob("seed", seed, seed, {}, target, 0, 1)):
+                    raise NoMachineCodePath(f"the seed: {said}")
+                judges.append(judge)
+        except (ForecastAutotuneError, OSError) as error:
+            raise NoMachineCodePath(str(error)) from error
+        return MachineCodeLanes(judges, _JUDGES_PER_WORKER * builder.count, stack.pop_all())
+
+
+def _require_fitness(runner: RunnerClient, plan: VerificationPlan) -> None:
+    if said := runner_problem(runner):
+        raise NoMachineCodePath(said)
+    if plan.uuid and runner.facts["name"] != (named := devices.identity(plan.index)[0]):
+        raise NoMachineCodePath(
+            f"the runner has {runner.facts['name']!r} for device {plan.index}, the driver's tools have {named!r}: "
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID and leave CUDA_VISIBLE_DEVICES unset"
+        )
+
+
+def _open_trials(
+    target: SearchTarget, plan: VerificationPlan, folder: Path, runner: RunnerClient, builder: SourceBuilder
+) -> TargetTrials:
+    if target.kind is TargetKind.PACK:
+        return PackTrials(target, plan, folder)
+    return KernelTrials(target, plan, folder, runner, builder)
+
+
+def _host_opener(target: SearchTarget, plan: VerificationPlan, folder: Path) -> Callable[[], HostJudge]:
+    def opened() -> HostJudge:
+        return open_judge(
+            target, device=plan.device, index=plan.index, folder=folder / "host" / str(plan.index)
+        )
+
+    return opened

@@ -1,0 +1,96 @@
+"""What is launched of a target, and by whom it is compiled: what judges of machine code are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from forecast_autotune.records import Outcome
+from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult, CallCase
+from forecast_harness.machine_code.records import Program
+from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs, RunnerFaultKind
+from forecast_harness.machine_code.runner.session import Violation
+from forecast_harness.search.history.events import NodeJob
+from forecast_harness.search.records import Node
+
+TrialConfig = Mapping[str, Any]
+"""A config of a source as results name it: constants of a pack's source, or a `Config` as JSON."""
+
+FAULT_OUTCOMES = {
+    RunnerFaultKind.HANG: Outcome.TIMEOUT,
+    RunnerFaultKind.DEVICE_ERROR: Outcome.RUNTIME_ERROR,
+    RunnerFaultKind.CRASH: Outcome.RUNTIME_ERROR,
+    RunnerFaultKind.REFUSED: Outcome.OUT_OF_RESOURCES,
+}
+"""The label of a program that did this."""
+
+
+def first_violation(violations: Sequence[Violation]) -> str:
+    """The first thing that a right program does not do, in words; '' for none."""
+    return f"{violations[0].rule}: {violations[0].detail}" if violations else ""
+
+
+class SourceBuilder(Protocol):
+    """Compiles, as `CompileWorkers` does."""
+
+    count: int
+
+    def submit(self, request: BuildRequest) -> Future[BuildResult]:
+        """Compile on the next free worker."""
+
+
+class TrialCall(Protocol):
+    """A call with known outputs, as `PreparedCall` is."""
+
+    @property
+    def arguments(self) -> CallCase:
+        """What is compiled for."""
+
+    @property
+    def given(self) -> ProgramInputs:
+        """What is launched on."""
+
+    def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
+        """What is wrong with these outputs; '' for nothing."""
+
+
+@dataclass(frozen=True)
+class TrialCalls:
+    """The calls of a target: `small` is checked, `timed` ones, by workload, are raced."""
+
+    small: TrialCall
+    timed: Mapping[str, TrialCall]
+
+
+class TargetTrials(Protocol):
+    """What is launched of one target. Called from many threads."""
+
+    @property
+    def calls(self) -> TrialCalls:
+        """On what its nodes are launched."""
+
+    def configs(self, job: NodeJob) -> tuple[Sequence[TrialConfig], str]:
+        """Configs of a node to time, at most `job.trials`, and a remark.
+
+        The first is the one that suits `job.against`, or the source as it stands; the second the one that is
+        forecast to be the fastest.
+        """
+
+    def request(self, node: Node, config: TrialConfig) -> BuildRequest:
+        """How a node is compiled: for the small call, then for the timed ones."""
+
+    def sealed(self, program: Program) -> Program:
+        """A program with what its cell may not decide, such as which buffers are its outputs."""
+
+    def implausible(self, workload: str, seconds: float) -> str:
+        """Why one launch of a workload cannot have taken so few seconds; '' if it can."""
+
+    def learn(
+        self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
+    ) -> None:
+        """Heed what was timed: seconds by workload, of configs of the node, and of the rival."""
+
+    def close(self) -> None:
+        """End what forecasts."""

@@ -1,0 +1,154 @@
+"""`--path`: machine code where it proves to work, host code with a line that says why where it does not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from benchmarks.lib.machine_code.fake_code import build_driver, has_compiler
+from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
+from forecast_autotune.commands import main
+from forecast_autotune.commands.output import CommandError, Output
+from forecast_autotune.records import Outcome
+from forecast_harness.commands.code_path import open_machine_code
+from forecast_harness.machine_code import opening
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.health import clock_problem, runner_problem
+from forecast_harness.packs.load import load_pack
+from forecast_harness.search.history.events import NodeJob
+from forecast_harness.search.judging import devices
+from forecast_harness.search.novelty import node_identity
+from forecast_harness.search.records import Node, SearchTarget
+from forecast_harness.search.targets import open_target
+from forecast_harness.verify.plan import VerificationPlan
+from tests.core.captured_output import Capture
+
+SOLUTION = """import torch, triton, triton.language as tl
+
+@triton.jit
+def _add_nothing(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n)
+    tl.store(y + at, tl.load(y + at, mask=at < n) + (value - value), mask=at < n)
+
+def run(x):
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    _add_nothing[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), 64)
+    return y
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A driver on which code for a device does nothing: right is a kernel that has nothing to do."""
+    if not has_compiler():
+        pytest.skip("needs g++ to build the fake driver")
+    return str(build_driver(tmp_path_factory.mktemp("driver")))
+
+
+@pytest.fixture(scope="module")
+def zeros(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A pack whose right results are zeros."""
+    folder = tmp_path_factory.mktemp("packs") / "nothing"
+    (folder / "solutions").mkdir(parents=True)
+    definition = load_pack("softmax").definition.to_json()
+    definition |= {"name": "nothing", "description": "Zeros.", "source": "this test"}
+    (folder / "definition.json").write_text(json.dumps(definition))
+    (folder / "workloads.json").write_text(json.dumps([{"name": "small", "axes": {"M": 4, "N": 32}}]))
+    (folder / "reference.py").write_text("def reference(x):\n    return x - x\n")
+    (folder / "solutions" / "adds.py").write_text(SOLUTION)
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command believes in one device, which is the host for whatever runs in a sandbox."""
+    monkeypatch.setattr(devices, "verification_plan", lambda device, index=0: VerificationPlan())
+
+
+def opened(
+    target: SearchTarget, seed: Node, folder: Path, path: str = "auto"
+) -> opening.MachineCodeLanes | None:
+    options = argparse.Namespace(path=path, quiet=False)
+    return open_machine_code(options, Output(False), target, seed, device="cuda", lanes=1, folder=folder)
+
+
+def test_a_pack_is_judged_through_machine_code_where_its_seed_proves_it(
+    library: str, zeros: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(opening, "LIBRARY", library)
+    monkeypatch.setattr(opening, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    target, (seed,) = open_target(zeros, device="cuda")
+    lanes = opened(target, seed, tmp_path)
+    assert lanes is not None
+    stages = capsys.readouterr().err.splitlines()
+    assert [s.split()[0] for s in stages] == ["starting", "starting", "launching"]
+
+    def judged(source: str) -> object:
+        made = Node(node_identity(target.id, "triton", source), source, "triton", (), seed.provenance)
+        return lanes.submit(NodeJob(made.id, made, seed, {}, target, 1, 4))
+
+    try:
+        wrong = judged(SOLUTION.replace("torch.zeros", "torch.ones"))
+        broken = judged(SOLUTION.replace("tl.store", "tl.no_store"))
+        found = [f.result(300) for f in (wrong, broken)]  # type: ignore[attr-defined]
+    finally:
+        lanes.close()
+    assert [f.outcome for f in found] == [Outcome.INCORRECT, Outcome.COMPILE_ERROR]
+    assert {f.facts["path"] for f in found} == {"machine code"}
+
+
+def test_without_a_driver_sources_are_judged_as_host_code_and_a_line_says_why(
+    zeros: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(opening, "LIBRARY", str(tmp_path / "libnothing.so"))
+    target, (seed,) = open_target(zeros, device="cuda")
+    assert opened(target, seed, tmp_path) is None
+    said = capsys.readouterr().err
+    assert "judged as host code, in a sandbox: the runner cannot use the device" in said.replace("\n", " ")
+    with pytest.raises(CommandError, match="--path machine-code does not work here"):
+        opened(target, seed, tmp_path, "machine-code")
+    assert opened(target, seed, tmp_path, "host-code") is None
+
+
+def test_a_seed_in_another_language_is_host_code(zeros: str, tmp_path: Path) -> None:
+    target, (seed,) = open_target("cumsum", device="cpu")
+    with pytest.raises(opening.NoMachineCodePath, match="written in torch"):
+        opening.open_machine_code_lanes(target, seed, [VerificationPlan()], folder=tmp_path)
+
+
+@pytest.mark.parametrize("more", [("--device", "cpu"), ("--ray", "local")])
+def test_machine_code_is_refused_where_there_is_no_device_for_it(
+    capsys: Capture, more: tuple[str, str]
+) -> None:
+    assert main(["search", "swiglu", "--path", "machine-code", *more]) == 2
+    assert "--path machine-code is for this machine's CUDA devices" in capsys.readouterr().err
+
+
+def test_a_runner_proves_its_health(library: str) -> None:
+    with RunnerClient(library, flush_bytes=FAKE_FLUSH_BYTES) as runner:
+        assert runner_problem(runner) == ""
+        for short, long in runner.timed_pauses((4_000_000, 8_000_000)):
+            assert 0 < short <= long
+
+
+@pytest.mark.parametrize(
+    ("pauses", "said"),
+    [
+        ([(1e-3, 1e-3), (8e-3, 8.2e-3)], ""),
+        ([(1e-3, 1e-3), (1e-3, 8e-3)], "the second should take 8 times"),
+        ([(0.0, 1e-3), (8e-3, 8e-3)], "the second should take 8 times"),
+        ([(1e-6, 1e-3), (8e-6, 8e-3)], "no device's clock"),
+        ([(1e-3, 1e-3), (8e-3, 2e-3)], "of the 0.002 s that passed"),
+    ],
+)
+def test_a_clock_that_tells_no_time_is_found_out(pauses: list[tuple[float, float]], said: str) -> None:
+    found = clock_problem(pauses)
+    assert said in found
+    assert bool(found) == bool(said)

@@ -1,0 +1,134 @@
+"""A kernel of a user's file and its variants through machine code: compiled by Triton, launched by a fake driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from forecast_autotune.records import Config, Outcome
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.machine_code.compile_workers import CompileWorkers
+from forecast_harness.machine_code.kernel_trials import KernelTrials, kernel_call
+from forecast_harness.machine_code.node_judging import MachineCodeJudge
+from forecast_harness.machine_code.opening import facts_for_workers
+from forecast_harness.machine_code.records import MachineCodeError
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.search.history.events import NodeJob
+from forecast_harness.search.records import Node, SearchTarget, TargetKind
+from forecast_harness.verify.plan import VerificationPlan
+from tests.harness.machine_code.noting_host import NotingHost
+from tests.harness.machine_code.translated_builds import TranslatedBuilder
+from tests.harness.variant_kernels import DOUBLE, subject, vector_call
+
+PLAN = VerificationPlan(cases=1)
+
+
+def target(source: str = DOUBLE, **more: object) -> SearchTarget:
+    base = subject(source, vector_call(1000))
+    payload = {"subjects": [base.to_json()], "source_sha256": "5" * 64, **more}
+    return SearchTarget(TargetKind.KERNEL, "kernel", "id", "triton", "kernel", "", payload)
+
+
+def node(name: str, source: str) -> Node:
+    return Node(name, source, "triton", (), Provenance(Origin.HAND))
+
+
+SEED = node("seed", DOUBLE)
+
+
+def job(name: str, source: str, trials: int = 2) -> NodeJob:
+    return NodeJob(f"job-{name}", node(name, source), SEED, {}, target(), 0, trials)
+
+
+@pytest.fixture(scope="module")
+def builder(runner: RunnerClient) -> Iterator[TranslatedBuilder]:
+    with CompileWorkers(facts_for_workers(runner), 1) as workers:
+        made = TranslatedBuilder(workers)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def trials(
+    runner: RunnerClient, builder: TranslatedBuilder, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KernelTrials]:
+    made = KernelTrials(target(), PLAN, tmp_path_factory.mktemp("trials"), runner, builder)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def judge(
+    runner: RunnerClient,
+    builder: TranslatedBuilder,
+    trials: KernelTrials,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[MachineCodeJudge]:
+    folder = tmp_path_factory.mktemp("host")
+    host = NotingHost({"cheat": "wrong at a hidden size"})
+    made = MachineCodeJudge(runner, builder, trials, host=lambda: host, device="fake", locks=folder)
+    yield made
+    made.close()
+
+
+def test_the_base_kernel_shows_what_is_written_and_what_is_right(trials: KernelTrials) -> None:
+    (call,) = [c for c in trials.calls.timed.values()]
+    assert call.given.updates == ("out",)
+    assert set(call.arguments.tensors) == {"x", "out"}
+
+
+def test_a_faster_variant_is_verified_in_full(judge: MachineCodeJudge) -> None:
+    assert judge.try_seed(job("seed", DOUBLE)) == ""
+    found = judge.judge(job("fast", f"{DOUBLE}# 30000 ns\n"))
+    assert (found.outcome, found.measurements) == (Outcome.OK, 2)
+    assert found.log2_ratio == pytest.approx(-0.72, abs=0.1)
+    assert found.facts["verified_in_full"]
+    assert found.facts["launches"] == 9
+    assert Config.from_json(found.config).kwargs[0][0] == "BLOCK"
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "said"),
+    [
+        (DOUBLE.replace("2 * tl.load", "3 * tl.load"), Outcome.INCORRECT, "out differs by 0.5"),
+        (DOUBLE.replace("tl.store", "tl.no_such_thing"), Outcome.COMPILE_ERROR, "no_such_thing"),
+    ],
+)
+def test_a_wrong_variant_is_refused_before_it_is_timed(
+    judge: MachineCodeJudge, source: str, outcome: Outcome, said: str
+) -> None:
+    found = judge.judge(job("bad", source))
+    assert (found.outcome, found.facts["path"]) == (outcome, "machine code")
+    assert said in found.feedback
+
+
+def test_the_base_kernel_runs_in_the_config_that_the_store_has_decided_on(
+    trials: KernelTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = Config.of({"BLOCK": 128})
+    known = replace(target(), payload={**target().payload, "decided": decided.to_json()})
+    monkeypatch.setattr(trials, "_target", known)
+    own, other = replace(job("seed", DOUBLE), node=SEED), job("other", f"{DOUBLE}# 1 ns\n")
+    assert trials.configs(own)[0] == [decided.to_json()]
+    assert len(trials.configs(other)[0]) == 2
+
+
+def test_a_call_that_nothing_can_be_told_from_is_refused() -> None:
+    with pytest.raises(MachineCodeError, match="no elements"):
+        kernel_call(subject(DOUBLE, vector_call(0)))
+    with pytest.raises(MachineCodeError, match="bytes of tensors"):
+        kernel_call(subject(DOUBLE, vector_call(1 << 31)))
+
+
+def test_a_base_kernel_that_does_not_compile_is_not_judged_so(
+    runner: RunnerClient, builder: TranslatedBuilder, tmp_path: Path
+) -> None:
+    broken = target(DOUBLE.replace("tl.store", "tl.no_such_thing"))
+    with pytest.raises(MachineCodeError, match=r"(?s)cannot be launched as machine code: .*no_such_thing"):
+        KernelTrials(broken, PLAN, tmp_path, runner, builder)

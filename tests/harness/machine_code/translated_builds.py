@@ -1,0 +1,45 @@
+"""Kernels that Triton compiles for real, with machine code of the fake driver in place of a device's."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from benchmarks.lib.machine_code import fake_code as code
+from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult, CompileWorkers
+from forecast_harness.machine_code.records import Program
+
+
+class TranslatedBuilder:
+    """Compiles kernels of the parameters (x, out, n) that write multiples of x.
+
+    The factor and the nanoseconds that a launch takes are read from the source: `3 * tl.load`, `# 40000 ns`.
+    """
+
+    def __init__(self, workers: CompileWorkers) -> None:
+        self.count = 2
+        self._workers, self._pool = workers, ThreadPoolExecutor(2)
+
+    def submit(self, request: BuildRequest) -> Future[BuildResult]:
+        return self._pool.submit(self._build, request)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _build(self, request: BuildRequest) -> BuildResult:
+        built = self._workers.submit(request).result(120)
+        return replace(built, programs=tuple(_translated(p, request.source) for p in built.programs))
+
+
+def _translated(program: Program, source: str) -> Program:
+    factor = re.search(r"(\d) \* tl\.load", source)
+    cost = re.search(r"# (\d+) ns", source)
+    operations = [
+        code.scale(1, 0, 1000 * int(factor[1]) if factor else 1000, 2),
+        code.spend(int(cost[1]) if cost else 50_000),
+    ]
+    (kernel,) = program.kernels
+    kinds = (*kernel.parameters, *["*i8"] * kernel.scratch_parameters)
+    image = code.image(kernel.name, kinds, operations)
+    return replace(program, kernels=(replace(kernel, image=image),))
