@@ -32,30 +32,25 @@ class UncopyableArgumentsError(ForecastAutotuneError):
     """Arguments that cannot be timed on: nobody knows how to copy them, or there is no memory for it."""
 
 
-class StandInTensor(torch.Tensor):
-    """A tensor without memory, that says of itself what another one does."""
+class StandInTensor:
+    """Has the attributes of another tensor and no memory: what depends on values raises."""
 
-    _address: int
-    _device: torch.device
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @classmethod
-    def of(cls, like: torch.Tensor) -> StandInTensor:
-        """One of the same shape, strides, dtype, device and alignment."""
-        bare = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
-        made: StandInTensor = torch.Tensor._make_subclass(cls, bare)
-        made._address = _ALIGNMENT + like.data_ptr() % _ALIGNMENT
-        made._device = like.device
-        return made
+    def __init__(self, like: torch.Tensor) -> None:
+        self._bare = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+        self._address = _ALIGNMENT + like.data_ptr() % _ALIGNMENT
+        self.device = like.device
 
     def data_ptr(self) -> int:
         """An address that divides as the other tensor's does, with nothing at it."""
         return self._address
 
-    @property
-    def device(self) -> torch.device:
-        """The other tensor's."""
-        return self._device
+    def __len__(self) -> int:
+        return len(self._bare)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._bare, name)
 
 
 @dataclass(frozen=True)
@@ -182,7 +177,7 @@ def _converted(value: Any, convert: Callable[[torch.Tensor], object]) -> Any:
 
 def _stand_in(tensor: torch.Tensor) -> object:
     _require_copyable(tensor)
-    return StandInTensor.of(tensor)
+    return StandInTensor(tensor)
 
 
 def _require_copyable(tensor: torch.Tensor) -> None:

@@ -148,14 +148,14 @@ class BackgroundTuner:
             self._lend_launch(key, series, alive[0], {**alive[1], **grid}, float("inf"))
         return None
 
-    def stop(self) -> None:
-        """End the thread and the children that compile for it."""
+    def stop(self, wait_s: float = _EXIT_S) -> None:
+        """End the thread and the children that compile for it, and wait for so many seconds at most."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_EXIT_S)
+            thread.join(wait_s)
 
     def _enqueue(self, key: PendingKey) -> None:
         with self._changed:

@@ -1,0 +1,29 @@
+"""A background tuner that begins anew, on a null device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from forecast_integrations.triton.background.stall_budget import StallBudget
+from forecast_integrations.triton.background.tuner import BACKGROUND
+from forecast_integrations.triton.null_device import null_device
+from tests.integrations.null import by_launch_options
+from tests.integrations.triton.background.increments import IncrementingDevice
+
+
+@pytest.fixture
+def background(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[IncrementingDevice]:
+    """The active device, in background mode; timing takes at most 500 of a second's 1000 milliseconds."""
+    from triton.runtime.driver import driver
+
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "background")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STALL_MS", "500")
+    with null_device():
+        made = IncrementingDevice(by_launch_options)
+        driver.set_active(made)  # type: ignore[arg-type]
+        yield made
+        BACKGROUND.stop(60.0)
+    BACKGROUND.budget = StallBudget()
+    BACKGROUND.reset()

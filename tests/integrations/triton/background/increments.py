@@ -1,0 +1,61 @@
+"""A null device whose launches do something to their tensors, and tuners over such a kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from forecast_autotune import autotune
+from forecast_integrations.triton.null_device import NullDevice
+from tests.integrations.null import configs, fresh
+
+
+@triton.jit
+def increment(x, n, BLOCK: tl.constexpr):
+    """x += 1, in place: every launch more or less shows."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+
+class IncrementingDevice(NullDevice):
+    """Adds one to the tensors of every launch, as `increment` does."""
+
+    def _launcher(self, src: object, metadata: Any) -> Callable[..., None]:
+        counted = super()._launcher(src, metadata)
+
+        def launch(*args: object) -> None:
+            counted()
+            for value in args:
+                if isinstance(value, torch.Tensor):
+                    value.add_(1)
+
+        return launch
+
+
+def tuned(**options: Any) -> Any:
+    """A tuner over `increment` that knows nothing yet; fastest with 4 warps and 3 stages."""
+    listed = options.pop("listed", None) or configs((2, 4, 8), (2, 3))
+    return autotune(configs=listed, key=["n"], **{"store": False, **options})(fresh(increment))
+
+
+def launch(tuner: Any, x: torch.Tensor) -> None:
+    """Add one to a tensor."""
+    n = x.numel()
+    tuner[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, n)
+
+
+def launch_until_settled(tuner: Any, x: torch.Tensor, seconds: float = 120.0) -> int:
+    """Launch until a choice is final; returns how many launches that took."""
+    until = time.monotonic() + seconds
+    for count in range(1, 10**7):
+        launch(tuner, x)
+        if tuner.cache:
+            return count
+        assert time.monotonic() < until, "no choice became final"
+        time.sleep(0.001)
+    raise AssertionError

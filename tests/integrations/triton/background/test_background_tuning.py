@@ -1,0 +1,339 @@
+"""Background mode on a device that is not there: what is launched, what is timed, and what a program's tensors hold."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forecast_autotune import CaptureError, settle
+from forecast_autotune.records import Evidence
+from forecast_autotune.store import Store
+from forecast_integrations.triton.background import tuner as background_tuner
+from forecast_integrations.triton.background.stall_budget import StallBudget
+from forecast_integrations.triton.background.tuner import BACKGROUND
+from tests.integrations.null import binaries, child, configs, tables
+from tests.integrations.triton.background.increments import (
+    IncrementingDevice,
+    launch,
+    launch_until_settled,
+    tuned,
+)
+
+
+def best(config: Any) -> bool:
+    """Whether the device is fastest with it."""
+    return bool((config.num_warps, config.num_stages) == (4, 3))
+
+
+def test_a_program_sees_its_own_launches_alone_and_one_switch(
+    background: IncrementingDevice, tmp_path: Path
+) -> None:
+    tuner = tuned(store=tmp_path / "store")
+    x = torch.zeros(4096)
+    launch(tuner, x)
+    first = tuner.best_config
+    assert background.launches == 1, "a miss launches, and times nothing"
+    assert binaries() == 1, "nothing is compiled but what is launched"
+    assert tuner.decision.evidence is Evidence.FORECAST
+    assert not best(first), "else this test shows no switch"
+    served = [first]
+    until = time.monotonic() + 120
+    while not tuner.cache:
+        launch(tuner, x)
+        served.append(tuner.best_config)
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    for _ in range(3):
+        launch(tuner, x)
+        served.append(tuner.best_config)
+    assert (x == len(served)).all(), "candidates were timed on copies"
+    switches = [i for i in range(1, len(served)) if served[i] != served[i - 1]]
+    assert len(switches) == 1
+    assert best(served[-1])
+    assert background.launches > len(served) + 20
+    decision = tuner.decision
+    assert decision.evidence is Evidence.MEASURED
+    (table,) = tables(tmp_path / "store")
+    assert decision.measured == len({m.candidate for m in table.measurements}) >= 2
+    assert {m.protocol for m in table.measurements} <= {"events-l2flush-2", "events-l2flush-2-turns"}
+    launches = background.launches
+    again = tuned(store=Store(tmp_path / "store"), mode="frozen")
+    launch(again, x)
+    assert best(again.best_config)
+    assert again.decision.evidence is Evidence.STORED
+    resumed = tuned(store=Store(tmp_path / "store"))
+    launch(resumed, x)
+    assert resumed.cache, "what is decided already is final at once"
+    assert background.launches == launches + 2
+
+
+def test_launches_are_held_up_no_more_than_the_budget_says(
+    background: IncrementingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds are the device's own: they pass by launches, and by the work of the program between them."""
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STALL_MS", "20")
+    BACKGROUND.budget = StallBudget(lambda: background.now_ms / 1e3)
+    tuner = tuned()
+    x = torch.zeros(4096)
+    held_up: list[tuple[float, float]] = []
+    until = time.monotonic() + 120
+    begin = background.now_ms
+    while not tuner.cache:
+        before, launches = background.now_ms, background.launches
+        launch(tuner, x)
+        own_ms = 2.0  # no config takes longer
+        if background.launches > launches + 1:
+            held_up.append((before, background.now_ms - before - own_ms))
+        background.now_ms += 10.0
+        time.sleep(0.0005)
+        assert time.monotonic() < until
+    slowest_ms = 2.0 + 0.05 * 10
+    assert max(ms for _, ms in held_up) <= 20 + slowest_ms
+    total = sum(ms for _, ms in held_up)
+    assert total <= 20 * (1 + (background.now_ms - begin) / 1e3) + slowest_ms
+    assert len(held_up) > 3, "it took several slices"
+
+
+def test_inside_a_capture_nothing_is_timed_and_nothing_switches(
+    background: IncrementingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuner = tuned()
+    x = torch.zeros(4096)
+    launch(tuner, x)
+    first = tuner.best_config
+    monkeypatch.setattr(background_tuner, "capturing_graph", lambda: True)
+    for _ in range(50):
+        launch(tuner, x)
+    assert background.launches == 51
+    assert tuner.best_config is first
+    with pytest.raises(CaptureError, match=r"settle\(\)"):
+        settle()
+    monkeypatch.setattr(background_tuner, "capturing_graph", lambda: False)
+    (key,) = tuner._engine._pending.values()
+    while key.state.value != "done":
+        launch(tuner, x)
+        time.sleep(0.001)
+    monkeypatch.setattr(background_tuner, "capturing_graph", lambda: True)
+    launch(tuner, x)
+    assert tuner.best_config is first, "the choice is made, but a capture sees none of it"
+    monkeypatch.setattr(background_tuner, "capturing_graph", lambda: False)
+    launch(tuner, x)
+    assert best(tuner.best_config)
+    assert (x == x[0]).all()
+
+
+def test_threads_that_launch_one_key_each_see_their_own_launches(background: IncrementingDevice) -> None:
+    tuner = tuned()
+    launch(tuner, torch.zeros(4096))
+    counts: dict[int, int] = {}
+    tensors = [torch.zeros(4096) for _ in range(3)]
+
+    def work(i: int) -> None:
+        counts[i] = launch_until_settled(tuner, tensors[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [int(x[0]) for x in tensors] == [counts[i] for i in range(3)]
+    launch(tuner, tensors[0])
+    assert best(tuner.best_config)
+
+
+def test_settle_times_whole_what_has_arguments(
+    background: IncrementingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STALL_MS", "0")
+    tuner = tuned()
+    x, y = torch.zeros(4096), torch.zeros(8192)
+    for _ in range(20):
+        launch(tuner, x)
+    launch(tuner, y)
+    assert background.launches == 21, "no launch is held up"
+    del y
+    gc.collect()
+    with pytest.warns(UserWarning, match="1 keys are still pending: increment with key .*8192"):
+        (left,) = settle()
+    assert left.kernel == "increment"
+    assert "without arguments" in left.reason
+    assert (x == 20).all()
+    launch(tuner, x)
+    assert best(tuner.best_config)
+    z = torch.zeros(8192)
+    launch(tuner, z)
+    with pytest.warns(UserWarning, match="no more than 0 s"):
+        assert len(settle(timeout=0)) == 1
+    assert settle() == ()
+    launch(tuner, z)
+    assert best(tuner.best_config)
+    assert (z == 2).all()
+
+
+def test_no_tensor_is_kept_alive(background: IncrementingDevice) -> None:
+    tuner = tuned()
+    x = torch.zeros(4096)
+    own = 0
+    while background.launches == own:  # until candidates were timed on copies of it
+        launch(tuner, x)
+        own += 1
+        time.sleep(0.001)
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
+    launch_until_settled(tuner, torch.zeros(4096))
+
+
+def test_hooks_surround_timed_launches_and_see_copies(background: IncrementingDevice) -> None:
+    x = torch.zeros(4096)
+    seen: list[int] = []
+
+    def before(named: dict[str, Any], reset_only: bool = False) -> None:
+        seen.append(named["x"].data_ptr())
+        named["x"].zero_()
+
+    tuner = tuned(pre_hook=before)
+    assert launch_until_settled(tuner, x) == int(x[0])
+    assert len(seen) > 20
+    assert x.data_ptr() not in seen
+
+
+def test_cleared_and_restored_arguments_are_copies(background: IncrementingDevice) -> None:
+    x = torch.zeros(4096)
+    tuner = tuned(reset_to_zero=["x"])
+    assert launch_until_settled(tuner, x) == int(x[0])
+    restoring = tuned(restore_value=["x"])
+    assert launch_until_settled(restoring, x.zero_()) == int(x[0])
+
+
+def test_an_interruption_is_raised_and_loses_nothing(background: IncrementingDevice) -> None:
+    interruptions = [KeyboardInterrupt]
+
+    def before(named: dict[str, Any], reset_only: bool = False) -> None:
+        if interruptions and named["n"] == 4096 and background.launches > 4:
+            raise interruptions.pop()
+
+    tuner = tuned(pre_hook=before)
+    x = torch.zeros(4096)
+    with pytest.raises(KeyboardInterrupt):
+        launch_until_settled(tuner, x)
+    launch_until_settled(tuner, x)
+    launch(tuner, x)
+    assert best(tuner.best_config)
+
+
+def test_a_hook_that_fails_ends_the_timing_and_not_the_program(
+    background: IncrementingDevice, recwarn: pytest.WarningsRecorder
+) -> None:
+    def before(named: dict[str, Any], reset_only: bool = False) -> None:
+        raise LookupError("a hook of the user's")
+
+    tuner = tuned(pre_hook=before)
+    x = torch.zeros(4096)
+    launch(tuner, x)
+    first = tuner.best_config
+    count = launch_until_settled(tuner, x)
+    assert tuner.best_config is first
+    assert int(x[0]) == count + 1
+    said = [str(w.message) for w in recwarn if "keeps the config" in str(w.message)]
+    assert len(said) == 1
+    assert "a hook of the user's" in said[0]
+
+
+def test_a_candidate_that_fails_is_recorded_and_passed_over(
+    background: IncrementingDevice, tmp_path: Path
+) -> None:
+    tuner = tuned(listed=configs((2, 4), (3,)), store=tmp_path / "store", mode="background")
+    x = torch.zeros(4096)
+    launch(tuner, x)
+    served, clock = tuner.best_config.num_warps, background.clock
+
+    def others_fail(metadata: Any) -> float:
+        if metadata.num_warps != served:
+            raise RuntimeError("an illegal instruction")
+        return clock(metadata)
+
+    background.clock = others_fail
+    launch_until_settled(tuner, x)
+    assert tuner.best_config.num_warps == served
+    (table,) = tables(tmp_path / "store")
+    found = {m.candidate.config.num_warps: str(m.outcome) for m in table.by_candidate().values()}
+    assert found == {served: "ok", 6 - served: "runtime_error"}
+
+
+def test_arguments_that_cannot_be_copied_keep_their_config(background: IncrementingDevice) -> None:
+    class Wrapped(torch.Tensor):
+        """Nobody knows what it holds."""
+
+    tuner = tuned()
+    x = torch.zeros(4096).as_subclass(Wrapped)
+    with pytest.warns(UserWarning, match="not timed in the background: .*Wrapped.*MODE=tune"):
+        launch(tuner, x)
+    assert tuner.cache
+    assert settle() == ()
+
+
+def test_a_benchmark_function_of_ones_own_holds_no_launch_up(background: IncrementingDevice) -> None:
+    called: list[object] = []
+
+    def bench(kernel_call: Any, quantiles: Any) -> list[float]:
+        called.append(kernel_call)
+        return [1.0, 1.0, 1.0]
+
+    tuner = tuned(do_bench=bench)
+    x = torch.zeros(4096)
+    for _ in range(3):
+        launch(tuner, x)
+    assert (called, background.launches) == ([], 3)
+    assert tuner.decision.evidence is Evidence.FORECAST
+
+
+def test_a_forked_child_decides_for_itself(background: IncrementingDevice) -> None:
+    tuner = tuned()
+    x = torch.zeros(4096)
+    for _ in range(5):
+        launch(tuner, x)
+
+    def work() -> None:
+        assert settle(120) == ()
+        launch(tuner, x)
+        assert best(tuner.best_config)
+
+    assert os.waitpid(child(work), 0)[1] == 0
+    launch_until_settled(tuner, x)
+
+
+def test_a_process_that_ends_meanwhile_ends_quietly(background: IncrementingDevice, tmp_path: Path) -> None:
+    text = f"""
+        import torch, triton
+        from forecast_autotune import autotune
+        from forecast_integrations.triton.null_device import null_device
+        from tests.integrations.null import by_launch_options, configs, double, launch
+
+        with null_device(by_launch_options):
+            tuner = autotune(configs=configs(), key=["n"], store={str(tmp_path / "store")!r})(double)
+            launch(tuner)
+            while not list(tuner._engine.options.open_store(tuner._engine.options.settings()).tables()):
+                launch(tuner)
+            assert not tuner.cache
+            raise SystemExit(7)
+    """
+    root = Path(__file__).parents[4]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)], cwd=root, capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+    (table,) = tables(tmp_path / "store")
+    assert all(m.ok for m in table.measurements), "no launch counts as one that took the process down"
