@@ -1,0 +1,272 @@
+"""What the recipes say is done here, as far as it needs neither a GPU nor a service of others."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+import shlex
+import shutil
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.commands import main
+from forecast_autotune.commands.console import grammar
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store import Store
+from forecast_autotune.store.bundles import discovery
+from forecast_autotune.store.bundles.reading import Bundle
+from forecast_autotune.store.bundles.writing import write_bundle
+from forecast_autotune.store.merging.row_stores import StoreFolder
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.testing import TableMeasurer, example_table
+from forecast_autotune.tuning.loop import TuningTask, tune
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "docs" / "how_to" / "recipes"
+DEPLOYMENT = ROOT / "docs" / "examples" / "deployment"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with one decision."""
+    folder, table = tmp_path_factory.mktemp("made"), example_table()
+    tune(
+        TuningTask(table.problem, list(table.by_candidate())),
+        lambda: TableMeasurer(table, workers=2),
+        store=Store(folder / "store"),
+        surrogate=AnalyticSurrogate(),
+        settings=Settings(),
+    )
+    write_bundle(StoreFolder(folder / "store"), folder / "tuned")
+    return folder / "tuned"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine on which nothing is tuned."""
+    for name in Settings().describe():
+        monkeypatch.delenv(name[0], raising=False)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def serves() -> bool:
+    """Whether the example problem is decided here."""
+    return Store.default().decision(example_table().problem) is not None
+
+
+def check_settings(variables: Mapping[str, str]) -> Settings:
+    """The settings that these variables make; all of them must be variables of ours."""
+    ours = {name: value for name, value in variables.items() if name.startswith("FORECAST_AUTOTUNE")}
+    assert ours
+    assert ours.keys() <= {name for name, _, _ in Settings().describe()}
+    return Settings.from_environment(ours)
+
+
+def check_commands(script: str) -> int:
+    """How many commands of ours a shell script has; the grammar must take all of them."""
+    count = 0
+    for line in script.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["forecast-autotune"]:
+            grammar.build().parse_args(words[1:])
+            count += 1
+    return count
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions, continued lines joined."""
+    text = (DEPLOYMENT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def test_the_image_finds_and_serves_its_bundle(
+    bundle: Path, machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, context = machine / "image", machine / "context"
+    shutil.copytree(bundle, context / "tuned")
+    (context / "wheels").mkdir()
+    (context / "serve.py").write_text("", encoding="utf-8")
+    environment: dict[str, str] = {}
+    program = ""
+    for word, rest in instructions():
+        if word == "COPY":
+            source, target = shlex.split(rest)
+            place = image / target.lstrip("/")
+            if (context / source).is_dir():
+                shutil.copytree(context / source, place)
+            else:
+                place.mkdir(parents=True, exist_ok=True)
+                shutil.copy(context / source, place)
+        elif word == "RUN" and rest.startswith("forecast-autotune"):
+            words = [str(image / w.lstrip("/")) if w.startswith("/") else w for w in shlex.split(rest)[1:]]
+            assert main(words) == 0, capsys.readouterr().err
+        elif word == "ENV":
+            environment |= dict(pair.split("=", 1) for pair in shlex.split(rest))
+        elif word == "CMD":
+            program = json.loads(rest)[-1]
+        else:
+            assert (word, rest.split()[0]) in {("FROM", "your/torch-image"), ("RUN", "pip")}
+    assert "0 faults" in capsys.readouterr().out
+    settings = check_settings(environment)
+    assert (settings.enabled, settings.mode, settings.on_miss) == (True, Mode.FROZEN, "forecast")
+    place = image / program.lstrip("/")
+    assert place.is_file()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(place), raising=False)
+    assert serves()
+
+
+def test_the_pods_read_what_the_job_writes() -> None:
+    yaml = pytest.importorskip("yaml")
+    documents = list(yaml.safe_load_all((DEPLOYMENT / "kubernetes.yaml").read_text(encoding="utf-8")))
+    assert [d["kind"] for d in documents] == ["Deployment", "Job"]
+    containers: list[dict[str, Any]] = []
+    for document in documents:
+        pod = document["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+        assert mounts.keys() == volumes
+        container["folders"] = {mount["mountPath"]: mount.get("readOnly", False) for mount in mounts.values()}
+        containers.append(container)
+    serve, warm = containers
+    selector = documents[0]["spec"]["selector"]["matchLabels"]
+    assert selector == documents[0]["spec"]["template"]["metadata"]["labels"]
+    settings = check_settings({e["name"]: e["value"] for e in serve["env"] if "value" in e})
+    assert (settings.mode, settings.on_miss) == (Mode.FROZEN, "forecast")
+    assert serve["folders"] == {"/tuned": True, "/misses": False}
+    assert Path(settings.stores).parent == Path("/tuned")
+    assert str(settings.cache_dir) == "/misses/$(POD)"
+    assert any(e["name"] == "POD" for e in serve["env"]), "each pod has a folder of its own"
+    check_settings({e["name"]: e["value"] for e in warm["env"]})
+    script = warm["command"][-1]
+    assert check_commands(script.replace("  ", "")) == 3
+    assert f"store merge {settings.stores}" in script
+    assert not warm["folders"]["/tuned"]
+
+
+def test_a_librarys_bundle_is_found_through_its_package(
+    bundle: Path, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (RECIPES / "kernel_library.md").read_text(encoding="utf-8")
+    (project,) = re.findall(r'```toml title="pyproject.toml"\n(.*?)```', text, re.DOTALL)
+    points = tomllib.loads(project)["project"]["entry-points"]
+    site = machine / "site"
+    for value in points[discovery.GROUP].values():
+        shutil.copytree(bundle, site.joinpath(*value.split(".")))
+    (site / "my_kernels" / "__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
+    installed = site / "my_kernels-1.0.dist-info"  # as an installer writes it
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-kernels\nVersion: 1.0\n")
+    lines = [
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in given.items()) for group, given in points.items()
+    ]
+    (installed / "entry_points.txt").write_text("".join(lines))
+    assert not serves()
+    monkeypatch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    # Another cache: the process-wide store of the first has looked already.
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(machine / "other"))
+    assert serves()
+    assert "my_kernels" not in sys.modules
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """As much of the Hub as a download asks for: one repository, whose files are small."""
+
+    repository: Path
+    commit = "0" * 40
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        files = {
+            f.relative_to(self.repository).as_posix(): f for f in self.repository.rglob("*") if f.is_file()
+        }
+        if "/resolve/" in path:
+            self._send_file(files[path.split("/resolve/")[1].partition("/")[2]])
+        elif "/tree/" in path:
+            entries = [
+                {"type": "file", "path": name, "size": f.stat().st_size, "oid": self._oid(f)}
+                for name, f in files.items()
+            ]
+            self._send_json(entries)
+        else:
+            self._send_json(
+                {
+                    "id": "owner/tuned-kernels",
+                    "sha": self.commit,
+                    "siblings": [{"rfilename": n} for n in files],
+                }
+            )
+
+    do_HEAD = do_GET
+
+    def _oid(self, file: Path) -> str:
+        return hashlib.sha1(file.read_bytes()).hexdigest()
+
+    def _send_file(self, file: Path) -> None:
+        headers = {"ETag": f'"{self._oid(file)}"', "X-Repo-Commit": self.commit}
+        self._send(file.read_bytes(), "application/octet-stream", headers)
+
+    def _send_json(self, value: object) -> None:
+        self._send(json.dumps(value).encode(), "application/json", {})
+
+    def _send(self, raw: bytes, kind: str, headers: Mapping[str, str]) -> None:
+        self.send_response(200)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(raw)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(raw)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(bundle: Path, tmp_path: Path) -> Iterator[str]:
+    """Address of a Hub with one repository, whose folder h200 is the bundle."""
+    shutil.copytree(bundle, tmp_path / "repository" / "h200")
+    (tmp_path / "repository" / "README.md").write_text("tuned kernels", encoding="utf-8")
+    handler = type("_TestedHub", (_Hub,), {"repository": tmp_path / "repository"})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_bundle_is_downloaded_from_a_hub(
+    hub: str, bundle: Path, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloads = pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("HF_HOME", str(machine / "hf"))
+    text = (RECIPES / "hugging_face.md").read_text(encoding="utf-8")
+    (command,) = [shlex.split(line) for line in text.splitlines() if line.startswith("hf download")]
+    assert command[2] == "OWNER/tuned-kernels"
+    place = command[command.index("--local-dir") + 1]
+    assert f"forecast-autotune store verify {place}/h200\n" in text
+    assert f"FORECAST_AUTOTUNE_STORES={place}/h200\n" in text
+    downloads.snapshot_download(
+        "owner/tuned-kernels",
+        allow_patterns=command[command.index("--include") + 1],
+        local_dir=machine / "tuned",
+        cache_dir=machine / "hf",
+        endpoint=hub,
+        token=False,
+    )
+    assert not (machine / "tuned" / "README.md").exists()
+    assert Bundle.open(machine / "tuned" / "h200").manifest.digest == Bundle.open(bundle).manifest.digest
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(machine / "tuned" / "h200"))
+    assert serves()
