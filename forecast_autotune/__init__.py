@@ -37,8 +37,10 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
     from forecast_integrations.inductor.api import disable_torch_compile, enable_torch_compile
     from forecast_integrations.triton.background.pending_key import PendingDecision
     from forecast_integrations.triton.background.tuner import settle
+    from forecast_integrations.triton.capture_misses import allow_capture_misses
     from forecast_integrations.triton.decorator import ForecastAutotuner, autotune, forecast_autotune
     from forecast_integrations.triton.patch import patch_triton, unpatch_triton
+    from forecast_integrations.triton.prepare import prepare
 
 __all__ = [
     "AnalyticSurrogate",
@@ -76,12 +78,14 @@ __all__ = [
     "TuningState",
     "VariantError",
     "WallTime",
+    "allow_capture_misses",
     "autotune",
     "default_surrogate",
     "disable_torch_compile",
     "enable_torch_compile",
     "forecast_autotune",
     "patch_triton",
+    "prepare",
     "read_tables",
     "replay",
     "settle",
@@ -133,6 +137,7 @@ _HOMES = {
     "TuningState": "forecast_autotune.policy",
     "VariantError": _ERRORS,
     "WallTime": "forecast_autotune.policy",
+    "allow_capture_misses": "forecast_integrations.triton.capture_misses",
     "autoload_generated": _INDUCTOR,
     "autoload_torch_compile": _INDUCTOR,
     "autotune": _DECORATOR,
@@ -141,6 +146,7 @@ _HOMES = {
     "enable_torch_compile": _INDUCTOR,
     "forecast_autotune": _DECORATOR,
     "patch_triton": _PATCH,
+    "prepare": "forecast_integrations.triton.prepare",
     "read_tables": _TABLE,
     "replay": _REPLAY,
     "settle": "forecast_integrations.triton.background.tuner",

@@ -98,6 +98,10 @@ class ForecastAutotuner(Autotuner):
         """
         return self._engine.last
 
+    def parts(self) -> tuple[TuningEngine, KeyMaker]:
+        """What decides its keys, and what makes them."""
+        return self._engine, self._make_key
+
     def run(self, *args: object, **kwargs: object) -> object:
         """Launch with the config of this call's key, deciding it first on a miss."""
         upstream = Autotuner.run
@@ -182,7 +186,8 @@ def autotune(
             vouch for those. Verified records: `Variant`s in a list, "store" (this kernel's in the store that
             measurements go to), a `Store` or its directory, or a function problem -> Variants. Records serve
             only calls that a check covers, all others the base kernel does (FORECAST_AUTOTUNE_VARIANTS).
-        bucket: how key values are grouped: "exact", "pow2" or a function (name, value) -> value.
+        bucket: how key values are grouped: "exact", "pow2", a function (name, value) -> value, or a `Robust` range
+            of one argument's values that share a decision.
         mode: tune, skip, frozen, exhaustive or deterministic (FORECAST_AUTOTUNE_MODE).
 
     Returns:

@@ -14,7 +14,7 @@ from forecast_autotune.errors import CaptureError, FrozenMissError, is_told_to_c
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.policy import Policy
 from forecast_autotune.ranks.tuning import tune_together
-from forecast_autotune.records import Candidate, Decision, Kernel, Problem
+from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Problem
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
@@ -32,6 +32,7 @@ from forecast_integrations.triton.can_time import (
     is_interpreted,
     untimed_settings,
 )
+from forecast_integrations.triton.capture_misses import note_capture_miss, settings_in_capture
 from forecast_integrations.triton.device_access import (
     LOCK,
     capturing_graph,
@@ -120,6 +121,8 @@ class TuningEngine:
     _running: threading.local = field(default_factory=threading.local)
     _pending: dict[Key, PendingKey] = field(default_factory=dict)
     """Keys that are decided in the background."""
+    _captured: dict[Key, LaunchConfig] = field(default_factory=dict)
+    """Keys that were met undecided inside a capture, and what they are launched with there."""
     _compiled: dict[str, set[Candidate]] = field(default_factory=dict)
     """Candidates compiled in this process, by the kind of arguments (`describe.call_kind`) and device."""
     _traced: dict[str, TracedTexts] = field(default_factory=dict)
@@ -147,6 +150,8 @@ class TuningEngine:
         """The config for this key; also fills the tuner's public attributes."""
         if (pending := self._pending.get(key)) is not None:
             return BACKGROUND.config_for(pending, args, kwargs)
+        if key in self._captured and capturing_graph():
+            return self._captured[key]
         with LOCK:
             if key in tuner.cache:  # another thread was faster
                 return tuner.cache[key]
@@ -189,8 +194,7 @@ class TuningEngine:
         configs, mark = self._candidates(pruned, functions)
         call = replace(call, configs=configs, functions=functions)
         settings = untimed_settings(settings, tuner)
-        if capturing_graph() and settings.mode not in (Mode.SKIP, Mode.BACKGROUND):
-            settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
+        mode, settings = settings.mode, settings_in_capture(settings)
         # A user's own benchmark function may need every rank to call it.
         job = None if has_own_benchmark(tuner) else current_job(settings)
         if job is not None:
@@ -235,8 +239,8 @@ class TuningEngine:
             if capturing_graph():
                 raise CaptureError(
                     f"kernel {problem.kernel.name} met a new key {key} inside a CUDA-graph capture, where "
-                    "nothing can be timed. Call it once with these arguments before capturing, or set "
-                    "FORECAST_AUTOTUNE_MODE=skip to take the best forecast"
+                    "nothing can be timed. Call it once with these arguments, or give them to prepare(), before "
+                    "capturing; or capture inside allow_capture_misses() to take the best forecast"
                 ) from miss
             raise
         for made, kind in zip(measurers, kinds, strict=True):
@@ -245,7 +249,10 @@ class TuningEngine:
         self.last = decision
         config = launch_config(call, decision.chosen, lambda: guarded.measurements(problem))
         pending = settings.mode is Mode.BACKGROUND and ranged is None
-        if not pending or _is_final(decision, guarded.decision(problem)):
+        if settings.mode is not mode and decision.evidence is Evidence.FORECAST:
+            self._captured[key] = config  # in graphs alone: outside of a capture the key is tuned
+            note_capture_miss(problem, decision)
+        elif not pending or _is_final(decision, guarded.decision(problem)):
             tuner.cache[key] = config
         else:
             self._decide_later(key, call, problem, mark, kind, settings, (store, guarded), decision, config)

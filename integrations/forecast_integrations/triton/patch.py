@@ -54,6 +54,13 @@ def _adopt(tuner: Tuner) -> tuple[TuningEngine, KeyMaker]:
 _run.forecast_autotune = True  # type: ignore[attr-defined]
 
 
+def tuning_parts(tuner: Tuner) -> tuple[TuningEngine, KeyMaker] | None:
+    """What decides this tuner's keys and what makes them; None where Triton does, as it is not patched."""
+    if isinstance(tuner, ForecastAutotuner):
+        return tuner.parts()
+    return (tuner.__dict__.get("_forecast") or _adopt(tuner)) if _serving else None
+
+
 def patch_triton() -> None:
     """Serve every Triton autotuner in this process. Calling it twice changes nothing."""
     global _original, _serving

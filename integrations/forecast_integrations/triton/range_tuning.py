@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.task import TuningStore, TuningTask
 from forecast_integrations.device import current_device, toolchain
+from forecast_integrations.triton.background.arguments import copied_arguments, stand_in_call
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.lazy_candidates import LazyGrids, candidate_grids
@@ -27,6 +29,9 @@ from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebu
 from forecast_integrations.triton.problem.resized_call import ResizedArguments, resize_arguments
 from forecast_integrations.triton.problem.resized_grid import resize_grid
 from forecast_integrations.triton.protocols import Key, is_tensor
+
+_MEMORY_SHARE = 0.8
+"""Of the free memory, for the tensors of all measured sizes."""
 
 MakeMeasurer = Callable[[KernelCall, Problem, str, bool], Measurer]
 """(call, problem, kind of its arguments, whether it compiles candidates or finds them compiled) -> what times them."""
@@ -55,9 +60,11 @@ class RangeTuning:
         self._arguments = describe.call_arguments(call.tuner.fn, self._named)
         if call.functions:
             raise RebuildError("other sources of the kernel take part, which are checked size by size")
+        stand_in_call(call, next(iter(call.configs.values())))  # which needs arguments that can be copied
         self.problem = self._range_problem()
         self.calls = [self._sized(value) for value in robust.points()]
         self._measured = [i for i, v in enumerate(robust.points()) if v in robust.measured]
+        _require_memory([self.calls[i] for i in self._measured])
 
     @property
     def traced(self) -> SizedCall:
@@ -190,8 +197,8 @@ class RangeTuning:
             named: dict[str, Any] = {**self._named, self._robust.argument: sized.value}
             given = dict(self._robust.rebuild(dict(named), sized.value))
             named |= {n: v for n, v in given.items() if n != "grid"}
-            own = {n: v.clone() for n, v in self._named.items() if hasattr(v, "clone") and named[n] is v}
-            return self._called({**named, **own}, given.get("grid", sized.call.grid))
+            own = {n: v for n, v in named.items() if is_tensor(v) and self._named.get(n) is v}
+            return self._called({**named, **copied_arguments((), own)[1]}, given.get("grid", sized.call.grid))
         made = resized.by_name()
         named = {
             n: self._value(v, made[n], resized, None) if n in made else v for n, v in self._named.items()
@@ -208,7 +215,7 @@ class RangeTuning:
 
             return torch.empty_strided(wanted.shape, wanted.stride, dtype=like.dtype, device=device)
         if wanted.shape == tuple(like.shape) and wanted.name not in resized.elements:
-            return like.clone()
+            return copied_arguments((given,), {})[0][0]
         return rebuilt_value(wanted, resized.elements.get(wanted.name, 0), like.device)
 
     def _called(self, named: Mapping[str, Any], grid: Any) -> KernelCall:
@@ -217,6 +224,23 @@ class RangeTuning:
         args = tuple(named[n] for n in names[: len(call.args)])
         kwargs = {n: named.get(n, v) for n, v in call.kwargs.items()}
         return replace(call, args=args, kwargs={**kwargs, "grid": grid})
+
+
+def _require_memory(calls: Sequence[SizedCall]) -> None:
+    """Raise `RebuildError` where the tensors of these calls do not fit beside what the program holds."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    total = 0
+    for sized in calls:
+        for name, value in sized.call.arguments().items():
+            if is_tensor(value):
+                least = sized.resized.elements.get(name, 0) if sized.resized is not None else 0
+                total += max(math.prod(value.shape), least) * value.element_size()
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    if total > _MEMORY_SHARE * free:
+        raise RebuildError(f"tensors of {len(calls)} sizes take {total} bytes, of which {free} are free")
 
 
 def range_of(

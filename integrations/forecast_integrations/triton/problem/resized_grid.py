@@ -39,9 +39,9 @@ def resize_grid(
     """The grid function at another size.
 
     It may read the argument `name`, or a tensor that follows it, from the parameters that it is given, or have one of
-    them in its closure, among its defaults or as a global; there they are replaced. `before` and `after` are the arguments by name
-    at both sizes, `parameters` the meta-parameters of some config, to see what the function reads. Raises
-    `RebuildError` where the grid does not follow the argument, as far as can be seen.
+    them in its closure, among its defaults or as a global; there they are replaced. `before` and `after` are the
+    arguments by name at both sizes, `parameters` the meta-parameters of some config, to see what the function reads.
+    Raises `RebuildError` where the grid does not follow the argument, as far as can be seen.
     """
     if not callable(grid):
         raise RebuildError(

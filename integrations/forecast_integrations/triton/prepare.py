@@ -1,0 +1,152 @@
+"""`prepare`: decide a kernel's keys ahead of a capture or of serving, without a launch that a program could see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_autotune.errors import CaptureError
+from forecast_autotune.records import Decision, Evidence
+from forecast_autotune.settings import Mode
+from forecast_integrations.triton.background.arguments import copied_arguments
+from forecast_integrations.triton.device_access import LOCK, capturing_graph
+from forecast_integrations.triton.engine import TuningEngine
+from forecast_integrations.triton.patch import tuning_parts
+from forecast_integrations.triton.problem.key import KeyMaker
+from forecast_integrations.triton.protocols import Key, Tuner
+
+_STATUS = {Evidence.MEASURED: "decided", Evidence.STORED: "stored", Evidence.FORECAST: "forecast"}
+
+
+@dataclass(frozen=True)
+class PreparedKey:
+    """What became of one call's key."""
+
+    key: tuple[str, ...]
+    status: str
+    """`decided`: measured now. `stored`: the store knew. `forecast`: nothing could be timed. `known`: decided in this
+    process before. `single`: there is one config. `pending`: decided in the background. `failed`: see `trouble`."""
+    decision: Decision | None = None
+    """Where one was made."""
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What became of every call that was given to `prepare`."""
+
+    kernel: str
+    keys: tuple[PreparedKey, ...]
+    """In the order of the calls."""
+
+    @property
+    def failed(self) -> tuple[PreparedKey, ...]:
+        """Those that will have to be decided when they are launched."""
+        return tuple(one for one in self.keys if one.status == "failed")
+
+    def count(self, status: str) -> int:
+        """How many keys have this status."""
+        return sum(one.status == status for one in self.keys)
+
+    def __str__(self) -> str:
+        counted = Counter(one.status for one in self.keys)
+        shown = ", ".join(f"{number} {status}" for status, number in sorted(counted.items()))
+        return f"{self.kernel}: {shown or 'no calls'}"
+
+
+def prepare(kernel: object, calls: Iterable[Mapping[str, Any]]) -> Preparation:
+    """Decide the keys of example calls of a tuned kernel, as launches would, but launch nothing that a program sees.
+
+    Candidates are timed on copies of the calls' tensors: no tensor that is given is written. The modes and settings in
+    force are obeyed, except that `background` mode waits.
+
+    Args:
+        kernel: a kernel under `@forecast_autotune`, or under `triton.autotune` once `patch_triton()` was called.
+        calls: for each call, its arguments by name, the launch grid under `grid`, other launch options by their names.
+
+    Returns:
+        What became of each call. A call that cannot be decided is a failure in it, with the reason.
+
+    Raises:
+        TypeError: `kernel` is not tuned by this library.
+        CaptureError: it is called inside a CUDA-graph capture.
+    """
+    tuner, heuristics = _tuner_of(kernel)
+    parts = tuning_parts(tuner)
+    if parts is None:
+        raise TypeError(
+            f"{tuner.base_fn.__name__} is tuned by Triton itself: decorate it with forecast_autotune, or call "
+            "patch_triton() first"
+        )
+    if capturing_graph():
+        raise CaptureError("prepare() was called inside a CUDA-graph capture, where nothing can be timed")
+    done = tuple(_prepared(tuner, parts, heuristics, call) for call in calls)
+    return Preparation(str(tuner.base_fn.__name__), done)
+
+
+def _tuner_of(kernel: object) -> tuple[Tuner, list[Mapping[str, Any]]]:
+    """The tuner in or under `kernel`, and what heuristics above it compute, outermost first."""
+    from triton.runtime.autotuner import Autotuner
+
+    found: Any = kernel
+    layers: list[Mapping[str, Any]] = []
+    while found is not None and not isinstance(found, Autotuner):
+        if isinstance(values := getattr(found, "values", None), dict):
+            layers.append(values)
+        found = getattr(found, "fn", None)
+    if found is None:
+        raise TypeError(f"{kernel!r:.100} is no tuned kernel: give what @forecast_autotune made")
+    tuner: Tuner = found
+    return tuner, layers
+
+
+def _prepared(
+    tuner: Tuner,
+    parts: tuple[TuningEngine, KeyMaker],
+    heuristics: list[Mapping[str, Any]],
+    call: Mapping[str, Any],
+) -> PreparedKey:
+    engine, make_key = parts
+    key: Key = ()
+    try:
+        args, kwargs = _split(tuner, call)
+        for layer in heuristics:
+            for name, compute in layer.items():
+                kwargs[name] = compute({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs})
+        key = make_key(tuner.keys, args, kwargs)
+        shown = tuple(map(str, key))
+        if len(tuner.configs) < 2 and not engine.has_variants:
+            return PreparedKey(shown, "single")
+        with LOCK:
+            if key in tuner.cache:
+                return PreparedKey(shown, "known")
+            before, mode = engine.last, engine.options.mode
+            if engine.options.settings().mode is Mode.BACKGROUND:
+                engine.options.mode = Mode.TUNE
+            try:
+                engine.resolve(tuner, key, *copied_arguments(args, kwargs))
+            finally:
+                engine.options.mode = mode
+            if key not in tuner.cache:
+                return PreparedKey(shown, "pending")
+            if engine.last is before or engine.last is None:
+                return PreparedKey(shown, "single")
+            return PreparedKey(shown, _STATUS[engine.last.evidence], engine.last)
+    except Exception as error:
+        return PreparedKey(tuple(map(str, key)), "failed", trouble=f"{type(error).__name__}: {error}"[:500])
+
+
+def _split(tuner: Tuner, call: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The call as Triton makes it: as many arguments as possible by position. Raises `TypeError`."""
+    left = dict(call)
+    if "grid" not in left:
+        raise TypeError("a call needs its launch grid, under the name grid")
+    positional = []
+    for name in tuner.arg_names:
+        if name not in left:
+            break
+        positional.append(left.pop(name))
+    left.setdefault("warmup", False)
+    return tuple(positional), left
