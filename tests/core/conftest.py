@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.records.table import Table, write_tables
-from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.loop import TuningTask, tune
+from forecast_autotune.testing import example_table
+from tests.core.tuned_stores import tune_example
 
 
 @pytest.fixture
@@ -28,16 +26,7 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def tuned(root: Path) -> Table:
     """A store in which one problem has been tuned by the real tuner."""
-    table = example_table()
-    task = TuningTask(table.problem, list(table.by_candidate()))
-    tune(
-        task,
-        lambda: TableMeasurer(table, workers=2),
-        store=Store(root),
-        surrogate=AnalyticSurrogate(),
-        settings=Settings(),
-    )
-    return table
+    return tune_example(root)
 
 
 @pytest.fixture

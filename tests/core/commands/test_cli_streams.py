@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from forecast_autotune.commands.console.streams import StandardDescriptor
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import command_options
+from tests.core.tuned_stores import tune_example
 
 pytestmark = pytest.mark.usefixtures("root")
 
@@ -37,6 +41,9 @@ LOCAL = [
     ("--version",),
 ]
 """Commands that print something without a device or a model."""
+LOST = [">&-", ">/dev/full"]
+Words = tuple[str, ...]
+Completed = subprocess.CompletedProcess[Any]
 
 
 def shell(redirected: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,36 +68,71 @@ def assert_told(done: subprocess.CompletedProcess[str]) -> None:
     assert "internal error" not in done.stderr
 
 
-@pytest.mark.parametrize("redirected", [">&-", ">/dev/full", ">&- <&-"])
-def test_help_that_cannot_be_written_is_an_error(redirected: str) -> None:
-    """All of them in one process each would take minutes: a sample here, every parser below."""
-    for arguments in (HELP[0], HELP[len(HELP) // 2], HELP[-1], ("search", "--help"), ("run", "--help")):
-        assert_told(shell(redirected, *arguments))
+FORKING = """
+import json, os, sys
+from forecast_autotune.commands import main
+from forecast_autotune.commands.console import dispatch, grammar
+import forecast_autotune.commands.show, forecast_autotune.commands.doctor, rich.table
+grammar.build()
+for words in json.loads(sys.argv[1]):
+    child = os.fork()
+    if child == 0:
+        os._exit(main(words))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.write(2, f"\\nended {status}\\n".encode())
+"""
+"""A process with its standard streams for each command line, but one start of Python for all."""
 
 
-def test_every_help_goes_through_the_stream_that_remembers(tmp_path: Path) -> None:
-    program = (
-        "import sys\n"
-        "from forecast_autotune.commands import main\n"
-        f"for words in {HELP!r}:\n"
-        "    status = main(list(words))\n"
-        "    assert status == 1, (words, status)\n"
-    )
+def outcomes(redirected: str, lines: list[tuple[str, ...]]) -> dict[Words, Completed]:
+    """What becomes of each command line with these redirections."""
+    command = [sys.executable, "-c", FORKING, json.dumps(lines)]
     done = subprocess.run(
-        ["bash", "-c", '"$@" >/dev/full', "bash", sys.executable, "-c", program],
+        ["bash", "-c", f'"$@" {redirected}', "bash", *command],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("No space left on device") == len(HELP) > 25
+    *parts, rest = re.split(r"\nended (-?\d+)\n", done.stderr)
+    assert rest == ""
+    told = zip(lines, parts[::2], parts[1::2], strict=True)
+    return {words: Completed(words, int(status), "", errors) for words, errors, status in told}
 
 
-@pytest.mark.parametrize("arguments", LOCAL, ids=" ".join)
-@pytest.mark.parametrize("redirected", [">&-", ">/dev/full"])
-def test_output_that_is_lost_is_an_error(tuned: Table, redirected: str, arguments: tuple[str, ...]) -> None:
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, Words], Completed]:
+    """What commands that only read a store say when their output is lost, by redirection."""
+    root = tmp_path_factory.mktemp("lost") / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith("FORECAST_AUTOTUNE")]:
+            patch.delenv(name)
+        patch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(root))
+        tune_example(root)
+        return {(how, words): done for how in LOST for words, done in outcomes(how, [*LOCAL, *HELP]).items()}
+
+
+@pytest.mark.parametrize("redirected", [*LOST, ">&- <&-"])
+@pytest.mark.parametrize("arguments", [("search", "--help"), ("show", "--json")], ids=" ".join)
+def test_a_command_line_whose_output_is_lost_is_an_error(
+    tuned: Table, redirected: str, arguments: Words
+) -> None:
+    """All of them in one process each would take minutes: two here, every command and parser below."""
     assert_told(shell(redirected, *arguments))
+
+
+def test_every_parser_has_a_help() -> None:
+    assert len(HELP) > 25
+
+
+@pytest.mark.parametrize("arguments", [*LOCAL, *HELP], ids=" ".join)
+@pytest.mark.parametrize("redirected", LOST)
+def test_output_that_is_lost_is_an_error(
+    lost: dict[tuple[str, Words], Completed], redirected: str, arguments: Words
+) -> None:
+    assert_told(lost[redirected, arguments])
 
 
 @pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&-", "2>&- <&-"])
