@@ -14,59 +14,35 @@ import argparse
 import gzip
 import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import triton
-
 from benchmarks import kernels
 from benchmarks.lib.case_problems import binary_digests, problem_of_case
+from benchmarks.lib.compiled_binaries import compile_config, cubin_resources
 from benchmarks.lib.harvest_worker import COMPILE_TIMEOUT_S
 from benchmarks.lib.result_files import say
-from forecast_autotune.features.ptx import ptx_facts, resource_usage
+from forecast_autotune.features.ptx import ptx_facts
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.records import Candidate, digest
 from forecast_autotune.records.table import dump_line, read_lines
 from forecast_integrations.triton.compile.forked_children import ForkedChildren
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.call import outcome_of
-
-_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 def compile_attempt(case: kernels.Case, index: int) -> dict[str, Any]:
     """Compile one config; what came out of it. In a child."""
     data = case.make("meta")
     config = kernels.configs(case)[index]
-    begin = time.perf_counter()
-    try:
-        compiled = case.kernel.warmup(*data["args"], grid=(1,), **data["kwargs"], **config.all_kwargs())
-    except Exception as error:
-        outcome = outcome_of(error)
-        if outcome is None:
-            raise
-        return {"outcome": str(outcome), "message": f"{type(error).__name__}: {error}"[:200]}
-    seconds = time.perf_counter() - begin
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        shown = subprocess.run(
-            [str(_CUOBJDUMP), "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        )
-    return {
-        "outcome": "ok",
-        "compile_s": round(seconds, 3),
-        "shared": int(compiled.metadata.shared),
-        **resource_usage(shown.stdout),
-        "ptx": ptx_facts(compiled.asm["ptx"]),
-    }
+    compiled, found = compile_config(case, config, data)
+    if compiled is None:
+        return found
+    return {**found, **cubin_resources(compiled.asm["cubin"]), "ptx": ptx_facts(compiled.asm["ptx"])}
 
 
 def sample_binaries(name: str, each: int) -> list[tuple[kernels.Case, int]]:

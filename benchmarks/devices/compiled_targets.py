@@ -13,35 +13,33 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import triton
 
 from benchmarks import kernels
 from benchmarks.lib.case_problems import problem_of_case
+from benchmarks.lib.compiled_binaries import compile_config, cubin_resources
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune.features.devices import BACKEND_OPTIONS, datasheet_device
-from forecast_autotune.features.ptx import resource_usage
 from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Candidate
 from forecast_autotune.surrogates.prior import formula_prior
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.call import outcome_of
+from forecast_train.evaluation.metrics import spearman
+
+if TYPE_CHECKING:
+    import triton
 
 MODELS = ("mi300x", "mi355x", "b200", "rtx 5090")
 """By datasheet: CDNA3, CDNA4, and both of Blackwell's compute capabilities."""
 KERNELS = "matmul,softmax,layer_norm,w8a16_matmul"
 CLOSE = 0.03
 """An estimate of shared memory within this share of the truth is right."""
-_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _VGPRS, _SPILLS = re.compile(r"\.vgpr_count:\s+(\d+)"), re.compile(r"\.vgpr_spill_count:\s+(\d+)")
 
 
@@ -61,26 +59,16 @@ def sampled_configs(case: kernels.Case, backend: str, each: int) -> list[triton.
 
 def compiled_facts(case: kernels.Case, config: triton.Config, data: kernels.Data) -> dict[str, Any]:
     """What the compiler makes of a config for the active target."""
-    begin = time.perf_counter()
-    try:
-        made = case.kernel.warmup(*data["args"], grid=(1,), **data["kwargs"], **config.all_kwargs())
-    except Exception as error:
-        if (outcome := outcome_of(error)) is None:
-            raise
-        return {"outcome": str(outcome), "message": f"{type(error).__name__}: {error}"[:200]}
-    seconds = round(time.perf_counter() - begin, 3)
-    found = {"outcome": "ok", "compile_s": seconds, "shared": int(made.metadata.shared)}
+    made, found = compile_config(case, config, data)
+    if made is None:
+        return found
     if "amdgcn" in made.asm:
         text = made.asm["amdgcn"]
         return found | {
             "registers": max(map(int, _VGPRS.findall(text))),
             "spilt": sum(map(int, _SPILLS.findall(text))) > 0,
         }
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
-        file.flush()
-        command = [str(_CUOBJDUMP), "--dump-resource-usage", file.name]
-        usage = resource_usage(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    usage = cubin_resources(made.asm["cubin"])
     return found | {"registers": usage["registers"], "spilt": bool(usage.get("stack"))}
 
 
@@ -121,14 +109,15 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     near = [abs(r["estimated_shared"] - r["shared"]) <= CLOSE * r["shared"] for r in large]
     registers = np.array([r["registers"] for r in ok], float)
     expected = np.array([r["estimated_registers"] for r in ok], float)
-    rank = lambda x: np.argsort(np.argsort(x)).astype(float)  # noqa: E731
+    known = np.isfinite(expected)
     return {
         "configs": len(rows),
         "informed": sum(r["informed"] for r in rows),
         "compiled": len(ok),
         "with_shared_memory": len(large),
         "shared_right": round(float(np.mean(near)), 4) if near else None,
-        "registers_spearman": round(float(np.corrcoef(rank(expected), rank(registers))[0, 1]), 4),
+        "with_estimated_registers": int(known.sum()),
+        "registers_spearman": round(spearman(expected[known], registers[known]), 4),
         "compile_s": round(sum(r["compile_s"] for r in ok), 1),
     }
 
