@@ -171,27 +171,26 @@ def _verify_variants(
     options: argparse.Namespace, output: Output, target: UserKernel, store: Store, found: Sequence[Variant]
 ) -> list[tuple[Variant, VariantVerification]]:
     """Verify for every kind of call that is known, what has no check on this device yet."""
-    from forecast_harness.variants.verify import VARIANT_PLAN, survey, verify_variant
+    from forecast_harness.commands.variant_verification import VariantWork
+    from forecast_harness.variants.verification_lanes import VerificationLanes, lane_count
+    from forecast_harness.variants.verify import VARIANT_PLAN
 
     subjects = target.subjects(store)
     plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)
     device = INTERPRETER if plan.device == "cpu" else _slug(plan.index)
     results: list[tuple[Variant, VariantVerification]] = []
     surveys: list[KernelSurvey] = []
-    with open_lane(options, plan) as lane, output.progress("verifying") as moved:
+    with VerificationLanes(lambda: open_lane(options, plan), lane_count(len(found))) as lanes:
+        work = VariantWork(options.path, output, lanes, plan, device, target.kernel.source_sha256)
         for subject in subjects:
             if is_covered(subject, [s.signature for s in surveys]):
                 continue
             left = [v for v in found if not _has_check(v, subject, device)]
             if not left:
                 continue
-            known = survey(subject, lane, plan=plan)
+            known, verified = work.verify(subject, left, store.put_variant)
             surveys.append(known)
-            for number, variant in enumerate(left):
-                moved(number, len(left), variant.name)
-                result = verify_variant(variant, subject, known, lane, device=device, plan=plan)
-                store.put_variant(variant, result.checks)
-                results.append((variant, result))
+            results += verified
     return results
 
 

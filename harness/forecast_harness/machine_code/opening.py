@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,7 @@ def open_machine_code_lanes(
             runners: list[RunnerClient] = []
             for plan in plans:
                 progress(f"starting the runner of device {plan.index}")
-                runner = RunnerClient(LIBRARY, plan.index, flush_bytes=FLUSH_BYTES)
-                runners.append(stack.enter_context(runner))
-                _require_fitness(runner, plan)
+                runners.append(stack.enter_context(open_fit_runner(plan)))
             if len({int(r.facts["arch"]) for r in runners}) > 1:
                 raise NoMachineCodePath("the devices differ in what code they take")
             progress("starting compile workers")
@@ -119,14 +117,21 @@ def open_machine_code_lanes(
         return MachineCodeLanes(judges, _JUDGES_PER_WORKER * builder.count, stack.pop_all())
 
 
-def _require_fitness(runner: RunnerClient, plan: VerificationPlan) -> None:
-    if said := runner_problem(runner):
-        raise NoMachineCodePath(said)
-    if plan.uuid and runner.facts["name"] != (named := devices.identity(plan.index)[0]):
-        raise NoMachineCodePath(
-            f"the runner has {runner.facts['name']!r} for device {plan.index}, the driver's tools have {named!r}: "
-            "set CUDA_DEVICE_ORDER=PCI_BUS_ID and leave CUDA_VISIBLE_DEVICES unset"
-        )
+@contextmanager
+def open_fit_runner(plan: VerificationPlan) -> Iterator[RunnerClient]:
+    """A runner of a device that has proved its health.
+
+    Raises `NoMachineCodePath` for one that has not, and `RunnerLost` where it does not start.
+    """
+    with RunnerClient(LIBRARY, plan.index, flush_bytes=FLUSH_BYTES) as runner:
+        if said := runner_problem(runner):
+            raise NoMachineCodePath(said)
+        if plan.uuid and runner.facts["name"] != (named := devices.identity(plan.index)[0]):
+            raise NoMachineCodePath(
+                f"the runner has {runner.facts['name']!r} for device {plan.index}, the driver's tools have {named!r}: "
+                "set CUDA_DEVICE_ORDER=PCI_BUS_ID and leave CUDA_VISIBLE_DEVICES unset"
+            )
+        yield runner
 
 
 def _open_trials(

@@ -85,7 +85,7 @@ def verify_variant(
         promised = read_contract(variant.source, variant.kernel)
         promised.require_same_parameters(read_contract(subject.source, subject.kernel).parameters)
     except RecordError as error:
-        return _refused_variant(variant, known, device, Reason(ReasonCode.FAILS, str(error)))
+        return refused_variant(variant, known, device, Reason(ReasonCode.FAILS, str(error)))
     configs = _configs_to_launch(variant, promised, subject)
     deterministic = known.deterministic and "atomic_" not in variant.source
     payload = {
@@ -120,9 +120,10 @@ def verify_variant(
     return VariantVerification(verdict, _checks_of(verdict, known, device))
 
 
-def _refused_variant(
+def refused_variant(
     variant: Variant, known: KernelSurvey, device: str, reason: Reason
 ) -> VariantVerification:
+    """What a refusal before any launch of a verification amounts to: a check that failed."""
     verdict = SolutionVerdict(variant.kernel, variant.name, (reason,))
     return VariantVerification(verdict, _checks_of(verdict, known, device))
 

@@ -19,12 +19,14 @@ from forecast_harness.machine_code.node_judging import MachineCodeJudge
 from forecast_harness.machine_code.opening import facts_for_workers
 from forecast_harness.machine_code.records import MachineCodeError
 from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.variant_gate import VariantGate
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.machine_code.noting_host import NotingHost
 from tests.harness.machine_code.translated_builds import TranslatedBuilder
-from tests.harness.variant_kernels import DOUBLE, subject, vector_call
+from tests.harness.variant_kernels import DOUBLE, subject, variant, vector_call
 
 PLAN = VerificationPlan(cases=1)
 
@@ -132,3 +134,24 @@ def test_a_base_kernel_that_does_not_compile_is_not_judged_so(
     broken = target(DOUBLE.replace("tl.store", "tl.no_such_thing"))
     with pytest.raises(MachineCodeError, match=r"(?s)cannot be launched as machine code: .*no_such_thing"):
         KernelTrials(broken, PLAN, tmp_path, runner, builder)
+
+
+def test_a_gate_refuses_what_need_not_be_verified(
+    runner: RunnerClient, builder: TranslatedBuilder, trials: KernelTrials
+) -> None:
+    gate = VariantGate(trials, runner, builder)
+    sources = {
+        "right": DOUBLE,
+        "wrong": DOUBLE.replace("2 * tl.load", "5 * tl.load"),
+        "broken": DOUBLE.replace("tl.store", "tl.no_such_thing"),
+    }
+    made = {name: variant(f"{source}# {name}\n") for name, source in sources.items()}
+    for one in made.values():
+        gate.submit(one)
+    found = {name: gate.refusal(one) for name, one in made.items()}
+    assert found["right"] is None
+    assert {n: r.code for n, r in found.items() if r is not None} == {
+        "wrong": ReasonCode.WRONG_VALUES,
+        "broken": ReasonCode.FAILS,
+    }
+    assert (gate.compiled, gate.checked, gate.failure) == (3, 2, "")

@@ -1,0 +1,65 @@
+"""One line of counts while a command works: written over itself on a terminal, now and then elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from forecast_autotune.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_TERMINAL_INTERVAL_S, _PIPE_INTERVAL_S = 0.5, 2.0
+
+
+class CountLine:
+    """Shows what `text()` says, at once and while it lasts; use as a context manager.
+
+    A terminal's line is written anew with the seconds spent. Elsewhere a line is written where the text has changed,
+    at most one every two seconds. The last text is always shown. `quiet` shows nothing.
+    """
+
+    def __init__(self, console: Console, text: Callable[[], str], *, quiet: bool = False) -> None:
+        self._console, self._text, self._quiet = console, text, quiet
+        self._ended = threading.Event()
+        self._shown, self._width = "", 0
+        self._began = time.monotonic()
+
+    def __enter__(self) -> CountLine:
+        if not self._quiet:
+            self._show()
+            self._thread = threading.Thread(target=self._repeat, name="count-line", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._quiet:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._show()
+        if self._console.is_terminal:
+            self._console.file.write("\n")
+            self._console.file.flush()
+
+    def _repeat(self) -> None:
+        interval = _TERMINAL_INTERVAL_S if self._console.is_terminal else _PIPE_INTERVAL_S
+        while not self._ended.wait(interval):
+            self._show()
+
+    def _show(self) -> None:
+        text = printable(self._text())
+        if self._console.is_terminal:
+            line = f"{text} ({time.monotonic() - self._began:.0f} s)"[: max(1, self._console.width - 1)]
+            self._console.file.write(f"\r{line:{self._width}}")
+            self._console.file.flush()
+            self._width = len(line)
+        elif text != self._shown:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._shown = text

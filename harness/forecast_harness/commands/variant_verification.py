@@ -1,0 +1,110 @@
+"""How `variants` verifies many sources: cheap gates first, several lanes at once, counts while it lasts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.variants import Check, Variant
+from forecast_harness.commands.count_line import CountLine
+from forecast_harness.variants.verify import VariantVerification, refused_variant, survey, verify_variant
+
+if TYPE_CHECKING:
+    from forecast_harness.machine_code.variant_gate import VariantGate
+    from forecast_harness.sandbox.api import SandboxLane
+    from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
+    from forecast_harness.variants.verification_lanes import VerificationLanes
+    from forecast_harness.verify.plan import VerificationPlan
+
+
+@dataclass
+class VariantWork:
+    """Verifies variants for one kind of call after the other."""
+
+    path: str
+    """`auto`, `machine-code` or `host-code`: whether a runner looks at variants before they are verified."""
+    output: Output
+    lanes: VerificationLanes
+    plan: VerificationPlan
+    device: str
+    """The slug that checks name."""
+    source_sha256: str
+    """Of the base kernel."""
+    _stage: str = ""
+    _verified: int = 0
+
+    def verify(
+        self,
+        subject: BaseKernel,
+        variants: Sequence[Variant],
+        keep: Callable[[Variant, Sequence[Check]], object],
+    ) -> tuple[KernelSurvey, list[tuple[Variant, VariantVerification]]]:
+        """What was found out about the base kernel, and a verdict on every variant, in their order.
+
+        `keep` is told of each as soon as it is there. Raises `VariantError` where nothing can be verified against
+        the base kernel, and `CommandError` where `path` insists on what does not work here.
+        """
+        self._stage, self._verified = "looking at the base kernel", 0
+        gate: VariantGate | None = None
+        found: dict[int, VariantVerification] = {}
+        with ExitStack() as stack:
+            stack.enter_context(
+                CountLine(self.output.errors, lambda: self._stage or self._counts(gate, len(variants)))
+            )
+            gate = self._open_gate(stack, subject)
+            for variant in variants if gate is not None else ():
+                assert gate is not None
+                gate.submit(variant)
+            self._stage = "looking at the base kernel"
+            with self.lanes.borrowed() as lane:
+                known = survey(subject, lane, plan=self.plan)
+            self._stage = ""
+
+            def judged(variant: Variant, lane: SandboxLane) -> VariantVerification:
+                reason = gate.refusal(variant) if gate is not None else None
+                if reason is not None:
+                    return refused_variant(variant, known, self.device, reason)
+                return verify_variant(variant, subject, known, lane, device=self.device, plan=self.plan)
+
+            for number, result in self.lanes.run_each(variants, judged):
+                found[number] = result
+                self._verified += 1
+                keep(variants[number], result.checks)
+        if gate is not None and gate.failure:
+            self.output.remark(
+                f"the machine-code path failed, so that all were verified at once: {gate.failure}"
+            )
+        return known, [(variants[n], found[n]) for n in range(len(variants))]
+
+    def _counts(self, gate: VariantGate | None, total: int) -> str:
+        before = "" if gate is None else f"{gate.compiled} compiled, {gate.checked} checked, "
+        return f"{before}{self._verified} of {total} variants judged"
+
+    def _open_gate(self, stack: ExitStack, subject: BaseKernel) -> VariantGate | None:
+        """A gate, where it is wanted and works here."""
+        if self.path == "host-code" or (self.plan.device == "cpu" and self.path == "auto"):
+            return None
+        if self.plan.device == "cpu":
+            raise UsageError(
+                "--path machine-code needs a CUDA device: leave it out, or give --device a number"
+            )
+        from forecast_harness.machine_code.opening import NoMachineCodePath
+        from forecast_harness.machine_code.variant_gate import open_variant_gate
+
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+        def tell(stage: str) -> None:
+            self._stage = stage
+
+        try:
+            return open_variant_gate(stack, subject, self.source_sha256, self.plan, folder, tell)
+        except NoMachineCodePath as error:
+            if self.path == "machine-code":
+                raise CommandError(f"--path machine-code does not work here: {error}") from error
+            self.output.remark(f"variants are verified without a look at their machine code: {error}")
+            return None

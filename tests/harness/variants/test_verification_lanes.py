@@ -1,0 +1,67 @@
+"""Several lanes at once: every thing is done once, each lane by one at a time, and all lanes are closed."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.variants.verification_lanes import VerificationLanes, lane_count
+
+
+class Lane:
+    """Stands for a sandbox lane: notes who uses it."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.closed = False
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_lanes_are_used_by_one_at_a_time_and_closed() -> None:
+    made: list[Lane] = []
+    both = threading.Barrier(2, timeout=60)
+
+    def opened() -> SandboxLane:
+        made.append(Lane())
+        return cast("SandboxLane", made[-1])
+
+    def do(item: int, lane: Any) -> int:
+        lane.users += 1
+        assert lane.users == 1
+        if item < 2:
+            both.wait()  # two are under way at once
+        lane.users -= 1
+        return item * item
+
+    with VerificationLanes(opened, 2) as lanes:
+        assert dict(lanes.run_each(range(6), do)) == {n: n * n for n in range(6)}
+        assert len(made) == 2
+    assert all(lane.closed for lane in made)
+
+
+def test_one_lane_works_in_order_and_a_failure_ends_it() -> None:
+    seen: list[int] = []
+
+    def do(item: int, lane: Any) -> int:
+        seen.append(item)
+        return 1 // (2 - item)
+
+    with (
+        VerificationLanes(lambda: cast("SandboxLane", Lane()), 1) as lanes,
+        pytest.raises(ZeroDivisionError),
+    ):
+        list(lanes.run_each(range(5), do))
+    assert seen == [0, 1, 2]
+
+
+def test_there_is_always_a_lane_and_never_one_without_work() -> None:
+    assert lane_count(0) == 1
+    assert lane_count(1) == 1
