@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune.commands.advice_lines import advice_json, advice_lines
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.stores.access import first_forecasts, open_store
+from forecast_autotune.printable import count_text
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table, latest_labels
 from forecast_autotune.store import Store
@@ -44,9 +45,7 @@ def show(options: argparse.Namespace, output: Output) -> int:
 
     place = shown_text(f"store: {store.root}", style="dim")
     if advised:
-        place = (
-            shown_text(f"advice on {advised} kernel source{'' if advised == 1 else 's'}").append("\n") + place
-        )
+        place = shown_text(f"advice on {count_text(advised, 'kernel source')}").append("\n") + place
     if rows:
         output.emit(data, store_table(rows), place)
     else:

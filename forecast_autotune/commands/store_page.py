@@ -13,6 +13,7 @@ from forecast_autotune.commands.calibration import coverage, reliability
 from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.stores.access import open_store
 from forecast_autotune.file_access import open_named_output
+from forecast_autotune.printable import count_text
 from forecast_autotune.report.store_page.overview import ProblemRow, StoreOverview, disk_use
 from forecast_autotune.report.store_page.render import render_store_page
 from forecast_autotune.report.store_page.server import PageServer
@@ -29,7 +30,7 @@ def store_page(options: argparse.Namespace, output: Output) -> int:
         overview = overview_of(store, options.kernel, options.device)
         with open_named_output(path) as stream:
             stream.write(render_store_page(overview).encode("utf-8", "replace"))
-        shown = f"wrote {options.page}: {overview.problems} problem{'' if overview.problems == 1 else 's'}"
+        shown = f"wrote {options.page}: {count_text(overview.problems, 'problem')}"
         output.emit({"page": options.page, "problems": overview.problems}, shown)
         return 0
 

@@ -15,7 +15,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from forecast_autotune.printable import LONGEST_NAME, printable
+from forecast_autotune.printable import LONGEST_NAME, count_text, printable
 from forecast_autotune.report.chart import milliseconds, percent, seconds
 from forecast_autotune.report.page import STYLE
 from forecast_autotune.report.store_page.overview import UNDECIDED, ProblemRow, StoreOverview
@@ -146,7 +146,7 @@ def _why(reasons: Sequence[str]) -> str:
     if not reasons:
         return "-"
     items = "".join(f"<li>{_text(reason, _LONGEST_REASON)}</li>" for reason in reasons)
-    steps = f"{len(reasons)} step{'' if len(reasons) == 1 else 's'}"
+    steps = count_text(len(reasons), "step")
     return f"<details><summary>{steps}</summary><ol>{items}</ol></details>"
 
 
