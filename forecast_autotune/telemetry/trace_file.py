@@ -36,7 +36,8 @@ class TraceFile:
         self._wanted, self._limit = path.absolute(), limit
         self._mutex = threading.RLock()
         self._open()
-        os.register_at_fork(after_in_child=self._renew_mutex)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew_mutex)
 
     def _open(self) -> None:
         self._closed = True  # until there is a file

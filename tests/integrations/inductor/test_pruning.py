@@ -23,6 +23,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
+from forecast_autotune.telemetry import spans
 from forecast_integrations.inductor import rounds
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import candidate_of, is_extern, problem_of
@@ -34,6 +35,7 @@ from forecast_integrations.inductor.pruning import (
     search_of,
 )
 from forecast_integrations.inductor.session import TuningSession
+from tests.core.telemetry.recorder import Recorder
 from tests.integrations.inductor.graphs import (
     H200,
     graph,
@@ -204,6 +206,27 @@ def test_rounds_bring_reserved_templates_back() -> None:
     assert [[number(c) for c in r] for r in bench.prepared] == bench.rounds[1:]
     assert set(timings) == {-1, *range(7)}, "the policy's cap of eight"
     assert "8 compiled and timed" in ours.tally.line()
+
+
+def test_an_operations_decision_is_told_with_the_figures_of_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    ours = serving(log2_ms_of, tmp_path)
+    monkeypatch.setattr(spans._state, "exporters", (recorder,))
+    bench, _ = select(ours, {})
+    later = serving(log2_ms_of, tmp_path)
+    select(later, {})
+    first, second = recorder.named("decide")
+    assert [m["candidates"] for m in recorder.named("measure")] == [len(r) for r in bench.rounds]
+    assert (first["evidence"], second["evidence"]) == ("measured", "stored")
+    assert recorder.named("forecast")
+    assert recorder.counted == {
+        "hits": later.tally.known,
+        "misses": 1,
+        "measured": ours.tally.compiled,
+        "seconds_saved": ours.tally.saved_s,
+    }
 
 
 def test_a_short_list_is_mostly_timed_in_one_round() -> None:

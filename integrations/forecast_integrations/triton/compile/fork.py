@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from forecast_autotune.records import Candidate, Outcome
+from forecast_autotune.telemetry.spans import record
 from forecast_integrations.triton.compile.dispatcher import Dispatcher
 from forecast_integrations.triton.compile.first_launch import CHILD_TASKS, FirstLaunch
 from forecast_integrations.triton.compile.forked_children import (
@@ -84,6 +85,7 @@ class ForkPool:
         # The youngest have the least to lose.
         for child in sorted(unwanted, key=lambda one: -one.began)[: max(0, lacking)]:
             self._children.kill(child)
+            _record_given_up(child)
             self._started.discard(child.tag)
         self._waiting = deque(fresh)
         self._fill()
@@ -138,6 +140,8 @@ class ForkPool:
     def close(self) -> None:
         """Kill the children: what they were compiling is not wanted any more."""
         self._waiting.clear()
+        for child in self._children.running():
+            _record_given_up(child)
         self._children.close()
         if self._first_launch is not None:
             self._first_launch.close()
@@ -218,6 +222,10 @@ class ForkPool:
         outcome = Outcome(answer["outcome"])
         result.outcome = Outcome.COMPILE_ERROR if outcome is Outcome.RUNTIME_ERROR else outcome
         return result
+
+
+def _record_given_up(child: ForkedChild) -> None:
+    record("compile", "compile", child.began, time.perf_counter(), candidate=child.tag, outcome="given up")
 
 
 def _not_started(candidate: Candidate, reason: str) -> CompileResult:
