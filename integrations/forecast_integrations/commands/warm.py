@@ -6,8 +6,8 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.commands.console.extras import require_packages
@@ -20,6 +20,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.store.misses import Miss
 from forecast_autotune.tuning.compile_times import UNKNOWN_S
 from forecast_autotune.tuning.host_seconds import HOST_TIMING_S
+from forecast_integrations.commands.warm_shapes import SizedMiss, sized_misses, stored_calls
 
 _MEASURED_SHARE = 0.25
 """Of a problem's candidates, where no decision in the store says what is usual."""
@@ -33,6 +34,12 @@ class WarmedMiss:
     expected_s: float
     decision: Decision | None = None
     trouble: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Of a call that nobody has met: the sizes that it was asked for."""
+    is_known: bool = False
+    """It needs no decision: it has one, or shares a key with another one."""
+    elements: Mapping[str, int] = field(default_factory=dict)
+    """Storage that tensors need at least, in elements, by argument."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -45,6 +52,8 @@ class WarmedMiss:
             "candidates": self.miss.candidates,
             "expected_s": round(self.expected_s, 3),
         }
+        if self.sizes:
+            found |= {"sizes": dict(self.sizes), "known": self.is_known}
         if self.decision is not None:
             found |= {"chosen": str(self.decision.chosen), "measured": self.decision.measured}
             found |= {"wall_s": self.decision.cost.wall_s}
@@ -56,19 +65,26 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     store = open_store(options)
     source = store if options.misses is None else Store(parse_user_directory(options.misses))
     found = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
-    per_candidate_s = seconds_per_candidate(store) if found else 0.0
+    sized: list[SizedMiss] = []
+    if options.shapes:
+        calls = [*found, *stored_calls(store, options.kernel, options.device)]
+        sized = sized_misses(calls, options.shapes)
+    per_candidate_s = seconds_per_candidate(store) if found or sized else 0.0
     listed = [WarmedMiss(m, per_candidate_s * m.candidates) for m in found]
-    if not options.plan and listed:
+    listed += _undecided_shapes(sized, {m.problem.id for m in found}, store, per_candidate_s)
+    if not options.plan and any(not entry.trouble for entry in listed):
         require_packages("warm", "torch", "triton")
         tune_misses(listed, store, output)
         if not options.keep:
-            source.misses.remove(entry.miss.problem.id for entry in listed if entry.decision is not None)
+            tuned = (e.miss.problem.id for e in listed if e.decision is not None and not e.sizes)
+            source.misses.remove(tuned)
     failed = [entry for entry in listed if entry.trouble]
     data = {
         "store": str(store.root),
         "misses": [entry.to_json() for entry in listed],
         "expected_s": round(sum(entry.expected_s for entry in listed), 3),
         "tuned": sum(entry.decision is not None for entry in listed),
+        "known": sum(entry.is_known for entry in listed),
         "failed": len(failed),
     }
     output.emit(data, *_lines(listed, options.plan, data))
@@ -82,7 +98,7 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
     """
     from forecast_integrations.device import current_device, has_device
     from forecast_integrations.triton.patch import patch_triton
-    from forecast_integrations.triton.problem.rebuilt_call import call_again
+    from forecast_integrations.triton.publication import LISTENERS
 
     if not has_device():
         raise CommandError(
@@ -94,22 +110,62 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
     os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(store.root)
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as Python itself writes it
         sys.path.insert(0, "")
-    with output.progress("warm", len(listed)) as done:
-        for count, entry in enumerate(listed, 1):
-            problem = entry.miss.problem
-            if problem.device.slug != here:
-                entry.trouble = f"it was met on {problem.device.name}, not on what is here"
-                continue
-            try:
-                call_again(entry.miss)
-            except (ForecastAutotuneError, RuntimeError, TypeError, ValueError, KeyError) as error:
-                entry.trouble = f"{type(error).__name__}: {error}"[:300]
-            entry.decision = store.decision(problem)
-            if entry.decision is None and not entry.trouble:
-                entry.trouble = (
-                    "called with the same arguments it is another problem: its source or toolchain changed"
-                )
-            done(count, len(listed), problem.kernel.name)
+    heard: list[Decision] = []
+
+    def hear(name: str, decision: Decision) -> None:
+        heard.append(decision)
+
+    LISTENERS.append(hear)
+    try:
+        with output.progress("warm", len(listed)) as done:
+            for count, entry in enumerate(listed, 1):
+                if not entry.trouble and not entry.is_known:
+                    heard.clear()
+                    _tune_entry(entry, here)
+                    _conclude_entry(entry, store, heard)
+                done(count, len(listed), entry.miss.problem.kernel.name)
+    finally:
+        LISTENERS.remove(hear)
+
+
+def _tune_entry(entry: WarmedMiss, here: str) -> None:
+    from forecast_integrations.triton.problem.rebuilt_call import call_again
+
+    if entry.miss.problem.device.slug != here:
+        entry.trouble = f"it was met on {entry.miss.problem.device.name}, not on what is here"
+        return
+    try:
+        call_again(entry.miss, entry.elements)
+    except (ForecastAutotuneError, RuntimeError, TypeError, ValueError, KeyError) as error:
+        entry.trouble = f"{type(error).__name__}: {error}"[:300]
+
+
+def _conclude_entry(entry: WarmedMiss, store: Store, heard: Sequence[Decision]) -> None:
+    """What became of a call: a size that is bucketed with another one needed no decision."""
+    if entry.sizes:
+        entry.decision = heard[-1] if heard and not entry.trouble else None
+        entry.is_known = entry.decision is None and not entry.trouble
+        return
+    entry.decision = store.decision(entry.miss.problem)
+    if entry.decision is None and not entry.trouble:
+        entry.trouble = (
+            "called with the same arguments it is another problem: its source or toolchain changed"
+        )
+
+
+def _undecided_shapes(
+    sized: Sequence[SizedMiss], met: Collection[str], store: Store, per_candidate_s: float
+) -> list[WarmedMiss]:
+    """An entry for every call at another size, but for those that are met misses anyway."""
+    entries = []
+    for one in sized:
+        problem = one.miss.problem
+        if not one.trouble and problem.id in met:
+            continue
+        known = not one.trouble and store.decision(problem) is not None
+        expected = 0.0 if known or one.trouble else per_candidate_s * one.miss.candidates
+        entries.append(WarmedMiss(one.miss, expected, None, one.trouble, one.sizes, known, one.elements))
+    return entries
 
 
 def seconds_per_candidate(store: Store) -> float:
@@ -133,8 +189,11 @@ def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> li
         return ["no misses are recorded: run the program with FORECAST_AUTOTUNE_MODE=frozen or skip first"]
     lines = []
     for entry in listed:
-        shown = f"{entry.miss.problem.kernel.name} {' '.join(entry.miss.problem.key)}"
-        if entry.trouble:
+        asked = [f"{name}={value}" for name, value in entry.sizes.items()]
+        shown = " ".join([entry.miss.problem.kernel.name, *(asked or entry.miss.problem.key)])
+        if entry.is_known:
+            shown += ": needs no decision"
+        elif entry.trouble:
             shown += f": not tuned, {entry.trouble}"
         elif entry.decision is not None:
             shown += f": {entry.decision.chosen}, {entry.decision.measured} measured"
@@ -142,4 +201,5 @@ def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> li
             shown += f": {entry.miss.candidates} candidates, about {entry.expected_s:.1f} s"
         lines.append(shown)
     total = f"about {data['expected_s']:.1f} s" if plan else f"{data['tuned']} tuned, {data['failed']} not"
-    return [*lines, f"{len(listed)} misses: {total}"]
+    what = "calls" if any(entry.sizes for entry in listed) else "misses"
+    return [*lines, f"{len(listed)} {what}: {total}"]

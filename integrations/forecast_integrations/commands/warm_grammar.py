@@ -22,5 +22,13 @@ def warm(commands: Commands) -> None:
         metavar="DIR",
         help="the store whose recorded misses are tuned, of another machine for example (default: --store)",
     )
+    parser.add_argument(
+        "--shapes",
+        action="append",
+        default=[],
+        metavar="NAME=SIZES",
+        help="also tune recorded calls, tuned ones included, at these sizes of an integer argument: M=1..8192:pow2, "
+        "M=16..256:16 or M=1,17,300 (repeat for combinations)",
+    )
     parser.add_argument("--keep", action="store_true", help="keep the records of what was tuned")
     filters(parser)

@@ -13,11 +13,15 @@ import pytest
 import torch
 
 from forecast_autotune.commands import main
+from forecast_autotune.commands.output import CommandError
 from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.records import Argument, Device, Evidence, Kernel
 from forecast_autotune.store import Store
+from forecast_integrations.commands.warm_shapes import parse_shapes
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
+from forecast_integrations.triton.problem.inferred_grid import infer_grids
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError, find_tuner, rebuilt_arguments
+from forecast_integrations.triton.problem.resized_call import resize_arguments
 from tests.integrations import warmed_kernels
 from tests.integrations.null import binaries, tables
 
@@ -126,6 +130,105 @@ def test_what_cannot_be_called_again_is_said_one_by_one(
     assert "no.such:k cannot be imported" in said[1]
     assert "another problem" in said[2]
     assert len(misses.all()) == 3, "they stay"
+
+
+def test_sizes_that_nobody_has_met_are_tuned_beforehand(
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    machine = use_machine(tmp_path, monkeypatch, MODE="skip")
+    warmed_kernels.run_program()
+    use_machine(tmp_path, monkeypatch)
+    given = ["warm", "--kernel", "scale", "--shapes", "n=64..256:pow2", "--json"]
+    assert main([*given, "--plan"]) == 0
+    plan = json.loads(capfd.readouterr().out)
+    assert [entry.get("sizes") for entry in plan["misses"]] == [
+        *(None, None),
+        *({"n": 64}, {"n": 128}, {"n": 256}),
+    ]
+    assert all(entry["expected_s"] > 0 for entry in plan["misses"])
+    assert main(given) == 0
+    done = json.loads(capfd.readouterr().out)
+    assert (done["tuned"], done["known"], done["failed"]) == (5, 0, 0)
+    assert main([*given, "--plan"]) == 0
+    again = json.loads(capfd.readouterr().out)
+    assert [entry["known"] for entry in again["misses"]] == [True] * 3, "from what is stored, without a miss"
+    assert again["expected_s"] == 0
+
+    use_machine(tmp_path, monkeypatch, MODE="frozen")
+    launches = patched.launches
+    x = torch.ones(128, dtype=torch.float16)
+    warmed_kernels.scale[lambda meta, n=128: (-(-n // meta["BLOCK"]),)](x, x, 128, 0.5)
+    assert patched.launches == launches + 1
+    assert warmed_kernels.scale.decision.evidence is Evidence.STORED
+    stored = {
+        t.problem.key[0]: t for t in Store(machine / "store").tables() if t.problem.kernel.name == "scale"
+    }
+    blocks = {m.candidate.config.parameters()["BLOCK"]: m.grid for m in stored["256"].measurements}
+    assert all(grid == (256 // block,) for block, grid in blocks.items() if isinstance(block, int))
+
+
+def test_sizes_that_cannot_be_made_are_said(
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    machine = use_machine(tmp_path, monkeypatch, MODE="skip")
+    assert main(["warm", "--shapes", "n=64"]) == 1
+    assert "run the program once" in capfd.readouterr().err
+    warmed_kernels.run_program()
+    misses = Store(machine / "store").misses
+    first = misses.all()[0]
+    misses.remove(m.problem.id for m in misses.all())
+    misses.add(replace(first, grids=(({"BLOCK": 64}, (7,)), ({"BLOCK": 128}, (5,)))))
+    assert main(["warm", "--shapes", "n=64,128", "--plan", "--json"]) == 1
+    said = [entry.get("trouble", "") for entry in json.loads(capfd.readouterr().out)["misses"]]
+    assert [bool(text) for text in said] == [False, True, True]
+    assert "no formula of the call's sizes gives its launch grids" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("M=1..10:pow2", (1, 2, 4, 8)),
+        ("M=3..9:pow2", (4, 8)),
+        ("M=16..64:16", (16, 32, 48, 64)),
+        ("M=5..7", (5, 6, 7)),
+        ("M=300,17", (17, 300)),
+    ],
+)
+def test_shapes_are_read(text: str, values: tuple[int, ...]) -> None:
+    assert parse_shapes(text) == ("M", values)
+
+
+@pytest.mark.parametrize(
+    "text", ["M", "M=", "=4", "M=0..4", "M=4..1", "M=a", "M=1..8:x", "M=-1", "M=9..15:pow2"]
+)
+def test_what_are_no_shapes_is_refused(text: str) -> None:
+    with pytest.raises(CommandError, match="are no shapes"):
+        parse_shapes(text)
+
+
+GRIDS = [
+    ((300, 128), lambda m, p: (-(-m // p["BLOCK_M"]) * -(-128 // p["BLOCK_N"]),), True),
+    ((256, 128), lambda m, p: (-(-m // p["BLOCK_M"]), -(-128 // p["BLOCK_N"])), True),
+    ((300, 128), lambda m, p: (-(-(m * 128) // p["BLOCK_N"]),), True),
+    ((300, 128), lambda m, p: (m, 1, 1), True),
+    ((300, 128), lambda m, p: (132,), False),
+    ((300, 128), lambda m, p: (-(-m // p["BLOCK_M"]) + 1,), False),
+]
+
+
+@pytest.mark.parametrize(("sizes", "rule", "can"), GRIDS)
+def test_grids_at_another_size_follow_from_the_recorded_ones(sizes: Any, rule: Any, can: bool) -> None:
+    m, n = sizes
+    x = Argument("x", "tensor", "float16", (m, n), (n, 1), aligned=True)
+    before = (x, Argument("M", "scalar", "i32", value=m), Argument("N", "scalar", "i32", value=n))
+    after = resize_arguments(before, "M", 17).arguments
+    parameters = [{"BLOCK_M": i, "BLOCK_N": j} for i in (16, 32, 64) for j in (16, 64)]
+    known = tuple((p, rule(m, p)) for p in parameters)
+    if not can:
+        with pytest.raises(RebuildError):
+            infer_grids(known, before, after)
+        return
+    assert infer_grids(known, before, after) == tuple((p, rule(17, p)) for p in parameters)
 
 
 def test_arguments_are_made_as_they_were() -> None:

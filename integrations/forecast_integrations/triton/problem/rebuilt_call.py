@@ -51,12 +51,15 @@ def find_tuner(kernel: Kernel) -> Tuner:
     return tuner
 
 
-def rebuilt_arguments(problem: Problem, names: Sequence[str]) -> tuple[tuple[object, ...], dict[str, object]]:
+def rebuilt_arguments(
+    problem: Problem, names: Sequence[str], elements: Mapping[str, int] | None = None
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Positional and keyword arguments of a call; `names` are the kernel's parameters, in order.
 
-    As many as possible go by position, as users' pruning functions see those alone. Raises `RebuildError`.
+    `elements` is storage that tensors get at least, by name. As many as possible go by position, as users' pruning
+    functions see those alone. Raises `RebuildError`.
     """
-    made = {argument.name: rebuilt_value(argument) for argument in problem.arguments}
+    made = {a.name: rebuilt_value(a, (elements or {}).get(a.name, 0)) for a in problem.arguments}
     if strangers := made.keys() - set(names):
         raise RebuildError(f"the kernel has no parameter {', '.join(sorted(strangers))} any more")
     positional: list[object] = []
@@ -127,11 +130,12 @@ def _grid_lookup(
     return grid
 
 
-def call_again(miss: Miss) -> None:
+def call_again(miss: Miss, elements: Mapping[str, int] | None = None) -> None:
     """Call a recorded kernel once more, which tunes it under the modes and settings in force.
 
-    Raises `RebuildError` where that cannot be done, and whatever the kernel's tuner raises.
+    `elements` as in `rebuilt_arguments`. Raises `RebuildError` where that cannot be done, and whatever the kernel's
+    tuner raises.
     """
     tuner: Any = find_tuner(miss.problem.kernel)
-    args, kwargs = rebuilt_arguments(miss.problem, list(tuner.arg_names))
+    args, kwargs = rebuilt_arguments(miss.problem, list(tuner.arg_names), elements)
     tuner.run(*args, grid=recorded_grid(miss), warmup=False, **kwargs)

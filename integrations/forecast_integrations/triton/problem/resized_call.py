@@ -44,7 +44,7 @@ def resize_arguments(arguments: Sequence[Argument], name: str, value: int) -> Re
         if a.name != name
         and a.kind in ("scalar", "constexpr")
         and type(a.value) is int
-        and not _is_stride(a.name)
+        and not is_stride(a.name)
     }
     tensors = [a for a in arguments if a.kind == "tensor"]
     same = sorted(n for n, v in others.items() if v == old)
@@ -84,7 +84,8 @@ def _size(arguments: Sequence[Argument], name: str) -> int:
     raise RebuildError(f"{name} is no positive integer argument of this call")
 
 
-def _is_stride(name: str) -> bool:
+def is_stride(name: str) -> bool:
+    """Whether a scalar is, by its name, a stride of a tensor."""
     return "stride" in name.lower()
 
 
@@ -142,7 +143,7 @@ def _resized_scalar(
     assert isinstance(given, int)
     if argument.name == name:
         return value
-    if not _is_stride(argument.name):
+    if not is_stride(argument.name):
         return products.get(given, given)
     places = [
         (t.name, resized[t.name].stride[d]) for t in tensors for d, s in enumerate(t.stride) if s == given
