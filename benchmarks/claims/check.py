@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 from benchmarks.claims.figures import PAGE, check_pages
@@ -40,6 +41,17 @@ def _staleness(claims: list[Claim], history: History) -> dict[str, Staleness | N
     return {claim.id: history.staleness(claim) for claim in claims}
 
 
+def _text_with_library(script: Path, root: Path) -> str:
+    """A script's text, with that of the modules of `benchmarks.lib` that it imports: options come from there, too."""
+    text = script.read_text(encoding="utf-8")
+    named = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmarks.lib"):
+            named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    files = [(root / str(name).replace(".", "/")).with_suffix(".py") for name in sorted(map(str, named))]
+    return "".join([text, *(file.read_text(encoding="utf-8") for file in files if file.is_file())])
+
+
 def _check_claim(claim: Claim, history: History, root: Path) -> list[str]:
     problems = []
     if claim.area not in AREAS:
@@ -48,7 +60,7 @@ def _check_claim(claim: Claim, history: History, root: Path) -> list[str]:
         problems.append("no figures; a claim shows at least one, computed from its result")
     script = (root / claim.script.replace(".", "/")).with_suffix(".py")
     if script.is_file():
-        text = script.read_text(encoding="utf-8")
+        text = _text_with_library(script, root)
         options = [word for word in claim.arguments.split() if word.startswith("--")]
         problems += [f"{claim.script} has no option {o}" for o in options if f'"{o}"' not in text]
     else:
