@@ -34,6 +34,9 @@ WRITING = [
     ),
 ]
 
+NEEDED = {".png": "matplotlib", ".html": "matplotlib", ".parquet": "pyarrow"}
+"""The package that writes such a file."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -66,7 +69,7 @@ def run(folder: Path, words: list[str], limit: int) -> subprocess.CompletedProce
     ("words", "target"), WRITING, ids=lambda v: "-".join(v)[:40] if isinstance(v, list) else v
 )
 def test_a_full_disk_leaves_nothing_torn(words: list[str], target: str, folder: Path) -> None:
-    for package in {"plot": ("matplotlib",), "parquet": ("pyarrow",)}.get(target.rpartition(".")[2], ()):
+    if (package := NEEDED.get(Path(target).suffix)) is not None:
         pytest.importorskip(package)
     done = run(folder, words, LIMIT)
     assert done.returncode in (1, 2), done.stdout + done.stderr
