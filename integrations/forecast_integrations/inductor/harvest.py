@@ -99,7 +99,10 @@ def save_timings(
     *,
     all_measured: bool = False,
 ) -> None:
-    """File the measured ones of these times, which are the `pending` ones, and tell the search all of them."""
+    """File the measured ones of these times, which are the `pending` ones, and tell the search all of them.
+
+    A time that somebody has altered since the clock gave it is obeyed like any other, and not filed.
+    """
     choices = list(timings)
     search = search_of(choices)
     if search is not None:
@@ -109,7 +112,9 @@ def save_timings(
     fresh: list[Measurement] = []
     replayed: list[Measurement] = []
     for choice, ms in timings.items():
-        measured = all_measured or choice in pending.times
+        measured = all_measured or _as_taken(pending.times.get(choice), ms)
+        if search is not None and choice in pending.times and not measured:
+            search.altered = True
         m = make_measurement(problem, choice, ms, compile_s.get(choice), pending.take_error(choice))
         (fresh if measured else replayed).append(m)
         pending.times.pop(choice, None)
@@ -119,6 +124,11 @@ def save_timings(
         search.add_measurements(fresh)
         search.add_measurements(replayed, replayed=True)
     _add_rows(session, problem, fresh)
+
+
+def _as_taken(taken: float | None, told: float) -> bool:
+    """Whether what Inductor was told is what the clock gave."""
+    return taken is not None and (taken == told or (math.isnan(taken) and math.isnan(told)))
 
 
 def save_failures(session: TuningSession, pending: PendingTimings, choices: Sequence[ChoiceCaller]) -> None:

@@ -53,6 +53,8 @@ class OperationSearch:
         """Decided before anything was measured: nothing is left for the clock."""
         self.failed = False
         """There are no forecasts: Inductor goes on by itself."""
+        self.altered = False
+        """Somebody altered times on their way from the clock: what they decide is no measured decision."""
         self.rounds: list[str] = []
         self.pool: ChoicePool | None = None
         """Where the choices of further candidates come from; set before compilation."""
@@ -274,7 +276,7 @@ class OperationSearch:
             rounds=tuple(self.rounds),
             llm=asked,
         )
-        if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE) and self.tried:
+        if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE) and self.tried and not self.altered:
             self.session.snapshot.decide(self.problem, decision)
         return decision
 
