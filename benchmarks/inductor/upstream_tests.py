@@ -1,0 +1,319 @@
+"""Claim: PyTorch's own tests of max-autotune pass under `forecast-autotune run` as they pass without.
+
+    python -m benchmarks.inductor.upstream_tests --out benchmarks/results/upstream_inductor_tests_cpu.json \
+        [--share 0.05] [--seed 0] [--seconds 2400] [--each 120] [--tests FOLDER] [--python PYTHON]
+
+Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`,
+or a seeded share of each file's tests, in processes with empty caches: under plain pytest, and under
+`forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, alone: what differs
+then is a difference, the rest is chance. Prints a table, and ends with 1 if a test passes without us alone.
+
+The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
+installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
+`expecttest` package. `--python` is an interpreter with another release of torch and with us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.child_processes import child_environment
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+
+FILES = ("test_max_autotune.py", "test_cpu_select_algorithm.py", "test_autoheuristic.py")
+_SOURCE = "https://raw.githubusercontent.com/pytorch/pytorch/v{release}/test/inductor/{name}"
+RUNNERS = {"plain": ["-m", "pytest"], "ours": ["-m", "forecast_autotune", "run", "-m", "pytest"]}
+"""What an interpreter is given, by arm."""
+_NO_TESTS = 5
+"""Exit status of pytest where there is nothing to run."""
+_CONFTEST = """
+import json
+import os
+import signal
+
+import pytest
+
+_NAMES = os.environ.get("WANTED_TESTS")
+_OUTCOMES = os.environ["TEST_OUTCOMES"]
+_SECONDS = int(os.environ["TEST_SECONDS"])
+
+
+def _say(**found):
+    with open(_OUTCOMES, "a", encoding="utf-8") as stream:
+        stream.write(json.dumps(found) + "\\n")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not _NAMES:
+        return
+    wanted = set(json.loads(open(_NAMES, encoding="utf-8").read()))
+    left = [item for item in items if item.nodeid not in wanted]
+    items[:] = [item for item in items if item.nodeid in wanted]
+    config.hook.pytest_deselected(items=left)
+
+
+def pytest_collection_finish(session):
+    _say(collected=[item.nodeid for item in session.items])
+
+
+def _late(*_):
+    raise TimeoutError(f"not done after {_SECONDS} s")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    _say(test=item.nodeid, outcome="began")
+    signal.signal(signal.SIGALRM, _late)
+    signal.alarm(_SECONDS)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        word = {"passed": "passed", "skipped": "skipped", "failed": "failed"}[report.outcome]
+        why = "" if report.outcome == "passed" else str(report.longrepr)[-300:]
+        _say(test=report.nodeid, outcome=word, why=why, seconds=report.duration)
+"""
+"""Says outcomes as they come, since a process may die; ends what takes too long; runs the wanted tests alone."""
+
+
+def imported_names(source: str) -> set[str]:
+    """Modules of torch's test folder that a test file may import: `import test_x`, `from . import x`."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.startswith(("test_", "inductor."))]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if module in ("", "inductor"):
+                found += [alias.name for alias in node.names]
+            elif node.level or module.startswith(("test_", "inductor.")):
+                found.append(module)
+    return {name.rpartition(".")[2] for name in found}
+
+
+def fetch_tests(release: str, folder: Path) -> None:
+    """The test files of that release, and what they import beside them. Raises `OSError` where they cannot be had."""
+    left, done = list(FILES), set()
+    while left:
+        name = left.pop()
+        done.add(name)
+        try:
+            with urllib.request.urlopen(_SOURCE.format(release=release, name=name), timeout=30) as answer:
+                text = answer.read().decode("utf-8")
+        except urllib.error.HTTPError as error:
+            if name in FILES or error.code != 404:
+                raise
+            continue  # a module from elsewhere
+        (folder / name).write_text(text, encoding="utf-8")
+        left += [f"{n}.py" for n in imported_names(text) if f"{n}.py" not in done and f"{n}.py" not in left]
+
+
+class TestRun:
+    """One arm's runs of test files, in a folder of their own."""
+
+    __test__ = False
+
+    def __init__(self, arm: str, tests: Path, python: str, each_s: int) -> None:
+        self.arm, self.tests, self.python, self.each_s = arm, tests, python, each_s
+
+    def collect(self, name: str) -> list[str]:
+        """The names of all tests of a file. Raises `RuntimeError` where it cannot be imported."""
+        *lines, end = self._pytest(name, None, ["--collect-only"], 600.0)
+        if end["status"] not in (0, _NO_TESTS):
+            raise RuntimeError(f"{name} cannot be imported under {self.arm}:\n{end['log']}")
+        return [test for line in lines for test in line.get("collected", [])]
+
+    def outcomes(self, name: str, wanted: Sequence[str], until: float) -> dict[str, dict[str, Any]]:
+        """Outcome by test, of those that there was time for; a test that ends its process has `died`."""
+        found: dict[str, dict[str, Any]] = {}
+        while (left := [t for t in wanted if t not in found]) and (seconds := until - time.monotonic()) > 1:
+            *lines, end = self._pytest(name, left, [], seconds)
+            began = {line["test"] for line in lines if line.get("outcome") == "began"}
+            for line in lines:
+                if line.get("outcome") in ("passed", "skipped", "failed"):
+                    found[line["test"]] = line
+            if time.monotonic() >= until:
+                break
+            for test in began - set(found):
+                found[test] = {"test": test, "outcome": "died", "why": "its process ended", "seconds": None}
+            if not began:
+                raise RuntimeError(f"{name} began no test under {self.arm}:\n{end['log']}")
+        return found
+
+    def _pytest(
+        self, name: str, wanted: Sequence[str] | None, options: Iterable[str], seconds: float
+    ) -> list[Any]:
+        with tempfile.TemporaryDirectory() as root:
+            folder = Path(root)
+            for path in self.tests.glob("*.py"):
+                shutil.copy(path, folder)
+            (folder / "conftest.py").write_text(_CONFTEST, encoding="utf-8")
+            said = folder / "outcomes.jsonl"
+            more = {"TEST_OUTCOMES": str(said), "TEST_SECONDS": str(self.each_s)}
+            more["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+            if wanted is not None:
+                (folder / "wanted.json").write_text(json.dumps(list(wanted)), encoding="utf-8")
+                more["WANTED_TESTS"] = str(folder / "wanted.json")
+            fixed = ["-q", "-p", "no:cacheprovider", f"--rootdir={folder}", *options, name]
+            process = subprocess.Popen(
+                [self.python, *RUNNERS[self.arm], *fixed],
+                cwd=folder,
+                env=child_environment(folder, **more),
+                stdout=(folder / "log").open("w"),
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                process.wait(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            log = (folder / "log").read_text(encoding="utf-8", errors="replace")
+            lines = said.read_text(encoding="utf-8").splitlines() if said.exists() else []
+            return [*map(json.loads, lines), {"status": process.returncode, "log": log[-2000:]}]
+
+
+def sample(names: Sequence[str], share: float, seed: int) -> list[str]:
+    """A seeded share of the tests, at least one, in their order."""
+    count = min(len(names), max(1, round(share * len(names)))) if names else 0
+    kept = set(random.Random(seed).sample(list(names), count))
+    return [name for name in names if name in kept]
+
+
+def differences(outcomes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[list[str], list[str]]:
+    """Tests that passed in the plain arm alone, and in ours alone, of those that both came to."""
+    both = [test for test in outcomes["plain"] if test in outcomes["ours"]]
+    passed = {arm: {t for t in both if outcomes[arm][t]["outcome"] == "passed"} for arm in RUNNERS}
+    return sorted(passed["plain"] - passed["ours"]), sorted(passed["ours"] - passed["plain"])
+
+
+def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: float) -> dict[str, Any]:
+    """Both arms over one file's sample, and what differs once more."""
+    runs = {arm: TestRun(arm, tests, arguments.python, arguments.each) for arm in RUNNERS}
+    names = runs["plain"].collect(name)
+    wanted = sample(names, arguments.share, arguments.seed)
+    begin = time.monotonic()
+    outcomes = {
+        arm: run.outcomes(name, wanted, begin + seconds * (place + 1) / len(runs))
+        for place, (arm, run) in enumerate(runs.items())
+    }
+    lost, gained = differences(outcomes)
+    again = [*lost, *gained]
+    repeated = {
+        arm: {t: run.outcomes(name, [t], time.monotonic() + 2 * arguments.each).get(t, {}) for t in again}
+        for arm, run in runs.items()
+    }
+    chance = [t for t in again if repeated["plain"][t].get("outcome") == repeated["ours"][t].get("outcome")]
+    words = ("passed", "skipped", "failed", "died")
+    return {
+        "file": name,
+        "collected": len(names),
+        "sampled": len(wanted),
+        "came_to": {arm: len(found) for arm, found in outcomes.items()},
+        **{
+            word: {arm: sum(o["outcome"] == word for o in found.values()) for arm, found in outcomes.items()}
+            for word in words
+        },
+        "lost": [t for t in lost if t not in chance],
+        "gained": [t for t in gained if t not in chance],
+        "chance": chance,
+        "outcomes": outcomes,
+        "repeated": repeated,
+    }
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    made = parser(__doc__)
+    made.add_argument(
+        "--tests", type=Path, help="a folder with the installed torch's files (default: fetched)"
+    )
+    made.add_argument("--files", nargs="+", default=list(FILES))
+    made.add_argument("--share", type=float, default=1.0, help="of each file's tests, 0 to 1")
+    made.add_argument("--seed", type=int, default=0, help="of the share")
+    made.add_argument("--seconds", type=float, default=2400.0, help="for all files together")
+    made.add_argument("--each", type=int, default=120, help="seconds that one test may take")
+    made.add_argument("--python", default=sys.executable, help="an interpreter with torch, pytest and us")
+    arguments = parse_arguments(made, on_host=True)
+    if not 0 < arguments.share <= 1:
+        made.error(f"--share must be above 0 and at most 1, got {arguments.share:g}")
+    return arguments
+
+
+def main() -> int:
+    """Run, print, record."""
+    arguments = parse()
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    version = subprocess.run(
+        [arguments.python, "-c", "import torch; print(torch.__version__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    release = re.match(r"\d+\.\d+\.\d+", version)
+    report = ResultFile(arguments, "PyTorch's own tests of max-autotune", arguments.seed)
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        tests = arguments.tests or Path(name)
+        if arguments.tests is None:
+            if release is None:
+                raise SystemExit(f"torch {version!r} is no release: give its tests by --tests FOLDER")
+            fetch_tests(release[0], tests)
+        for number, file in enumerate(arguments.files):
+            left = arguments.seconds - sum(row["wall_s"] for row in found)
+            begin = time.monotonic()
+            row = run_file(file, arguments, tests, left / (len(arguments.files) - number))
+            row["wall_s"] = time.monotonic() - begin
+            found.append(row)
+            report.add("files", row)
+            say(f"{file}: {row['sampled']} of {row['collected']} tests, passed {row['passed']}")
+    lost = [test for row in found for test in row["lost"]]
+    print(table(found), flush=True)
+    report.finish(
+        {
+            "torch": version,
+            "share": arguments.share,
+            "collected": sum(row["collected"] for row in found),
+            "sampled": sum(row["sampled"] for row in found),
+            "passed": {arm: sum(row["passed"][arm] for row in found) for arm in RUNNERS},
+            "skipped": {arm: sum(row["skipped"][arm] for row in found) for arm in RUNNERS},
+            "lost": lost,
+            "gained": [test for row in found for test in row["gained"]],
+            "chance": sum(len(row["chance"]) for row in found),
+        }
+    )
+    return 1 if lost else 0
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line per file, and one per test that differs."""
+    lines = [f"{'file':32} {'tests':>6} {'ran':>6} {'passed':>15} {'skipped':>15} {'lost':>5} {'gained':>7}"]
+    for row in rows:
+        pairs = [f"{row[word]['plain']} / {row[word]['ours']}" for word in ("passed", "skipped")]
+        counts = f"{row['collected']:6} {row['sampled']:6} {pairs[0]:>15} {pairs[1]:>15}"
+        lines.append(f"{row['file']:32} {counts} {len(row['lost']):5} {len(row['gained']):7}")
+        for kind, arm in (("lost", "ours"), ("gained", "plain")):
+            lines += [f"  {kind}: {t}: {row['repeated'][arm][t].get('why', '')[-160:]}" for t in row[kind]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""How PyTorch's own tests are run with us and without: what counts as a difference, and what a process survives."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.inductor import upstream_tests as upstream
+
+CASES = """
+import os
+import sys
+
+import pytest
+
+def test_passes():
+    pass
+
+def test_is_skipped():
+    pytest.skip("no device")
+
+def test_passes_alone():
+    assert "forecast_autotune" not in sys.modules
+
+def test_takes_its_process_down():
+    os._exit(7)
+
+def test_comes_last():
+    pass
+"""
+HANGS = """
+import time
+
+def test_hangs():
+    time.sleep(10000)
+"""
+
+
+def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path) -> None:
+    """What takes a process down costs itself alone; what differs is run again and named."""
+    (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
+    given = argparse.Namespace(share=1.0, seed=0, each=600, python=sys.executable)
+    found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0)
+    assert (found["collected"], found["came_to"]) == (5, {"plain": 5, "ours": 5})
+    assert found["passed"] == {"plain": 3, "ours": 2}
+    assert found["skipped"] == found["died"] == {"plain": 1, "ours": 1}
+    assert found["failed"] == {"plain": 0, "ours": 1}
+    assert found["lost"] == ["test_cases.py::test_passes_alone"]
+    assert (found["gained"], found["chance"]) == ([], [])
+    assert "lost: test_cases.py::test_passes_alone: " in upstream.table([found])
+
+
+def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "test_late.py").write_text(HANGS, encoding="utf-8")
+    run = upstream.TestRun("plain", tmp_path, sys.executable, 1)
+    name = "test_late.py::test_hangs"
+    found = run.outcomes("test_late.py", [name], time.monotonic() + 3600.0)
+    assert found[name]["outcome"] == "failed"
+    assert "not done after 1 s" in found[name]["why"]
+    (tmp_path / "test_late.py").write_text("import a_module_that_nobody_has\n", encoding="utf-8")
+    with pytest.raises(RuntimeError, match="a_module_that_nobody_has"):
+        run.collect("test_late.py")
+
+
+def test_a_share_is_seeded_and_keeps_the_order() -> None:
+    names = [f"test_{i}" for i in range(100)]
+    some = upstream.sample(names, 0.1, 3)
+    assert (len(some), some) == (10, sorted(some, key=names.index))
+    assert some == upstream.sample(names, 0.1, 3) != upstream.sample(names, 0.1, 4)
+    assert (upstream.sample(names[:3], 0.01, 0), upstream.sample([], 0.5, 0))[1] == []
+    assert len(upstream.sample(names[:3], 0.01, 0)) == 1
+
+
+def test_files_beside_a_test_are_those_it_imports() -> None:
+    source = """
+try:
+    from . import test_cpu_repro, test_torchinductor
+except ImportError:
+    import test_cpu_repro
+from inductor.test_flex import helper
+from .common import thing
+import torch.testing
+from torch._inductor import config
+"""
+    assert upstream.imported_names(source) == {"test_cpu_repro", "test_torchinductor", "test_flex", "common"}
+
+
+def test_only_what_both_came_to_is_compared() -> None:
+    def said(*outcomes: str) -> dict[str, dict[str, str]]:
+        return {f"t{i}": {"outcome": outcome} for i, outcome in enumerate(outcomes)}
+
+    outcomes = {
+        "plain": said("passed", "passed", "failed", "passed"),
+        "ours": said("passed", "died", "passed"),
+    }
+    assert upstream.differences(outcomes) == (["t1"], ["t2"])
