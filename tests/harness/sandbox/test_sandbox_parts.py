@@ -32,6 +32,7 @@ from forecast_harness.sandbox.api import (
 )
 from forecast_harness.sandbox.containment import confine, levels, linux
 from tests.harness.lanes import lane, run
+from tests.waiting import is_running
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
@@ -225,7 +226,7 @@ def _interrupted() -> None:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             run(opened, "hangs")
-        assert gone(server)
+        assert not is_running(server)
         assert run(opened, "honest").status is JobStatus.OK
     with pytest.raises(SandboxError, match="not open"):
         run(opened, "honest")
@@ -241,7 +242,7 @@ def test_a_server_that_still_owes_an_answer_when_it_is_stopped_leaves_the_lanes_
         timer.start()
         opened._stop()
         timer.join()
-        assert gone(server)
+        assert not is_running(server)
         assert run(opened, "honest").status is JobStatus.OK
 
 
@@ -301,14 +302,6 @@ def test_a_server_that_does_not_answer_is_replaced_within_ten_seconds() -> None:
     assert spent < 10
 
 
-def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie that nobody waits for has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 @on_linux
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
     script = (
@@ -334,9 +327,9 @@ def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
         parent.kill()
         parent.wait()
     assert len(tree) >= 3
-    while not all(gone(pid) for pid in (server, *tree)) and time.monotonic() < limit + 15:
+    while any(is_running(pid) for pid in (server, *tree)) and time.monotonic() < limit + 15:
         time.sleep(0.05)
-    assert [pid for pid in (server, *tree) if not gone(pid)] == []
+    assert [pid for pid in (server, *tree) if is_running(pid)] == []
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,13 +22,7 @@ from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, judged_jobs
 from tests.harness.small import small_target
-
-
-def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.01)
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -95,11 +88,11 @@ def test_a_broken_lane_is_quarantined_and_comes_back(
 
     lanes = LocalJudgePool(make, 2, retry_s=0.05)
     try:
-        until(lambda: lanes.capacity == 1)
+        wait_until(lambda: lanes.capacity == 1)
         assert "canary" in lanes.lanes[1].problem
         assert {lanes.submit(job(str(n))).result(30).device for n in range(8)} == {"table-0"}
         broken.unlink()
-        until(lambda: lanes.capacity == 2)
+        wait_until(lambda: lanes.capacity == 2)
         assert lanes.lanes[1].state == "ready"
     finally:
         lanes.close()
@@ -125,10 +118,10 @@ def test_lanes_join_and_leave(table: Callable[[int], NodeJudge]) -> None:
         second = lanes.join()
         assert lanes.capacity == 2
         lanes.leave(lanes.lanes[0])
-        until(lambda: lanes.capacity == 1)
+        wait_until(lambda: lanes.capacity == 1)
         assert lanes.submit(job("a")).result(30).device == f"table-{second.number}"
         lanes.leave(second)
-        until(lambda: lanes.capacity == 0)
+        wait_until(lambda: lanes.capacity == 0)
     finally:
         lanes.close()
 
@@ -136,7 +129,7 @@ def test_lanes_join_and_leave(table: Callable[[int], NodeJudge]) -> None:
 def test_after_the_end_nothing_waits_for_ever(table: Callable[[int], NodeJudge]) -> None:
     lanes = LocalJudgePool(table, 1)
     running = lanes.submit(job("long", "sleep 0.3"))
-    until(lambda: running.running())
+    wait_until(lambda: running.running())
     waiting = lanes.submit(job("waiting"))
     before = threading.active_count()
     lanes.close()

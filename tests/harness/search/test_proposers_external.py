@@ -19,6 +19,7 @@ from forecast_harness.search.proposers import open_proposer
 from forecast_harness.search.proposers.external import ExternalProposer
 from forecast_harness.search.records import NodeResult
 from tests.harness.search.proposal_examples import node, plain_target, request
+from tests.waiting import is_running
 
 AGENT = Path(__file__).with_name("agent.py")
 TARGET = plain_target()
@@ -31,15 +32,6 @@ def command(mode: str, *more: str | Path) -> str:
 
 def opened(mode: str, *more: str | Path, timeout_s: float = 30.0) -> ExternalProposer:
     return ExternalProposer(command(mode, *more), TARGET, timeout_s=timeout_s)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, its remains aside."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state == "Z"
 
 
 def test_answers_become_nodes_with_their_cost(tmp_path: Path) -> None:
@@ -110,7 +102,7 @@ def test_a_child_that_answers_badly_is_started_once_more(mode: str, said: str, t
     assert (answer.nodes, answer.exhausted) == ((), False)
     pids = (tmp_path / "starts").read_text().split()
     assert len(pids) == 2
-    assert all(gone(int(p)) for p in pids)
+    assert not any(is_running(int(p)) for p in pids)
 
 
 def test_a_second_start_can_succeed(tmp_path: Path) -> None:
@@ -129,7 +121,7 @@ def test_silence_ends_in_time(tmp_path: Path) -> None:
     finally:
         proposer.close()
     assert "no answer within 0.5 s" in answer.problem
-    assert all(gone(int(p)) for p in (tmp_path / "starts").read_text().split())
+    assert not any(is_running(int(p)) for p in (tmp_path / "starts").read_text().split())
 
 
 def test_what_was_paid_for_is_counted_and_not_bought_again(tmp_path: Path) -> None:
@@ -169,9 +161,9 @@ def test_closing_ends_the_whole_group(tmp_path: Path) -> None:
     proposer = opened("nested", tmp_path / "starts")
     proposer.propose(request(TARGET, SEED))
     pids = [int((tmp_path / "starts").read_text()), int((tmp_path / "starts.child").read_text())]
-    assert not any(gone(p) for p in pids)
+    assert all(is_running(p) for p in pids)
     proposer.close()
-    assert all(gone(p) for p in pids)
+    assert not any(is_running(p) for p in pids)
     assert "closed" in proposer.propose(request(TARGET, SEED)).problem
 
 

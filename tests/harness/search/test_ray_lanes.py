@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from forecast_harness.search.history.events import ConfirmationJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.lanes.ray_lanes import RayJudgePool, RemoteJudge, load_ray
 from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, judged_jobs
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,13 +67,6 @@ def opened(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayJudgePool]
         lanes.close()
 
 
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.05)
-
-
 def test_jobs_are_done_once_on_several_nodes(opened: Callable[..., RayJudgePool], tmp_path: Path) -> None:
     lanes = opened()
     assert lanes.capacity == 2
@@ -105,7 +98,7 @@ def test_a_job_that_kills_its_actor_is_tried_a_few_times(opened: Callable[..., R
 def test_an_actor_that_is_killed_loses_nothing(opened: Callable[..., RayJudgePool], tmp_path: Path) -> None:
     lanes = opened()
     futures = [lanes.submit(job(str(n), "hold")) for n in range(10)]
-    until(lambda: len(list(tmp_path.glob("pid-*"))) >= 2)
+    wait_until(lambda: len(list(tmp_path.glob("pid-*"))) >= 2)
     os.kill(int(next(tmp_path.glob("pid-*")).name.partition("-")[2]), signal.SIGKILL)
     (tmp_path / "go").touch()
     assert {f.result(120).outcome for f in futures} == {Outcome.OK}
@@ -118,14 +111,14 @@ def test_lanes_follow_nodes_that_join_and_leave(
     lanes = opened()
     extra = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
     # Ready, too: jobs that other lanes have done meanwhile would leave the new ones none.
-    until(lambda: [lane.state for lane in lanes.lanes] == ["ready"] * 4)
+    wait_until(lambda: [lane.state for lane in lanes.lanes] == ["ready"] * 4)
     futures = [lanes.submit(job(str(n), "sleep 0.3")) for n in range(24)]
-    until(lambda: len({f.result().device for f in futures if f.done()}) == 4)
+    wait_until(lambda: len({f.result().device for f in futures if f.done()}) == 4)
     cluster.remove_node(extra, allow_graceful=False)
     assert {f.result(120).outcome for f in futures} == {Outcome.OK}
     assert sorted(judged_jobs(tmp_path)) == sorted(f"job-{n}" for n in range(24))
     # Ray takes a node for dead when so many health checks have failed, later on a busy machine.
-    until(lambda: lanes.capacity == 2, 240.0)
+    wait_until(lambda: lanes.capacity == 2, seconds=240.0)
 
 
 def test_a_lane_takes_the_gpu_that_its_node_was_given(
@@ -138,7 +131,7 @@ def test_a_lane_takes_the_gpu_that_its_node_was_given(
         for name in ("5", "3")
     ]
     lanes = opened(gpus=True)
-    until(lambda: [lane.state for lane in lanes.lanes] == ["ready", "ready"])
+    wait_until(lambda: [lane.state for lane in lanes.lanes] == ["ready", "ready"])
     futures = [lanes.submit(job(str(n), "sleep 0.3")) for n in range(4)]
     assert {f.result(60).device for f in futures} == {"table-3", "table-5"}
     lanes.close()

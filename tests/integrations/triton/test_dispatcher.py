@@ -24,6 +24,7 @@ from forecast_integrations.triton.compile.forked_children import (
     ForkedChildren,
 )
 from forecast_integrations.triton.problem.call import KernelCall
+from tests.waiting import eventually, is_running
 
 HERE = os.getpid()
 PATIENCE_S = 20.0
@@ -39,22 +40,6 @@ def children_of(pid: int) -> list[int]:
         return [int(c) for f in Path(f"/proc/{pid}/task").glob("*/children") for c in f.read_text().split()]
     except OSError:
         return []
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def eventually(holds: Callable[[], object]) -> bool:
-    limit = time.monotonic() + PATIENCE_S
-    while not holds():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def sleep_noted(folder: str) -> None:

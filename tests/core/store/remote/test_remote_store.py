@@ -37,6 +37,7 @@ from tests.core.store.remote.servers import (
     wait_for_port,
 )
 from tests.core.store.stored import decided, measured, problem
+from tests.waiting import wait_until
 
 P = problem()
 ENTRY = entry_of(kernel_of(P), P.id)
@@ -49,14 +50,6 @@ def line(record: Any) -> bytes:
 
 
 LINES = [line(P), line(measured(P, 16, 0.5)), line(measured(P, 32)), line(decided(P))]
-
-
-def until(condition: Any, what: str) -> None:
-    for _ in range(1200):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise TimeoutError(what)
 
 
 @contextlib.contextmanager
@@ -165,7 +158,7 @@ def test_every_misbehaviour_costs_one_warning_and_no_answer(monkeypatch: pytest.
             assert remote.ask(ENTRY, P.id) is None
             remote.offer(ENTRY, P.id, LINES)
         for name, remote in clients.items():
-            until(lambda remote=remote: remote.counts.failures, name)
+            wait_until(lambda remote=remote: remote.counts.failures, name)
             assert remote.ask(ENTRY, P.id) is None
             assert remote.counts.sent == 0, name
             assert len(remote._notes.texts) == 1, name
@@ -186,9 +179,9 @@ def test_an_s3_server_that_redirects_or_never_answers(monkeypatch: pytest.Monkey
             monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
             clients[name] = stack.enter_context(connected("s3://kernels/team", wait_s=0.0))
             clients[name].ask(ENTRY, P.id)
-            until(lambda c=clients[name]: c._worker is not None or c.counts.failures, "started")
+            wait_until(lambda c=clients[name]: c._worker is not None or c.counts.failures, "started")
         for name, remote in clients.items():
-            until(lambda remote=remote: remote.counts.failures, name)
+            wait_until(lambda remote=remote: remote.counts.failures, name)
             assert len(remote._notes.texts) == 1
             assert "hidden-from-logs" not in remote._notes.texts[0]
 
@@ -252,7 +245,7 @@ def test_a_worker_that_fails_is_ended_and_asked_again_later(body: str) -> None:
         assert len(remote._notes.texts[0]) < 400
         before = remote.counts.failures
         time.sleep(0.05)
-        until(lambda: remote.ask(ENTRY, P.id) is None and remote.counts.failures > before, "asked again")
+        wait_until(lambda: remote.ask(ENTRY, P.id) is None and remote.counts.failures > before, "asked again")
         assert len(remote._notes.texts) == 1
 
 
@@ -271,9 +264,9 @@ def test_a_late_answer_is_kept_and_others_do_not_wait_meanwhile() -> None:
         assert not remote._prompt
         remote.wait_s = 1000.0
         assert remote.ask(ENTRY, "other") is None, "it would wait for ever if it waited"
-        until(lambda: remote._answers, "the answer")
+        wait_until(lambda: remote._answers, "the answer")
         assert remote.ask(ENTRY, "late") == [b"late"]
-        until(lambda: remote._prompt, "a quick answer, by what is quick now")
+        wait_until(lambda: remote._prompt, "a quick answer, by what is quick now")
 
 
 def test_the_queue_is_bounded_and_drops_what_is_newest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +290,7 @@ def test_rows_go_out_in_batches_and_the_rest_when_the_program_ends(tmp_path: Pat
         assert len(sent) <= 3
         remote.offer(ENTRY, P.id, LINES)
         remote.close(30.0)
-        until(lambda: log.read_text().endswith("put4 "), "written after the end")
+        wait_until(lambda: log.read_text().endswith("put4 "), "written after the end")
         remote.offer(ENTRY, P.id, LINES)
         assert remote.counts.dropped == 4, "nobody would write it"
 
@@ -324,7 +317,7 @@ def test_the_store_is_open_to_others_while_one_waits_for_a_remote_store(tmp_path
         store.layers.remote = remote
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(store.decision, P)
-            until(lambda: remote.counts.asked == 1, "the question")
+            wait_until(lambda: remote.counts.asked == 1, "the question")
             store.add(other, measured(other, 16))
             assert len(store.measurements(other)) == 1
             go.touch()
