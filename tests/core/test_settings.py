@@ -25,6 +25,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "bucket": ("pow2", "pow2"),
     "workers": ("3", 3),
     "compiler": ("threads", "threads"),
+    "stall_ms": ("2.5", 2.5),
     "timeout_s": ("9", 9.0),
     "lock_timeout_s": ("0", 0.0),
     "stores": ("/some/bundle", "/some/bundle"),
@@ -52,7 +53,7 @@ GOOD: dict[str, tuple[str, Any]] = {
 }
 BAD = [
     ("FORECAST_AUTOTUNE", "maybe", "0 or 1"),
-    ("FORECAST_AUTOTUNE_MODE", "fast", "one of tune, skip, frozen, exhaustive, deterministic, listen"),
+    ("FORECAST_AUTOTUNE_MODE", "fast", "one of tune, skip, frozen, exhaustive, deterministic, background, listen"),
     ("FORECAST_AUTOTUNE_ON_MISS", "guess", "one of error, forecast"),
     ("FORECAST_AUTOTUNE_TOLERANCE", "2%", r"a number in \[0, 10\]"),
     ("FORECAST_AUTOTUNE_TOLERANCE", "-0.1", r"a number in \[0, 10\]"),
@@ -64,6 +65,7 @@ BAD = [
     ("FORECAST_AUTOTUNE_BUCKET", "log", "one of exact, pow2"),
     ("FORECAST_AUTOTUNE_WORKERS", "-1", r"an integer in \[0, 1024\]"),
     ("FORECAST_AUTOTUNE_WORKERS", "1000000000", r"an integer in \[0, 1024\]"),
+    ("FORECAST_AUTOTUNE_STALL_MS", "1001", r"a number in \[0, 1000\]"),
     ("FORECAST_AUTOTUNE_RANKS", "all", "one of share, alone"),
     ("FORECAST_AUTOTUNE_INDUCTOR_SPACE", "all", "one of default, exhaustive"),
     ("FORECAST_AUTOTUNE_VARIANTS", "all", "one of off, store"),
