@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import threading
 from pathlib import Path
@@ -18,16 +17,14 @@ from forecast_autotune.file_access import (
     open_regular,
     read_regular,
 )
+from tests.core.special_files import SPECIAL_FILES
 
 
 def irregular(folder: Path) -> dict[str, Path]:
     """One of each kind, by what an error calls it."""
-    (folder / "folder").mkdir()
-    os.mkfifo(folder / "pipe")
+    for kind in ("folder", "pipe", "endless", "socket"):
+        SPECIAL_FILES[kind](folder / kind)
     (folder / "to pipe").symlink_to("pipe")
-    (folder / "endless").symlink_to("/dev/zero")
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(folder / "socket"))
     return {
         "folder": folder / "folder",
         "named pipe": folder / "to pipe",

@@ -15,6 +15,7 @@ from forecast_autotune.commands import main
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture
+from tests.core.special_files import SPECIAL_FILES, make_sparse
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -82,29 +83,17 @@ TAKEN = {"import folder", "train data folder", "advise folder", "variants folder
 def make(kind: str, path: Path) -> None:
     if kind == "binary":
         path.write_bytes(bytes(range(256)) * 400)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "endless":
-        path.symlink_to("/dev/zero")
     elif kind == "huge":
-        with path.open("wb") as stream:
-            stream.truncate(150 * 2**20)
-    elif kind == "loop":
-        path.symlink_to(path.name)
+        make_sparse(path, 150 * 2**20)
     elif kind == "bomb":
         path.write_bytes(gzip.compress(b"a" * (32 * 2**20), 9))
     elif kind == "deep":
         path.write_text("[" * 200_000)
-    elif kind == "socket":
-        import socket
-
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(path))
     elif kind == "unreadable":
         path.write_text("{}\n")
         path.chmod(0)
+    elif kind in SPECIAL_FILES:
+        SPECIAL_FILES[kind](path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

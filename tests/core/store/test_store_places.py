@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,31 +15,9 @@ from forecast_autotune.records import Measurement, Problem
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import host_name
 from tests.core.captured_output import Capture
+from tests.core.special_files import SPECIAL_FILES
 from tests.core.store.stored import decided, measured, problem
 
-
-def sparse(path: Path) -> None:
-    with path.open("wb") as stream:
-        stream.truncate(1 << 40)
-
-
-def bound(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listening:
-        here = Path.cwd()
-        os.chdir(path.parent)  # a socket's name is short
-        listening.bind(path.name)
-        os.chdir(here)
-
-
-KINDS: dict[str, Callable[[Path], object]] = {
-    "folder": Path.mkdir,
-    "pipe": os.mkfifo,
-    "endless": lambda p: p.symlink_to("/dev/zero"),
-    "full": lambda p: p.symlink_to("/dev/full"),
-    "loop": lambda p: p.symlink_to(p.name),
-    "socket": bound,
-    "terabyte": sparse,
-}
 ONE, TWO = problem(1024), problem(2048)
 OTHER = problem(1024, kernel="softmax")
 
@@ -92,13 +67,13 @@ def used(store: Store, p: Problem) -> list[Measurement]:
     return store.measurements(p)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_no_file_is_passed_over(root: Path, place: str, kind: str) -> None:
     path = files_of(root)[place]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    KINDS[kind](path)
+    SPECIAL_FILES[kind](path)
     store = Store(root)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoreWarning)
@@ -121,7 +96,7 @@ def test_what_is_no_folder_is_passed_over(root: Path, place: str, kind: str, cap
     places = {"device": home.parent, "kernel": home, "decisions": home / "decisions", "facts": home / "facts"}
     path = places.get(place, root / place)
     shutil.rmtree(path, ignore_errors=True)
-    KINDS[kind](path)
+    SPECIAL_FILES[kind](path)
     store = Store(root)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoreWarning)
