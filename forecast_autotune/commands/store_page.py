@@ -14,9 +14,9 @@ from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.stores.access import open_store
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.printable import count_text
+from forecast_autotune.report.local_server import LocalServer, ServedText
 from forecast_autotune.report.store_page.overview import ProblemRow, StoreOverview, disk_use
 from forecast_autotune.report.store_page.render import render_store_page
-from forecast_autotune.report.store_page.server import PageServer
 from forecast_autotune.store import Store
 
 
@@ -34,11 +34,11 @@ def store_page(options: argparse.Namespace, output: Output) -> int:
         output.emit({"page": options.page, "problems": overview.problems}, shown)
         return 0
 
-    def render() -> str:
-        return render_store_page(overview_of(store, options.kernel, options.device))
+    def page(query: str) -> ServedText:
+        return ServedText(render_store_page(overview_of(store, options.kernel, options.device)))
 
     # Ctrl-C is how serving ends, not a failure.
-    with contextlib.suppress(KeyboardInterrupt), PageServer(render, options.port or 0) as server:
+    with contextlib.suppress(KeyboardInterrupt), LocalServer({"/": page}, options.port or 0) as server:
         if output.as_json:
             output.emit({"url": server.url})
             sys.stdout.flush()

@@ -1,18 +1,14 @@
-"""The store's page and its server: what is on it, what is refused, what hostile text becomes."""
+"""The store's page: what is on it, and what hostile text becomes."""
 
 from __future__ import annotations
 
-import http.client
 import re
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from forecast_autotune.errors import StoreError
 from forecast_autotune.report.store_page.overview import (
     MOST_PROBLEMS,
     MOST_REASONS,
@@ -20,7 +16,6 @@ from forecast_autotune.report.store_page.overview import (
     disk_use,
 )
 from forecast_autotune.report.store_page.render import age_text, render_store_page, size_text
-from forecast_autotune.report.store_page.server import ADDRESS, CannotServePageError, PageServer
 from forecast_autotune.testing import example_table
 from tests.core.report.store_rows import HOSTILE, overview, problem_row
 
@@ -137,78 +132,3 @@ def test_sizes(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path)
     assert disk_use(tmp_path) == (1, 10)
     assert disk_use(None) == disk_use(tmp_path / "absent") == (0, 0)
-
-
-# --- the server ---
-
-
-@pytest.fixture
-def server() -> Iterator[PageServer]:
-    with PageServer(lambda: "<p>page</p>") as made:
-        yield made
-
-
-def asked(
-    server: PageServer, path: str = "/", method: str = "GET", host: str | None = None
-) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection(ADDRESS, server.port, timeout=30)
-    try:
-        connection.request(method, path, headers={} if host is None else {"Host": host})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode(), dict(answer.getheaders())
-    finally:
-        connection.close()
-
-
-def test_the_page_and_nothing_else_is_served(server: PageServer) -> None:
-    status, text, headers = asked(server)
-    assert (status, text) == (200, "<p>page</p>")
-    assert headers["Content-Type"] == "text/html; charset=utf-8"
-    assert (headers["Cache-Control"], headers["X-Frame-Options"]) == ("no-store", "DENY")
-    assert asked(server, method="HEAD")[1] == ""
-    for path in ("/../etc/passwd", "/favicon.ico", "/page"):
-        assert asked(server, path)[0] == 404
-    for method in ("POST", "PUT", "DELETE"):
-        assert asked(server, method=method)[0] == 501
-
-
-@pytest.mark.parametrize(
-    "host", ["attacker.example", "127.0.0.1", "", "localhost:1", "127.0.0.1.nip.io:{port}"]
-)
-def test_another_name_for_this_machine_is_refused(server: PageServer, host: str) -> None:
-    assert asked(server, host=host.format(port=server.port))[0] == 403
-    assert asked(server, host=f"localhost:{server.port}")[0] == 200
-
-
-def test_only_this_machine_is_listened_to(server: PageServer) -> None:
-    assert server.url == f"http://127.0.0.1:{server.port}/"
-    assert server._http.server_address[0] == "127.0.0.1"
-    with pytest.raises(CannotServePageError, match=f"port {server.port} of 127.0.0.1"):
-        PageServer(lambda: "", server.port)
-
-
-def test_a_store_that_cannot_be_read_is_an_answer() -> None:
-    def fail() -> str:
-        raise StoreError("its folder is a file")
-
-    with PageServer(fail) as server:
-        assert asked(server)[:2] == (500, "its folder is a file\n")
-
-
-def test_pages_are_rendered_one_at_a_time() -> None:
-    inside, most = [0], [0]
-
-    def render() -> str:
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
-        threading.Event().wait(0.01)
-        inside[0] -= 1
-        return "x"
-
-    with PageServer(render) as server:
-        threads = [threading.Thread(target=asked, args=(server,)) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert most == [1]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from forecast_autotune.report.local_server import LocalServer, ServedText
 from forecast_autotune.report.store_page.render import render_store_page
-from forecast_autotune.report.store_page.server import PageServer
+from tests.browser import LOW_CONTRAST_SCRIPT, PageVisit, chromium
 from tests.core.report.store_rows import HOSTILE, overview, problem_row
-from tests.harness.search.browser import LOW_CONTRAST_SCRIPT, PageVisit, chromium
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_hostile_text_is_shown_as_it_is(browser: Any, small: str) -> None:
 
 def test_the_served_page(browser: Any) -> None:
     made = [problem_row(1)]
-    with PageServer(lambda: render_store_page(overview(*made))) as server:
+    with LocalServer({"/": lambda query: ServedText(render_store_page(overview(*made)))}) as server:
         visit = PageVisit(browser, server.url)
         assert len(column(visit, "kernel")) == 1
         made.append(problem_row(2))

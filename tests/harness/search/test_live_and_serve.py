@@ -14,11 +14,12 @@ import pytest
 from rich.console import Console
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.report.local_server import CannotServePageError
 from forecast_harness.search.history.events import Event
 from forecast_harness.search.history.log import encode
 from forecast_harness.search.history.state import SearchState, apply_event, replay_events
 from forecast_harness.search.report.live import LiveDisplay
-from forecast_harness.search.report.server import CannotServeReport, LogFollower, ReportServer, serve
+from forecast_harness.search.report.server import LogFollower, ReportServer, serve
 from tests.harness.search.example_log import ExampleSearch
 
 
@@ -216,7 +217,7 @@ def test_a_port_in_use_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(CannotServeReport, match="name another one, or 0"):
+        with pytest.raises(CannotServePageError, match="name another one, or 0"):
             serve(tmp_path, taken.getsockname()[1])
 
 

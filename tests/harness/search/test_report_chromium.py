@@ -14,7 +14,7 @@ from forecast_harness.search.history.log import encode
 from forecast_harness.search.history.state import SearchState, replay_events
 from forecast_harness.search.report import page
 from forecast_harness.search.report.server import ReportServer
-from tests.harness.search.browser import LOW_CONTRAST_SCRIPT, PageVisit, chromium
+from tests.browser import LOW_CONTRAST_SCRIPT, PageVisit, chromium
 from tests.harness.search.example_log import ExampleSearch
 
 HOSTILE = "# </script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'> ‮ 世界 \\u003c"

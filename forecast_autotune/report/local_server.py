@@ -1,4 +1,4 @@
-"""A page on this machine alone: only 127.0.0.1 listens, and nothing can be changed through it.
+"""Pages on this machine alone: only 127.0.0.1 listens, and nothing can be changed through it.
 
 A request must name this server as its host: a foreign site whose name is made to point here (DNS rebinding)
 names its own.
@@ -7,11 +7,12 @@ names its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from forecast_autotune.errors import ForecastAutotuneError
@@ -21,27 +22,36 @@ ADDRESS = "127.0.0.1"
 
 
 class CannotServePageError(ForecastAutotuneError):
-    """The page cannot be served."""
+    """No page can be served at the port that was asked for."""
 
 
-class PageServer:
-    """Serves what `render` gives, asked anew each time, until it is closed. Use as a context, or `close` it.
+@dataclass(frozen=True)
+class ServedText:
+    """What is sent where a path is asked for."""
 
-    Raises `CannotServePageError` where the port cannot be had.
+    text: str
+    kind: str = "text/html"
+
+
+class LocalServer:
+    """Serves texts until it is closed. Use as a context, or `close` it.
+
+    `texts` has a function for every path, which is called with the query behind it; never two at once. A
+    `ForecastAutotuneError` that it raises is sent in its place.
     """
 
-    def __init__(self, render: Callable[[], str], port: int = 0) -> None:
-        """Port 0 takes any that is free. `render` is never called by two threads at once."""
-        self._render, self._mutex = render, threading.Lock()
+    def __init__(self, texts: Mapping[str, Callable[[str], ServedText]], port: int = 0) -> None:
+        """Port 0 takes any that is free. Raises `CannotServePageError` where the port cannot be had."""
+        self._texts, self._mutex = texts, threading.Lock()
         try:
-            self._http = _PageHTTPServer((ADDRESS, port), _PageHandler)
+            self._http = _LocalHTTPServer((ADDRESS, port), _TextHandler)
         except (OSError, OverflowError) as error:
             raise CannotServePageError(
                 f"port {port} of {ADDRESS} cannot be used ({error}): name another one, or 0 for a free one"
             ) from error
         self._http.owner = self
         self._thread = threading.Thread(
-            target=self._http.serve_forever, args=(0.1,), name="store page", daemon=True
+            target=self._http.serve_forever, args=(0.1,), name="local pages", daemon=True
         )
         self._thread.start()
 
@@ -55,10 +65,17 @@ class PageServer:
         """What to open in a browser."""
         return f"http://{ADDRESS}:{self.port}/"
 
-    def page(self) -> str:
-        """The page as it is now."""
+    def served(self, path: str, query: str) -> ServedText | None:
+        """What is sent for a path; None where there is nothing. Raises what its function raises."""
+        if path not in self._texts:
+            return None
         with self._mutex:
-            return self._render()
+            return self._texts[path](query)
+
+    @property
+    def paths(self) -> list[str]:
+        """All that is served."""
+        return list(self._texts)
 
     def close(self) -> None:
         """Stop listening."""
@@ -66,7 +83,7 @@ class PageServer:
         self._http.server_close()
         self._thread.join()
 
-    def __enter__(self) -> PageServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -75,28 +92,30 @@ class PageServer:
         self.close()
 
 
-class _PageHTTPServer(ThreadingHTTPServer):
+class _LocalHTTPServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    owner: PageServer
+    owner: LocalServer
 
 
-class _PageHandler(BaseHTTPRequestHandler):
-    server: _PageHTTPServer
+class _TextHandler(BaseHTTPRequestHandler):
+    server: _LocalHTTPServer
     server_version, sys_version = "forecast-autotune", ""
     timeout = 10.0
 
     def do_GET(self) -> None:
-        """Answer `/`, nothing else."""
-        port = self.server.owner.port
-        if self.headers.get("Host", "").lower() not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
+        """Answer the paths that there are, nothing else."""
+        owner = self.server.owner
+        if self.headers.get("Host", "").lower() not in (f"{ADDRESS}:{owner.port}", f"localhost:{owner.port}"):
             return self._answer(HTTPStatus.FORBIDDEN, "This server answers to its own address only.\n")
-        if urlsplit(self.path).path != "/":
-            return self._answer(HTTPStatus.NOT_FOUND, "There is nothing but the page at /.\n")
+        asked = urlsplit(self.path)
         try:
-            return self._answer(HTTPStatus.OK, self.server.owner.page(), "text/html")
+            found = owner.served(asked.path, asked.query)
         except ForecastAutotuneError as error:
             return self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{printable(error)}\n")
+        if found is None:
+            return self._answer(HTTPStatus.NOT_FOUND, f"There is nothing but {' and '.join(owner.paths)}.\n")
+        return self._answer(HTTPStatus.OK, found.text, found.kind)
 
     do_HEAD = do_GET
 
@@ -118,4 +137,4 @@ class _PageHandler(BaseHTTPRequestHandler):
             self.wfile.write(raw)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal belongs to the command."""
+        """Say nothing: the terminal belongs to whoever serves."""
