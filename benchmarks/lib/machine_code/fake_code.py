@@ -134,8 +134,12 @@ def image(
     operations: Sequence[Operation],
     global_bytes: int = 0,
     initial: bytes = b"",
+    referred: bool = False,
 ) -> bytes:
-    """A cubin of one kernel; `global_bytes`, or `initial` ones, of memory that it keeps from launch to launch."""
+    """A cubin of one kernel; `global_bytes`, or `initial` ones, of memory that it keeps from launch to launch.
+
+    `referred`: whether its code is told where the initial ones are.
+    """
     sizes = bytes(8 if p.startswith("*") else len(pack_scalar(p, 0)) for p in parameters)
     body = (
         b"FKC1"
@@ -148,12 +152,19 @@ def image(
         sections.append((".nv.global", 3, b"", global_bytes))
     if initial:
         sections.append((".nv.global.init", 3, initial, 0))
+    kinds = {".symtab": (2, 0), ".rel.text": (9, len(sections))}
+    """Kinds of sections, and what they are about, where that matters."""
+    if referred:
+        place = len(sections) - 1
+        sections.append((".symtab", 0, bytes(24) + struct.pack("<IBBHQQ", 0, 3, 0, place, 0, 0), 0))
+        sections.append((".rel.text", 0, struct.pack("<QQ", 8, 1 << 32 | 2), 0))
     names = b"\0".join(s[0].encode() for s in sections) + b"\0.shstrtab\0"
     sections.append((".shstrtab", 0, names, 0))
     offset, rows, data, at = 64, b"", b"", 0
     for title, flags, content, reserved in sections:
         size = reserved or len(content)
-        rows += struct.pack("<IIQQQQIIQQ", at, 8 if reserved else 1, flags, 0, offset, size, 0, 0, 1, 0)
+        kind, link = kinds.get(title, (8 if reserved else 1, 0))
+        rows += struct.pack("<IIQQQQIIQQ", at, kind, flags, 0, offset, size, link, 0, 1, 0)
         at += len(title) + 1
         data += content
         offset += len(content)

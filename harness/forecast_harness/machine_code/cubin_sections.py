@@ -7,6 +7,7 @@ own memory is a writable section of its file; buffers are wiped and surrounded w
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from forecast_harness.machine_code.records import CompiledKernel, MachineCodeError
@@ -14,7 +15,11 @@ from forecast_harness.machine_code.records import CompiledKernel, MachineCodeErr
 _MAGIC, _CUDA_MACHINE = b"\x7fELF\x02\x01", 190
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
-_WRITE, _NO_CONTENTS = 1, 8
+_SYMBOL, _RELOCATION = struct.Struct("<IBBHQQ"), struct.Struct("<QQ")
+_WRITE = 1
+_SYMBOLS, _RELOCATIONS_WITH_ADDENDS, _NO_CONTENTS, _RELOCATIONS = 2, 4, 8, 9
+"""Kinds of sections."""
+_ADDEND_BYTES = 8
 _LIBRARY_NAMES = frozenset({b"__CUDA_FTZ", b"__CUDA_PREC_SQRT", b"__CUDA_PREC_DIV", b"__CUDA_ARCH"})
 """Texts that the compiler leaves behind where code took a function of CUDA's library; nothing reads them."""
 _MOST_SECTIONS = 4096
@@ -23,12 +28,15 @@ MOST_IMAGE_BYTES = 64 << 20
 
 
 class CubinSection(NamedTuple):
-    """One section's name, flags, bytes in memory, and contents as far as they are in the file."""
+    """One section's name, kind, flags, bytes in memory, contents as far as they are in the file, and the number of
+    the section that it is about."""
 
     name: str
+    kind: int
     flags: int
     size: int
     contents: bytes
+    link: int
 
 
 def cubin_sections(image: bytes) -> list[CubinSection]:
@@ -48,7 +56,10 @@ def cubin_sections(image: bytes) -> list[CubinSection]:
     rows = [_SECTION.unpack_from(image, table + n * entry_size) for n in range(count)]
     start, size = rows[names][4], rows[names][5]
     texts = image[start : start + size]
-    return [CubinSection(_name(texts, row[0]), row[2], row[5], _contents(image, row)) for row in rows]
+    return [
+        CubinSection(_name(texts, row[0]), row[1], row[2], row[5], _contents(image, row), row[6])
+        for row in rows
+    ]
 
 
 def _contents(image: bytes, row: tuple[int, ...]) -> bytes:
@@ -60,17 +71,24 @@ def _name(texts: bytes, at: int) -> str:
     return texts[at : texts.find(b"\0", at)].decode("ascii", errors="replace")
 
 
+class ReferredNames(MachineCodeError):
+    """Code that is told where the compiler's own names lie: it might keep some bytes there, though honest code, which
+    took a function of CUDA's library, does not."""
+
+
 def check_cubin(kernel: CompiledKernel) -> None:
     """Raises `MachineCodeError` for code without the kernel, or with memory that outlives a launch.
 
-    Some ten bytes of names that the compiler leaves behind are let through: a launch could count in them, and
-    nothing more.
+    Names that the compiler leaves behind are let through where nothing refers to them: code that is not told their
+    address has it no more than that of any other memory. Else they are `ReferredNames`.
     """
     sections = cubin_sections(kernel.image)
+    referred = referred_sections(sections)
     names = {s.name for s in sections}
     if f".text.{kernel.name}" not in names:
         raise MachineCodeError(f"machine code has no kernel {kernel.name!r:.80}")
-    for section in sections:
+    named = False
+    for number, section in enumerate(sections):
         kept = section.name.startswith(".nv.global") or (
             section.flags & _WRITE and not section.name.startswith((".nv.shared", ".nv.local"))
         )
@@ -81,3 +99,30 @@ def check_cubin(kernel: CompiledKernel) -> None:
             raise MachineCodeError(
                 f"machine code keeps {section.size} bytes from launch to launch in {section.name!r:.80}"
             )
+        named = named or bool(kept and section.size and number in referred)
+    if named:
+        raise ReferredNames("a function of CUDA's library leaves writable memory with the kernel")
+
+
+def referred_sections(sections: Sequence[CubinSection]) -> frozenset[int]:
+    """Numbers of sections whose address the loader writes into code or constants.
+
+    Raises `MachineCodeError` for tables that cannot be read.
+    """
+    found = set()
+    for table in sections:
+        if table.kind not in (_RELOCATIONS, _RELOCATIONS_WITH_ADDENDS):
+            continue
+        if not 0 <= table.link < len(sections) or sections[table.link].kind != _SYMBOLS:
+            raise MachineCodeError(f"relocations in {table.name!r:.80} name no table of symbols")
+        symbols = sections[table.link].contents
+        step = _RELOCATION.size + (_ADDEND_BYTES if table.kind == _RELOCATIONS_WITH_ADDENDS else 0)
+        if len(table.contents) != table.size or table.size % step:
+            raise MachineCodeError(f"relocations in {table.name!r:.80} cannot be read")
+        for at in range(0, table.size, step):
+            _, about = _RELOCATION.unpack_from(table.contents, at)
+            place = (about >> 32) * _SYMBOL.size
+            if place + _SYMBOL.size > len(symbols):
+                raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol that is not there")
+            found.add(_SYMBOL.unpack_from(symbols, place)[3])
+    return frozenset(found)

@@ -54,7 +54,7 @@ class BaseResultCall:
         """
         seen: set[tuple[bytes, ...]] = set()
         for one in launches:
-            if one.outputs in seen:
+            if any(one.rotation.values()) or one.outputs in seen:  # what is right elsewhere is not known
                 continue
             seen.add(one.outputs)
             for (name, right), got in zip(self.wanted.items(), one.outputs, strict=True):
@@ -89,12 +89,16 @@ class KernelTrials:
         subjects = subjects_of(target)
         self._timed = {str(n): kernel_call(subject) for n, subject in enumerate(subjects)}
         self._tracer, self._tracing = VariantTracer(target, folder), threading.Lock()
-        self._calls = TrialCalls(self._timed["0"], self._timed)
         try:
             self._learn_results(subjects[0], runner, builder)
         except BaseException:
             self._tracer.close()
             raise
+        # No launch that is timed is to find the inputs of another one.
+        rotated = {
+            n: replace(c, given=replace(c.given, rotate=_rotatable(c))) for n, c in self._timed.items()
+        }
+        self._calls = TrialCalls(self._timed["0"], rotated)
 
     @property
     def calls(self) -> TrialCalls:
@@ -145,8 +149,8 @@ class KernelTrials:
             self._tracer.close()
 
     def _request(self, name: str, source: str, config: Config) -> BuildRequest:
-        calls = [self._calls.small, *self._timed.values()]
-        launches = [c.made.launch(source, config) for c in calls if isinstance(c, BaseResultCall)]
+        calls = [self._timed["0"], *self._timed.values()]
+        launches = [c.made.launch(source, config) for c in calls]
         return BuildRequest(
             name,
             source,
@@ -199,6 +203,19 @@ def kernel_call(subject: BaseKernel) -> BaseResultCall:
             raise MachineCodeError(f"{name} has no elements, so that nothing can be told from it")
     given = ProgramInputs(secrets.token_hex(16), inputs)
     return BaseResultCall(made, CallCase(tensors), given, late=lates)
+
+
+def _rotatable(call: BaseResultCall) -> dict[str, int]:
+    """Bytes of an element, of tensors whose values we drew and mean the same in another order."""
+    if call.made.has_values:
+        return {}
+    found = {}
+    for name, tensor in call.arguments.tensors.items():
+        kind = getattr(torch, tensor.dtype)
+        whole = math.prod(tensor.shape) == tensor.elements  # no gap, and nothing before its first element
+        if kind.is_floating_point and whole and name not in call.wanted:
+            found[name] = kind.itemsize
+    return found
 
 
 def _results(

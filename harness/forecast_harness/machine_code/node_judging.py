@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.compile_workers import BuildResult
+from forecast_harness.machine_code.node_trial import NodeRefused, NodeTrial, NoMachineCode, PathFailed
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient, RunnerLost, TimingAnswer
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
@@ -42,57 +43,17 @@ _HOPELESS = 1.3
 """Times the rival's seconds, at which a config is given up."""
 _FIRST_CONFIGS = 2
 """Configs of which one must not be hopeless for others to be compiled."""
-_LEAST_GAIN = 0.005
-"""Share by which a node must be faster to be verified in full; one that is less ahead counts as equal."""
+_LOG2_GAIN = math.log2(1 - 0.005)
+"""Of the share by which a node must be faster to be verified in full; one that is less ahead counts as equal."""
 _UNPAIRED_SD = 0.1
 """Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
 _RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=0)
+_CHECKED_RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=2)
 _BLOCK = 4
 """Launches that are taken together, where they are not behind pauses."""
 _MOST_FAILURES = 3
 """Failures of our own in a row after which all is judged as host code."""
 PATH = "machine code"
-
-
-class NodeRefused(Exception):
-    """A node's own failure; `outcome` is its label."""
-
-    def __init__(
-        self, outcome: Outcome, stage: str, detail: str, facts: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.outcome, self.stage, self.detail, self.facts = outcome, stage, detail, dict(facts or {})
-
-
-class NoMachineCode(Exception):
-    """A node that is to be judged as host code; the text says why."""
-
-
-class PathFailed(Exception):
-    """A failure of our own: nothing is known of the node; the text says what failed."""
-
-
-@dataclass
-class _NodeTrial:
-    """One job on its way."""
-
-    job: NodeJob
-    configs: Sequence[TrialConfig]
-    note: str
-    rivals: Mapping[str, Program]
-    rival_s: Mapping[str, float]
-    seconds: dict[int, dict[str, float]] = field(default_factory=dict)
-    """By config and workload."""
-    programs: dict[int, Sequence[Program]] = field(default_factory=dict)
-
-    def log_ratio(self, number: int) -> float:
-        """Mean over workloads of the natural log of a config's seconds over the rival's."""
-        return statistics.fmean(math.log(s / self.rival_s[n]) for n, s in self.seconds[number].items())
-
-    @property
-    def best(self) -> int:
-        """The fastest config so far."""
-        return min(self.seconds, key=self.log_ratio)
 
 
 class MachineCodeJudge:
@@ -202,7 +163,7 @@ class MachineCodeJudge:
         configs, note = self._trials.configs(job)
         first = self._build(job.node, configs[0])
         rival = self._rival(job, configs[0])
-        trial = _NodeTrial(job, configs, note, *rival)
+        trial = NodeTrial(job, configs, note, *rival)
         failure = NodeRefused(Outcome.COMPILE_ERROR, "compile", "no config was built")
         building = {0: first}
         for number in range(len(configs)):
@@ -247,37 +208,35 @@ class MachineCodeJudge:
             found[name] = self._rival_seconds[key]
         return rivals, found
 
-    def _time_config(self, trial: _NodeTrial, number: int, built: BuildResult) -> None:
+    def _time_config(self, trial: NodeTrial, number: int, built: BuildResult) -> None:
         programs = self._checked(built)
         named = zip(self._trials.calls.timed, programs[1:], strict=True)
         seconds = {n: self._seconds(p, n, trial.rival_s[n] * _HOPELESS) for n, p in named}
         trial.seconds[number], trial.programs[number] = seconds, programs
 
-    def _is_hopeless(self, trial: _NodeTrial) -> bool:
+    def _is_hopeless(self, trial: NodeTrial) -> bool:
         """Whether every config so far is far from the rival on the whole."""
         return bool(trial.seconds) and trial.log_ratio(trial.best) > math.log(_HOPELESS)
 
-    def _given_up(self, trial: _NodeTrial) -> NodeResult:
+    def _given_up(self, trial: NodeTrial) -> NodeResult:
         ratio = trial.log_ratio(trial.best) / math.log(2)
         text = f"Right on a small call, and given up: {2**ratio:.2f} times slower."
         return self._measured(trial, trial.best, ratio, _UNPAIRED_SD, trial.seconds[trial.best], text, {})
 
-    def _raced(self, trial: _NodeTrial) -> NodeResult:
+    def _raced(self, trial: NodeTrial) -> NodeResult:
         """The best config beside the other node; verified in full where it is the faster one."""
         best = trial.best
-        blocks: list[list[float]] = []
-        seconds, theirs = {}, {}
-        for name, program in zip(self._trials.calls.timed, trial.programs[best][1:], strict=True):
-            answer = self._timed([trial.rivals[name], program], name, _RACE)
-            pairs = [_block_means(s, answer.recorded) for s in answer.seconds]
-            blocks.append([math.log(a / b) for a, b in zip(*pairs, strict=True)])
-            theirs[name], seconds[name] = (statistics.median(p) for p in pairs)
-            if said := self._trials.implausible(name, seconds[name]):
-                raise NodeRefused(Outcome.INFRASTRUCTURE, "time", f"impossible: {said}")
-        least = min(len(b) for b in blocks)
-        ratio, error = log2_ratio([statistics.fmean(b[n] for b in blocks) for n in range(least)])
-        facts: dict[str, Any] = {"blocks": least}
-        if ratio < math.log2(1 - _LEAST_GAIN):
+        ratio, error, seconds, theirs, blocks = self._race(trial, best, _RACE)
+        if (
+            ratio < _LOG2_GAIN
+        ):  # what earlier programs may have left in memory of the driver's own decides nothing
+            with self._device_mutex:
+                self._runner.renew()
+                again = self._race(trial, best, _CHECKED_RACE)
+            if again[0] > ratio:
+                ratio, error, seconds, theirs, blocks = again
+        facts: dict[str, Any] = {"blocks": blocks}
+        if ratio < _LOG2_GAIN:
             with self._device_mutex:
                 verified = self._host_judge().verify_in_full(trial.job.node, trial.configs[best])
             if verified.wrong:
@@ -290,9 +249,31 @@ class MachineCodeJudge:
         text = f"Right, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
         return self._measured(trial, best, ratio, error, seconds, text, facts)
 
+    def _race(
+        self, trial: NodeTrial, number: int, limits: TimingLimits
+    ) -> tuple[float, float, dict[str, float], dict[str, float], int]:
+        """A config beside the rival: log2 of the time ratio, its error, seconds of both by workload, and blocks.
+
+        Outputs of as many launches as `limits` says are compared with what is right. Raises as `_timed` does.
+        """
+        blocks: list[list[float]] = []
+        seconds, theirs = {}, {}
+        for name, program in zip(self._trials.calls.timed, trial.programs[number][1:], strict=True):
+            answer = self._timed([trial.rivals[name], program], name, limits)
+            pairs = [_block_means(s, answer.recorded) for s in answer.seconds]
+            blocks.append([math.log(a / b) for a, b in zip(*pairs, strict=True)])
+            theirs[name], seconds[name] = (statistics.median(p) for p in pairs)
+            if said := self._trials.implausible(name, seconds[name]):
+                raise NodeRefused(Outcome.INFRASTRUCTURE, "time", f"impossible: {said}")
+            if said := self._trials.calls.timed[name].wrong(program, answer.launches):
+                raise NodeRefused(Outcome.INCORRECT, "time", said)
+        least = min(len(b) for b in blocks)
+        ratio, error = log2_ratio([statistics.fmean(b[n] for b in blocks) for n in range(least)])
+        return ratio, error, seconds, theirs, least
+
     def _measured(
         self,
-        trial: _NodeTrial,
+        trial: NodeTrial,
         number: int,
         ratio: float,
         error: float,

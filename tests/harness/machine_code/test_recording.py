@@ -56,6 +56,15 @@ def program(result: BuildResult) -> Program:
     return found
 
 
+def test_code_that_is_told_of_memory_that_outlives_a_launch_is_host_code(workers: CompileWorkers) -> None:
+    """A function of CUDA's library leaves its names, in memory that a kernel may write."""
+    source = HEADER.replace("2 * tl.load", "tl.extra.cuda.libdevice.tanh(tl.load", 1).replace(
+        "mask=at < n), mask", "mask=at < n)), mask", 1
+    )
+    source += "def run(x):\n    y = torch.empty_like(x)\n    double[(1,)](x, y, 200, 256)\n    return y\n"
+    assert "leaves writable memory" in build(workers, source).host_code
+
+
 def test_a_packs_solution_becomes_machine_code_and_a_plan(workers: CompileWorkers, tmp_path: Path) -> None:
     pack = load_pack("softmax")
     call = PackCalls(pack, tmp_path, seed="1").draw({"M": 5, "N": 40})

@@ -10,7 +10,12 @@ import pytest
 from benchmarks.lib.machine_code.fake_code import addition, honest, image
 from benchmarks.lib.machine_code.sums import COUNT
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_harness.machine_code.cubin_sections import check_cubin, cubin_sections
+from forecast_harness.machine_code.cubin_sections import (
+    ReferredNames,
+    check_cubin,
+    cubin_sections,
+    referred_sections,
+)
 from forecast_harness.machine_code.records import (
     CompiledKernel,
     KernelArgument,
@@ -109,18 +114,22 @@ def test_names_that_the_compiler_leaves_behind_are_no_memory_of_a_kernels_own() 
         )
 
     check_cubin(kernel(b"__CUDA_FTZ\0__CUDA_PREC_SQRT\0"))
+    told = image("kernel", ("*fp32",), honest(), initial=b"__CUDA_FTZ\0", referred=True)
+    with pytest.raises(ReferredNames):
+        check_cubin(CompiledKernel("kernel", 90, ("*fp32",), image=told))
     for other in (b"__CUDA_FTZ\0\1", b"counter\0", b"\1" * 28, bytes(28), b"__CUDA_FTZ\0" * 8):
         with pytest.raises(MachineCodeError, match="from launch to launch"):
             check_cubin(kernel(other))
 
 
-def test_no_bytes_break_the_reading_of_sections() -> None:
-    made = bytearray(PROGRAM.kernels[0].image)
+@pytest.mark.parametrize("referred", [False, True])
+def test_no_bytes_break_the_reading_of_sections(referred: bool) -> None:
+    made = bytearray(image("kernel", ("*fp32",), honest(), initial=b"__CUDA_FTZ\0", referred=referred))
     for at in range(0, len(made)):
         for value in (0, 0x7F, 0xFF):
             changed = bytes(made[:at] + bytes([value]) + made[at + 1 :])
             try:
-                cubin_sections(changed)
+                referred_sections(cubin_sections(changed))
             except MachineCodeError:
                 continue
     with pytest.raises(MachineCodeError):

@@ -189,6 +189,14 @@ class RunnerClient:
         with self._lock:
             return self._health()
 
+    def renew(self) -> float:
+        """Replace the process: whatever programs left in memory of the driver's own is gone with it.
+
+        The seconds that it took. Raises `RunnerLost`.
+        """
+        with self._lock:
+            return self._restart()
+
     def timed_pauses(self, cycles: Sequence[int]) -> list[tuple[float, float]]:
         """Seconds of pauses of so many clock cycles: by the device, and by the host's clock around each.
 

@@ -1,0 +1,55 @@
+"""One node on its way through a judge of machine code, and what ends it early."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forecast_autotune.records import Outcome
+from forecast_harness.machine_code.records import Program
+from forecast_harness.machine_code.trials import TrialConfig
+from forecast_harness.search.history.events import NodeJob
+
+
+class NodeRefused(Exception):
+    """A node's own failure; `outcome` is its label."""
+
+    def __init__(
+        self, outcome: Outcome, stage: str, detail: str, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.outcome, self.stage, self.detail, self.facts = outcome, stage, detail, dict(facts or {})
+
+
+class NoMachineCode(Exception):
+    """A node that is to be judged as host code; the text says why."""
+
+
+class PathFailed(Exception):
+    """A failure of our own: nothing is known of the node; the text says what failed."""
+
+
+@dataclass
+class NodeTrial:
+    """One job on its way."""
+
+    job: NodeJob
+    configs: Sequence[TrialConfig]
+    note: str
+    rivals: Mapping[str, Program]
+    rival_s: Mapping[str, float]
+    seconds: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By config and workload."""
+    programs: dict[int, Sequence[Program]] = field(default_factory=dict)
+
+    def log_ratio(self, number: int) -> float:
+        """Mean over workloads of the natural log of a config's seconds over the rival's."""
+        return statistics.fmean(math.log(s / self.rival_s[n]) for n, s in self.seconds[number].items())
+
+    @property
+    def best(self) -> int:
+        """The fastest config so far."""
+        return min(self.seconds, key=self.log_ratio)
