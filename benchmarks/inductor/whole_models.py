@@ -19,7 +19,8 @@ an empty store. The arms:
 Processes of an arm that is timed stay until all of them are there, and time their passes in turns. `--null`
 compiles small models on a CPU. Rows go to FILE.rows.jsonl as they come; the same command goes on where it
 stopped, beginning a model's repeat anew that has not been timed. `--report` merges parts that were measured
-apart, in one environment, and prints between which of our decisions most time passed.
+apart, in one environment, and prints where the first call went and between which of our decisions most time
+passed. `--samples` also looks at the stack of the compiling thread, a hundred times a second.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
 the whole first call. On Python 3.11.0 to 3.11.8 Inductor compiles choices one by one.
@@ -55,8 +56,16 @@ from benchmarks.lib.compile_processes import (
     timed_in_turns,
 )
 from benchmarks.lib.compiled_models import MODELS, model_of
-from benchmarks.lib.first_call import PARTS, FirstCall, counted_timings, timeline_text, tuning_service
+from benchmarks.lib.first_call import (
+    PARTS,
+    FirstCall,
+    counted_timings,
+    parts_text,
+    timeline_text,
+    tuning_service,
+)
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
+from benchmarks.lib.stack_samples import StackSamples
 from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
 FIRST_ARMS = ("untuned", "plain", "shared", "ours", "wide", "exhaustive")
@@ -107,11 +116,14 @@ def compile_child(arguments: argparse.Namespace) -> None:
         if arm.startswith("ours") or arm == "wide":
             service = tuning_service(Path(given["store"]), call, exhaustive=arm == "wide")
             entered.enter_context(service)
+        samples = entered.enter_context(StackSamples()) if given.get("samples") else None
         call.begin()
         compiled = compile_separately(model.module, options, dynamic=name.endswith("_dynamic") or None)
         found = model.call(compiled)
         synchronize(device)
         row = call.row()
+    if samples is not None:
+        row["samples"] = samples.top()
     if model.other_inputs is not None:
         begin = time.perf_counter()
         model.call(compiled, other=True)
@@ -217,8 +229,11 @@ def merged(arguments: argparse.Namespace) -> int:
             rows.rows.append({**row, "repeat": f"{number}.{row['repeat']}"})
     for row in rows.rows:
         report.add(row["row"], row)
-        if row.get("arm") == "ours" and row.get("timeline"):
-            print(f"{row['model']}, repeat {row['repeat']}\n{timeline_text(row['timeline'])}", flush=True)
+    for name, repeat in dict.fromkeys((row["model"], row["repeat"]) for row in rows.rows):
+        arms = {row["arm"]: row for row in rows.pick(row="compile", model=name, repeat=repeat)}
+        print(f"{name}, repeat {repeat}\n{parts_text(arms)}", flush=True)
+        if timeline := arms.get("ours", {}).get("timeline"):
+            print(timeline_text(timeline), flush=True)
     report.finish(summary(rows))
     return 0
 
@@ -237,6 +252,7 @@ def parse() -> argparse.Namespace:
     made.add_argument(
         "--work", type=Path, help="where caches are kept until they are timed; default: by FILE"
     )
+    made.add_argument("--samples", action="store_true", help="say in which functions the time passed")
     made.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
     arguments = parse_arguments(made, on_host="--report" in sys.argv)
     if lonely := [arm for arm in arguments.arms if FOLLOWING.get(arm, arm) not in arguments.arms]:
@@ -261,7 +277,7 @@ def measure(arguments: argparse.Namespace) -> int:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         given = {"model": name, "arm": arm, "repeat": repeat, "store": str(first / "kept")}
-        given["mode"] = arguments.mode
+        given |= {"mode": arguments.mode, "samples": arguments.samples}
         env = child_environment(folder, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"))
         return RowProcess(
             child_command(sys.modules["__main__"].__file__ or "", arguments, "compile", given),

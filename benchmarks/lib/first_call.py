@@ -11,9 +11,24 @@ from typing import Any
 
 from benchmarks.lib.compile_processes import Row, inductor_clock, inductor_seconds
 
-PARTS = ("trace_s", "codegen_s", "precompile_s", "timing_s", "forecast_s", "kernels_s", "rest_s")
-"""Dynamo and AOTAutograd; lowering, scheduling and code; waiting for choices to compile; timing them; our
-forecasts; waiting for the kernels of the graph; loading, the first launches, and whatever else."""
+PARTS = (
+    "trace_s",
+    "codegen_s",
+    "precompile_s",
+    "timing_s",
+    "forecast_s",
+    "kernels_s",
+    "generated_s",
+    "rest_s",
+)
+"""Dynamo and AOTAutograd; lowering, scheduling and code, with trials of fusions; waiting for choices to compile;
+timing them; our forecasts; waiting for the kernels of the graph; configs of generated kernels, timed at their
+first launch, with coordinate descent; loading, first launches, and whatever else."""
+_GENERATED = ("CachingAutotuner.benchmark_all_configs", "CachingAutotuner.coordinate_descent_tuning")
+_PLACES = 25
+"""Places of a stack that are printed."""
+_SHOWN_S = 0.05
+"""Seconds by Inductor's own names that are kept."""
 
 
 @dataclass
@@ -62,6 +77,7 @@ class FirstCall:
                 ("inductor", "compile_fx_inner"),
             )
         }
+        spent["generated_s"] = sum(inductor_seconds(name, self.before) for name in _GENERATED)
         forecast = sum(one["forecast_s"] for one in self.operations)
         dynamo, inductor = spent.pop("dynamo") + spent.pop("backward"), spent.pop("inductor")
         tuning = spent["precompile_s"] + spent["timing_s"] + forecast
@@ -72,7 +88,12 @@ class FirstCall:
             "forecast_s": forecast,
             "trace_s": max(0.0, dynamo - inductor),
             "codegen_s": max(0.0, inductor - tuning - spent["kernels_s"]),
-            "rest_s": max(0.0, seconds - max(dynamo, inductor)),
+            "rest_s": max(0.0, seconds - max(dynamo, inductor) - spent["generated_s"]),
+            "clock": {
+                name: round(passed, 3)
+                for name, total in inductor_clock().items()
+                if (passed := total - self.before.get(name, 0.0)) > _SHOWN_S
+            },
             "saved_s": self.saved_s,
             "timed": self.timed,
             "operations": len(self.operations),
@@ -113,6 +134,17 @@ def tuning_service(store: Path, call: FirstCall, *, exhaustive: bool = False) ->
             call.saved_s = handle.session.tally.saved_s
     finally:
         LISTENERS.remove(call.note_decision)
+
+
+def parts_text(rows: Mapping[str, Row]) -> str:
+    """The parts of the first call, a line per arm, and where the samples of its stack were."""
+    lines = [f"{'arm':12} {'seconds':>8} " + " ".join(f"{part.removesuffix('_s'):>10}" for part in PARTS)]
+    for arm, row in rows.items():
+        parts = " ".join(f"{row.get(part, 0.0):10.2f}" for part in PARTS)
+        lines.append(f"{arm:12} {row['seconds']:8.2f} {parts}")
+    for arm, row in rows.items():
+        lines += [f"{arm}: {seconds:7.2f} s  {place}" for place, seconds in row.get("samples", [])[:_PLACES]]
+    return "\n".join(lines)
 
 
 def timeline_text(rows: list[Row], shown: int = 12) -> str:

@@ -20,6 +20,7 @@ from benchmarks.inductor.tuning_time import PinnedSurrogate
 from benchmarks.lib.compile_processes import RowFile, RowProcess, stream
 from benchmarks.lib.compiled_models import model_of
 from benchmarks.lib.first_call import PARTS, FirstCall
+from benchmarks.lib.stack_samples import StackSamples, place_of
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.surrogates.protocol import Query
 from tests.integrations.inductor.test_parts import a_problem
@@ -188,6 +189,7 @@ def test_a_part_of_the_call_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> 
     call = FirstCall(began=time.perf_counter() - 20.0, before={})
     spent = {"_compile.compile_inner": [12.0], "compile_fx_inner": [9.0], "async_compile.wait": [2.0]}
     spent |= {"mm_template_precompiling": [3.0], "mm_template_autotuning": [1.0]}
+    spent |= {"CachingAutotuner.coordinate_descent_tuning": [6.0], "small": [0.01]}
     monkeypatch.setattr("torch._dynamo.utils.compilation_time_metrics", spent)
     row = call.row()
     shown = {part: round(row[part]) for part in PARTS}
@@ -198,9 +200,28 @@ def test_a_part_of_the_call_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> 
         "timing_s": 1,
         "forecast_s": 0,
         "kernels_s": 2,
-        "rest_s": 8,
+        "generated_s": 6,
+        "rest_s": 2,
     }
     assert round(row["seconds"]) == sum(shown.values())
+    assert row["clock"] == {name: sum(times) for name, times in spent.items() if name != "small"}
+
+
+def test_samples_name_the_innermost_functions_of_some_packages() -> None:
+    """The frames of a function of torch's, which calls one of nobody's interest."""
+    frames: list[Any] = []
+    code = compile("def inner(call):\n    call()\n", "torch/_inductor/graph.py", "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    names["inner"](lambda: frames.append(sys._getframe()))
+    assert place_of(frames[0]) == "graph.inner"
+    assert place_of(None) == "elsewhere"
+    with StackSamples(0.001) as samples:
+        until = time.monotonic() + 60.0
+        while not samples.seconds and time.monotonic() < until:
+            names["inner"](lambda: time.sleep(0.01))
+    assert samples.top()
+    assert {place for place, _ in samples.top()} <= {"graph.inner", "elsewhere"}
 
 
 OUR_OWN = ("transformer", "convnet", "flex")
