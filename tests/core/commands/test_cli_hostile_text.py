@@ -38,9 +38,10 @@ MOST_CHARS = 60_000
 """Of everything that one command prints about a store of one problem."""
 
 
-@pytest.fixture
-def planted(root: Path) -> Path:
+@pytest.fixture(scope="module")
+def planted_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in which every kind of file holds something; nothing hostile yet."""
+    root = tmp_path_factory.mktemp("planted") / "store"
     table, store = example_table(), Store(root)
     task = TuningTask(table.problem, list(table.by_candidate()))
     settings = Settings(audit=0.2, seed=1)
@@ -71,6 +72,13 @@ def planted(root: Path) -> Path:
             "model-1", why="it pays", trouble="no answer"
         ).to_json()
         path.write_text(json.dumps(data))
+    return root
+
+
+@pytest.fixture
+def planted(planted_once: Path, root: Path) -> Path:
+    """A copy of that store, where the command line keeps its own."""
+    shutil.copytree(planted_once, root)
     return root
 
 

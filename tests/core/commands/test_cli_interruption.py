@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from forecast_autotune.commands.console.interruption import CommandInterrupted, InterruptHandlers
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.testing import example_table
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("root")
 
@@ -53,13 +55,17 @@ def marked_processes(mark: str) -> Iterator[int]:
                 continue
 
 
-def gone(mark: str) -> bool:
-    """Whether all of them end by themselves soon."""
-    for _ in range(600):
-        if not list(marked_processes(mark)):
-            return True
-        time.sleep(0.05)
-    return False
+def none_left(mark: str) -> bool:
+    """Whether all of them have ended."""
+    return not list(marked_processes(mark))
+
+
+@pytest.fixture(scope="module")
+def long_table(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A table file that keeps a command busy for a while."""
+    path = tmp_path_factory.mktemp("long") / "table.jsonl"
+    write_tables(path, [example_table(sizes=range(1, 700), warps=(1, 2, 4, 8))])
+    return path.read_bytes()
 
 
 @pytest.fixture
@@ -88,11 +94,13 @@ def command_and_signal() -> list[Any]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize(("name", "number"), command_and_signal())
-def test_a_command_ends_alike_at_any_moment(name: str, number: signal.Signals, tmp_path: Path) -> None:
+def test_a_command_ends_alike_at_any_moment(
+    name: str, number: signal.Signals, tmp_path: Path, long_table: bytes
+) -> None:
     if name in NEEDS_TORCH:
         pytest.importorskip("torch")
     chance = random.Random(f"{name} {number}")
-    write_tables(tmp_path / "table.jsonl", [example_table(sizes=range(1, 700), warps=(1, 2, 4, 8))])
+    (tmp_path / "table.jsonl").write_bytes(long_table)
     for turn in range(2):
         scratch, mark = tmp_path / f"scratch-{turn}", f"{tmp_path.name}-{turn}"
         scratch.mkdir()
@@ -117,7 +125,7 @@ def test_a_command_ends_alike_at_any_moment(name: str, number: signal.Signals, t
         if process.returncode == 128 + number:
             said = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
             assert errors.splitlines()[-1] == f"forecast-autotune: {said}"
-        assert gone(mark), "a child is left"
+        assert eventually(partial(none_left, mark)), "a child is left"
         # The lock of a device stays: it is everybody's.
         left = [
             p.name for p in scratch.iterdir() if not p.name.startswith(("torchinductor_", "forecast-device-"))
