@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forecast_autotune.features.stored_facts import collect_facts, merge_facts
-from forecast_autotune.policy import Policy
+from forecast_autotune.policy import Policy, WallTime
 from forecast_autotune.ranges.measurer import RangeMeasurer
 from forecast_autotune.ranges.points import RangePoint, RangeRows
 from forecast_autotune.ranges.store import RangeStore
@@ -19,10 +19,15 @@ from forecast_autotune.records import Candidate, Decision, Evidence
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Array, Surrogate
 from forecast_autotune.tuning.fact_collection import FACT_COLLECTION_S
+from forecast_autotune.telemetry.decision_span import DecisionSpan
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.task import TuningStore, TuningTask
+
+
+_SHARE = 0.5
+"""Of the candidates, measured at most: the best config for all sizes is less likely to be forecast than one for each."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,21 @@ def tune_range(
     A budget's measurements count candidates, each measured at all measured points. `measurers` gives one measurer per
     measured point, in order, and is called only if something has to be timed. Raises what `tune` raises.
     """
+    with DecisionSpan(task.problem, settings) as span:
+        return span.conclude(_decide(task, plan, measurers, store, surrogate, settings, policy))
+
+
+def _decide(
+    task: TuningTask,
+    plan: RangePlan,
+    measurers: Callable[[], Sequence[Measurer]],
+    store: TuningStore,
+    surrogate: Surrogate,
+    settings: Settings,
+    policy: Policy | None,
+) -> Decision:
+    # It stands in for as many decisions as sizes are measured, and is worth their seconds.
+    policy = policy or WallTime(share=_SHARE, percent_s=WallTime.percent_s * len(plan.measured))
     guarded = GuardedStore(store)
     view = range_store(guarded, task.problem.id, plan)
     rows = view.rows
