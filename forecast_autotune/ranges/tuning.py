@@ -18,16 +18,15 @@ from forecast_autotune.ranges.surrogate import RangeSurrogate
 from forecast_autotune.records import Candidate, Decision, Evidence
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Array, Surrogate
-from forecast_autotune.tuning.fact_collection import FACT_COLLECTION_S
 from forecast_autotune.telemetry.decision_span import DecisionSpan
+from forecast_autotune.tuning.fact_collection import FACT_COLLECTION_S
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.task import TuningStore, TuningTask
 
-
 _SHARE = 0.5
-"""Of the candidates, measured at most: the best config for all sizes is less likely to be forecast than one for each."""
+"""Of the candidates, measured at most: the best config for all sizes is harder to forecast than one for each."""
 
 
 @dataclass(frozen=True)
