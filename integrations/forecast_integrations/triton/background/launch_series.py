@@ -107,6 +107,10 @@ class LaunchSeries:
         self.slots[turn].append((start, end, late))
         self._made += 1
 
+    def has_begun(self) -> bool:
+        """Whether the device has come to the latest of the launches that were made in one go."""
+        return bool(self.spans) and self.spans[-1][0][0].query()
+
     def is_over(self) -> bool:
         """Whether the device is done with all that was launched."""
         return all(end.query() for (_, end), _ in self.spans)

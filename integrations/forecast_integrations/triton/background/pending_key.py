@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import MutableMapping
+from collections.abc import Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from forecast_integrations.triton.background.arguments import WeakArguments
-from forecast_integrations.triton.background.key_decision import KeyDecision
+from forecast_integrations.triton.background.arguments import WeakArguments, specialization_of
+from forecast_integrations.triton.background.key_decision import KeyDecision, current_device_index
 from forecast_integrations.triton.background.launch_series import LaunchSeries
 from forecast_integrations.triton.protocols import Key, LaunchConfig
 
@@ -52,9 +52,23 @@ class PendingKey:
     """Its latest launch, by `time.monotonic`."""
     not_before: float = 0.0
     """When a launch may queue it again, by the same clock."""
+    specialization: Hashable = ()
+    """What candidates are compiled for."""
     attempts: int = 0
     is_unwanted: bool = False
     """Whether the deciding thread is to leave it for now."""
+
+    def why_untimed(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
+        """Why candidates cannot be timed at a launch with these arguments; None where they can."""
+        decision = self.decision
+        if current_device_index() != decision.device:
+            return "it was launched on another device than the one that it is decided for"
+        if specialization_of(args, kwargs) != self.specialization:
+            return "its latest arguments compile to other code than its first: other dtypes, alignments or divisors"
+        functions = decision.call.functions.values()
+        if not all(getattr(one, "covers", lambda *_: True)(args, kwargs) for one in functions):
+            return "its latest arguments are none that all of its variants were verified for"
+        return None
 
     def install(self) -> LaunchConfig:
         """Launch with the final config from now on; to be called between launches."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any
 
-from forecast_autotune.records import Candidate, Measurement
+from forecast_autotune.records import Candidate, Measurement, Outcome
 from forecast_autotune.timing.recorded_launches import DeviceEvent
 from forecast_integrations.triton.background.launch_series import LaunchSeries
+from forecast_integrations.triton.compile.protocol import CompileResult
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.timer.short_launches import TimedLaunch
@@ -93,3 +95,12 @@ class BackgroundMeasurer(TritonMeasurer):
         first = () if served is None else (served,)
         wanted = dict.fromkeys((*first, *candidates))
         yield from super().measure(tuple(wanted), prefetch=prefetch, within_s=within_s)
+
+    def _time(self, compiled: CompileResult) -> Measurement:
+        if compiled.outcome is Outcome.TIMEOUT:
+            # The program has the cores: that a compilation took long says nothing of the candidate.
+            compiled = replace(compiled, outcome=Outcome.INFRASTRUCTURE)
+        return super()._time(compiled)
+
+    def _repeat_failure(self, candidate: Candidate) -> None:
+        """Nothing: whoever launches would wait for the compiler."""

@@ -8,6 +8,7 @@ another config; no other place changes one.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -23,9 +24,9 @@ from forecast_integrations.triton.background.arguments import (
     UncopyableArgumentsError,
     WeakArguments,
     copied_arguments,
+    specialization_of,
 )
 from forecast_integrations.triton.background.capture_mode import harmless_to_captures
-from forecast_integrations.triton.background.key_decision import current_device_index
 from forecast_integrations.triton.background.launch_series import LaunchSeries
 from forecast_integrations.triton.background.pending_key import KeyState, PendingDecision, PendingKey
 from forecast_integrations.triton.background.stall_budget import StallBudget
@@ -72,7 +73,7 @@ class BackgroundTuner:
 
     def add(self, key: PendingKey, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Take on a key that is about to be launched with these arguments; it is queued by its next launch."""
-        key.arguments = WeakArguments.of(args, kwargs)
+        key.arguments, key.specialization = WeakArguments.of(args, kwargs), specialization_of(args, kwargs)
         with self._changed:
             self._keys.add(key)
 
@@ -116,6 +117,9 @@ class BackgroundTuner:
                 open_keys = [key for key in pending if key.state is not KeyState.DONE and key not in left]
                 if not open_keys:
                     break
+                if self._stopped:
+                    left |= dict.fromkeys(open_keys, "the process ends")
+                    break
                 if until is not None and time.monotonic() >= until:
                     left |= dict.fromkeys(open_keys, f"settle() had no more than {timeout:g} s")
                     break
@@ -137,8 +141,8 @@ class BackgroundTuner:
             return (
                 "it cannot be timed without arguments: those of its latest launch are gone; launch it again"
             )
-        if current_device_index() != key.decision.device:
-            return "it was launched on another device than the current one"
+        if (why := key.why_untimed(*alive)) is not None:
+            return why
         key.launched_at = time.monotonic()
         if key.state is KeyState.WAITING:
             self._enqueue(key)
@@ -210,10 +214,7 @@ class BackgroundTuner:
 
         decision = key.decision
         tuner, functions = decision.tuner, decision.call.functions
-        others = [functions[c.variant] for c in series.candidates if c.variant in functions]
-        if current_device_index() != decision.device or not all(
-            getattr(function, "covers", lambda *_: True)(args, kwargs) for function in others
-        ):
+        if key.why_untimed(args, kwargs) is not None:
             return
         clock = self.budget.clock
         begin, expected = clock(), 0.0
@@ -274,11 +275,13 @@ class BackgroundTuner:
             final = None
         except Exception as error:
             name = key.decision.problem.kernel.name
-            warnings.warn(
-                f"kernel {name} with key {key.decision.key} keeps the config that it was first launched with: "
-                f"{str(error) if isinstance(error, ForecastAutotuneError) else repr(error):.300}",
-                stacklevel=2,
-            )
+            said = str(error) if isinstance(error, ForecastAutotuneError) else repr(error)
+            with contextlib.suppress(Warning):  # nobody could catch it here
+                warnings.warn(
+                    f"kernel {name} with key {key.decision.key} keeps the config that it was first launched with: "
+                    f"{said:.300}",
+                    stacklevel=2,
+                )
         with self._changed:
             key.series = None
             if final is None:
@@ -308,10 +311,14 @@ class BackgroundTuner:
                     self._changed.wait(0.25)
             if series.error is not None:
                 raise series.error
-            until = time.monotonic() + timeout_s
+            until = float("inf")
             while not series.is_over():
                 if self._stopped:
                     raise BackgroundStoppedError("the process ends")
+                if until == float("inf") and series.has_begun():
+                    until = (
+                        time.monotonic() + timeout_s
+                    )  # before, it was the program's own work that took long
                 if time.monotonic() > until:
                     raise TimeoutError(f"no answer from the device after {timeout_s:g} s")
                 time.sleep(_POLL_S)
@@ -337,7 +344,7 @@ class BackgroundTuner:
 def _flush_memory(active: object) -> object:
     try:
         return active.get_empty_cache_for_benchmark()  # type: ignore[attr-defined]
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         raise UncopyableArgumentsError(f"no memory to flush the cache with ({error})"[:200]) from None
 
 

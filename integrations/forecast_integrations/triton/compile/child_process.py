@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -20,6 +21,9 @@ def fork_process() -> int:
 
     A fork holds its caller up while the page tables are copied: about 10 ms per 2 GB in use.
     """
+    if threading.current_thread() is not threading.main_thread():
+        # Filters of warnings are one for all threads: those of the main thread are not to be put back here.
+        return os.fork()
     with warnings.catch_warnings():
         # What was forked runs no other thread's code, and leaves by `os._exit`.
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -15,6 +15,7 @@ from forecast_integrations.triton.background.arguments import (
     UncopyableArgumentsError,
     WeakArguments,
     copied_arguments,
+    specialization_of,
     stand_in_call,
 )
 from forecast_integrations.triton.problem import describe
@@ -118,3 +119,11 @@ def test_heuristics_that_read_values_cannot_be_stood_in_for() -> None:
     shapes = triton.heuristics({"BLOCK": lambda args: 128 if args["x"].shape[0] > 0 else 256})(double)
     tuner = triton.autotune(configs=[triton.Config({}, num_warps=w) for w in (1, 2)], key=["n"])(shapes)
     assert stand_in_call(call_of(tuner, x, x, n, grid=(1,)), tuner.configs[0]).args[2] == n
+
+
+def test_a_stand_in_call_compiles_to_what_the_call_does() -> None:
+    x, n = torch.ones(4097)[1:], 4096
+    given = specialization_of((x, x, n), {"flag": True, "grid": (1,)})
+    assert given == specialization_of((StandInTensor(x), StandInTensor(x), 32), {"flag": False, "grid": (2,)})
+    for others in ((torch.ones(8), x, n), (x, x.double(), n), (x, x, 1), (x, x, 17), (x, x, 2**40)):
+        assert given != specialization_of(others, {"flag": True})

@@ -337,3 +337,22 @@ def test_a_process_that_ends_meanwhile_ends_quietly(background: IncrementingDevi
     assert (done.returncode, done.stderr) == (7, "")
     (table,) = tables(tmp_path / "store")
     assert all(m.ok for m in table.measurements), "no launch counts as one that took the process down"
+
+
+def test_nothing_is_timed_with_arguments_that_compile_to_other_code(background: IncrementingDevice) -> None:
+    tuner = tuned()
+    first = torch.zeros(4096)
+    launch(tuner, first)
+    unaligned = torch.zeros(4097)[1:]
+    for _ in range(20):
+        launch(tuner, unaligned)
+        time.sleep(0.001)
+    assert background.launches == 21
+    with pytest.warns(UserWarning, match="compile to other code"):
+        (left,) = settle()
+    assert left.key[0] == 4096
+    launch(tuner, first)
+    assert settle() == ()
+    launch(tuner, unaligned)
+    assert best(tuner.best_config)
+    assert (unaligned == 21).all()
