@@ -20,7 +20,6 @@ from forecast_autotune.records import Decision, Evidence, digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.telemetry.decision_span import DecisionSpan
-from forecast_autotune.telemetry.spans import configure
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.measurer import Measurer
@@ -47,8 +46,7 @@ def tune_together(
     Unless `patient`, nothing is waited for: what other ranks have measured is used, what they are measuring is not.
     Raises what `tune` raises.
     """
-    configure(settings.telemetry, settings.trace)
-    with DecisionSpan(task.problem, settings.mode) as span:
+    with DecisionSpan(task.problem, settings) as span:
         return span.conclude(_decide(task, measurer, store, surrogate, settings, policy, job, patient))
 
 

@@ -111,7 +111,7 @@ def prune_before_compilation(
     if search.failed and session.exhaustive_space:
         # What is in reserve is not what Inductor would have compiled.
         kept = [c for c in kept if id(pool[c][0]) in pool.order]
-    if search.predecided is not None and _ranks_tune_together():
+    if search.predecided is not None and ranks_tune_together():
         # All ranks number the operations that are tuned: this one has to stay among them.
         kept = search.with_baselines(kept, None)
     found = pool.choices(kept, search.drop)
@@ -134,7 +134,7 @@ def record_decision(session: TuningSession, search: OperationSearch) -> None:
     try:
         if session.settings.mode is Mode.LISTEN:
             return
-        with DecisionSpan(search.problem, session.settings.mode) as span:
+        with DecisionSpan(search.problem, session.settings) as span:
             decision = search.decide()
             if decision is not None:
                 span.conclude(decision)
@@ -151,7 +151,8 @@ def has_multiple_size_hints() -> bool:
     return bool(getattr(config, "multi_kernel_hints", None))
 
 
-def _ranks_tune_together() -> bool:
+def ranks_tune_together() -> bool:
+    """Whether the ranks of a job share the timing of every operation, in one order."""
     from torch._inductor import config
 
     if not getattr(config, "distributed_max_autotune_gemm", False):

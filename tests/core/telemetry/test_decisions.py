@@ -14,6 +14,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.telemetry import spans
+from forecast_autotune.telemetry.decision_span import DecisionSpan
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import TuningTask
 from forecast_integrations.commands.run import RunSummary
@@ -61,6 +62,14 @@ def test_a_decision_and_a_hit_add_up_to_the_summary(decided: Any, recorder: Reco
     parents = {name: parent for name, _, parent in recorder.spans}
     assert parents["forecast"] == "decide"
     assert parents["decide"] == ""
+
+
+def test_a_key_that_was_met_before_is_not_counted_again(decided: Any, recorder: Recorder) -> None:
+    fresh = decided()
+    before = dict(recorder.counted)
+    with DecisionSpan(example_table().problem, Settings(), met_now=False) as span:
+        assert span.conclude(fresh) is fresh
+    assert recorder.counted == {name: n if name == "misses" else 2 * n for name, n in before.items()}
 
 
 def test_a_frozen_miss_is_a_miss(decided: Any, recorder: Recorder) -> None:

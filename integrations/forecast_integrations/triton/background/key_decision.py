@@ -13,6 +13,7 @@ from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.telemetry.decision_span import DecisionSpan
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_integrations.triton.background.launch_series import LaunchSeries
@@ -81,14 +82,17 @@ class KeyDecision:
 
         limits = self.settings
         settings = limits.with_(mode=Mode.TUNE, lock_timeout_s=min(_LOCK_TIMEOUT_S, limits.lock_timeout_s))
-        decision = tune(
-            self.task,
-            measurer,
-            store=self.store,
-            surrogate=self.surrogate,
-            settings=settings,
-            policy=self.policy,
-        )
+        with DecisionSpan(self.problem, limits, met_now=False) as span:
+            decision = span.conclude(
+                tune(
+                    self.task,
+                    measurer,
+                    store=self.store,
+                    surrogate=self.surrogate,
+                    settings=settings,
+                    policy=self.policy,
+                )
+            )
         made = MadeDecision(
             decision,
             measurers[0].raw if measurers else None,
