@@ -131,8 +131,11 @@ class RangeTuning:
                 kinds.add(kind)
             return made
 
+        call = self._call
+        # What may be recorded as a miss is the met call, with its own grids.
+        met = LazyGrids(partial(candidate_grids, call, call.grid, self._named))
         return tune_range(
-            replace(task, problem=self.problem),
+            replace(task, problem=self.problem, grids=met),
             self._plan(),
             measurers,
             store=store,
@@ -208,7 +211,7 @@ class RangeTuning:
     def _value(self, given: Any, wanted: Argument, resized: ResizedArguments, device: str | None) -> Any:
         """One argument at another size, with storage where no `device` is named."""
         if not is_tensor(given):
-            return wanted.value if wanted.kind in ("scalar", "constexpr") and type(given) is int else given
+            return given if wanted in self._arguments else wanted.value
         like: Any = given
         if device is not None:
             import torch

@@ -37,6 +37,15 @@ class _Factor:
         return self.name.lower() in self.parameter.lower().split("_")
 
 
+@dataclass(frozen=True)
+class _Column:
+    """One dimension of the grids at the other size, by meta-parameters."""
+
+    extents: tuple[int, ...]
+    follows: bool
+    """Whether its formula has a size in it that is another one there."""
+
+
 def infer_grids(grids: Grids, before: Sequence[Argument], after: Sequence[Argument]) -> Grids:
     """The grids by meta-parameters at another size; `before` and `after` are the arguments at both.
 
@@ -49,9 +58,11 @@ def infer_grids(grids: Grids, before: Sequence[Argument], after: Sequence[Argume
     columns = [
         _column(parameters, [grid[d] for _, grid in grids], before, after) for d in range(dimensions.pop())
     ]
-    if columns == [[grid[d] for _, grid in grids] for d in range(len(columns))]:
+    sizes, later = dict(_sizes(before)), dict(_sizes(after))
+    if not any(column.follows for column in columns) and any(later[n] > sizes[n] for n in sizes):
+        # A smaller call is served by the grid of a larger one: programs beyond its end find nothing to do.
         raise RebuildError("the recorded launch grids do not follow the size, as far as can be seen")
-    return tuple((given, tuple(c[i] for c in columns)) for i, given in enumerate(parameters))
+    return tuple((given, tuple(c.extents[i] for c in columns)) for i, given in enumerate(parameters))
 
 
 def _column(
@@ -59,27 +70,26 @@ def _column(
     extents: Sequence[int],
     before: Sequence[Argument],
     after: Sequence[Argument],
-) -> list[int]:
-    """One dimension of the grids at the other size."""
+) -> _Column:
     if set(extents) == {1}:
-        return list(extents)
-    found: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+        return _Column(tuple(extents), False)
+    found: dict[tuple[int, int], set[_Column]] = {}
     for factors in _products(_factors(parameters, before, after), parameters[0], extents[0]):
         told = [math.prod(f.at(f.before, p) for f in factors) for p in parameters]
         if told == list(extents):
             rank = len(factors), -sum(f.is_named_alike for f in factors)
             made = tuple(math.prod(f.at(f.after, p) for f in factors) for p in parameters)
-            found.setdefault(rank, set()).add(made)
+            found.setdefault(rank, set()).add(_Column(made, any(f.before != f.after for f in factors)))
     if not found:
         raise RebuildError(
             f"no formula of the call's sizes gives its launch grids {sorted(set(extents))[:4]}"
         )
     best = found[min(found)]
-    if len(best) > 1:
+    if len({column.extents for column in best}) > 1:
         raise RebuildError(
             f"{len(best)} formulas of the call's sizes give its launch grids, and differ at the other size"
         )
-    return list(best.pop())
+    return max(best, key=lambda column: column.follows)
 
 
 def _factors(

@@ -7,12 +7,13 @@ numbers are small and random. A kernel whose running time follows from its data 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Argument, Kernel, Problem
-from forecast_autotune.store.misses import Miss
+from forecast_autotune.store.misses import Grids, Miss
 from forecast_integrations.triton.protocols import Tuner
 
 MAX_TENSOR_BYTES = 1 << 36
@@ -115,19 +116,21 @@ def recorded_grid(miss: Miss) -> object:
     """The launch grid of a call: the recorded one, or a function that looks it up by its meta-parameters."""
     if miss.problem.grid is not None:
         return miss.problem.grid
-    return _grid_lookup([(dict(parameters), grid) for parameters, grid in miss.grids])
+    return RecordedGrids(tuple((dict(parameters), grid) for parameters, grid in miss.grids))
 
 
-def _grid_lookup(
-    known: Sequence[tuple[Mapping[str, object], tuple[int, ...]]],
-) -> Callable[[Mapping[str, object]], tuple[int, ...]]:
-    def grid(meta: Mapping[str, object]) -> tuple[int, ...]:
-        for parameters, extent in known:
+@dataclass(frozen=True)
+class RecordedGrids:
+    """A grid function that looks the launch grid up by the meta-parameters that it was recorded with."""
+
+    known: Grids
+
+    def __call__(self, meta: Mapping[str, object]) -> tuple[int, ...]:
+        """The grid under these meta-parameters. Raises `RebuildError` where none was recorded."""
+        for parameters, extent in self.known:
             if all(meta.get(name, value) == value for name, value in parameters.items()):
                 return extent
         raise RebuildError("no launch grid was recorded for this config")
-
-    return grid
 
 
 def call_again(miss: Miss, elements: Mapping[str, int] | None = None) -> None:

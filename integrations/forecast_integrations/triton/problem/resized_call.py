@@ -25,6 +25,8 @@ class ResizedArguments:
 
     arguments: tuple[Argument, ...]
     """In the order of the call's."""
+    before: tuple[Argument, ...]
+    """The call's own."""
     elements: Mapping[str, int]
     """Storage of each tensor, in elements: of those that changed, or may have to hold more than their shape says."""
     changed: Mapping[int, int]
@@ -55,17 +57,17 @@ def resize_arguments(arguments: Sequence[Argument], name: str, value: int) -> Re
     resized: dict[str, Argument] = {}
     elements: dict[str, int] = {}
     for tensor in tensors:
-        made = _resized_tensor(tensor, old, value)
-        resized[tensor.name] = made
-        needed = max(_extent(tensor), _extent(made))
-        if made.shape == tensor.shape and not set(tensor.shape) <= {1, *others.values()}:
+        sized = _resized_tensor(tensor, old, value)
+        resized[tensor.name] = sized
+        needed = max(_extent(tensor), _extent(sized))
+        if sized.shape == tensor.shape and not set(tensor.shape) <= {1, *others.values()}:
             needed = math.ceil(needed * max(1.0, value / old))
             if needed > _extent(tensor) and 8 * needed > MAX_SLACK_BYTES:
                 raise RebuildError(
                     f"how the shape {tensor.shape} of {tensor.name} follows from {name} cannot be told, as no "
                     f"dimension is {old}"
                 )
-        if needed > _extent(made):
+        if needed > _extent(sized):
             elements[tensor.name] = needed
     products = _changed_products(tensors, resized, old)
     scalars = {
@@ -74,7 +76,8 @@ def resize_arguments(arguments: Sequence[Argument], name: str, value: int) -> Re
         if a.kind in ("scalar", "constexpr") and type(a.value) is int
     }
     new = {**resized, **scalars}
-    return ResizedArguments(tuple(new.get(a.name, a) for a in arguments), elements, {old: value, **products})
+    made = tuple(new.get(a.name, a) for a in arguments)
+    return ResizedArguments(made, tuple(arguments), elements, {old: value, **products})
 
 
 def _size(arguments: Sequence[Argument], name: str) -> int:

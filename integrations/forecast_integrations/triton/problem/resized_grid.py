@@ -7,7 +7,8 @@ from types import CellType, FunctionType
 from typing import Any
 
 from forecast_autotune.variants.entry import CallGrid
-from forecast_integrations.triton.problem.rebuilt_call import RebuildError
+from forecast_integrations.triton.problem.inferred_grid import infer_grids
+from forecast_integrations.triton.problem.rebuilt_call import RebuildError, RecordedGrids
 from forecast_integrations.triton.problem.resized_call import ResizedArguments
 from forecast_integrations.triton.protocols import is_tensor
 
@@ -43,6 +44,8 @@ def resize_grid(
     arguments by name at both sizes, `parameters` the meta-parameters of some config, to see what the function reads.
     Raises `RebuildError` where the grid does not follow the argument, as far as can be seen.
     """
+    if isinstance(grid, RecordedGrids):
+        return RecordedGrids(infer_grids(grid.known, resized.before, resized.arguments))
     if not callable(grid):
         raise RebuildError(
             f"the launch grid {grid} is fixed: give a function of the parameters that reads {name}, or `rebuild=`"
