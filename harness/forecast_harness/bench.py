@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,15 @@ from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import DEFAULT_PLAN, harness_hash, verify
 from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
+
+Contest = Callable[[Solution, Solution], Mapping[str, Any]]
+"""Times a candidate, the second, beside an incumbent in a fresh process: `duel`, `seconds`, `protocols` and `checked`;
+or who was `caught`, and the `reasons`."""
+
+
+class ContestUnavailable(Exception):
+    """A way to the clock that two solutions cannot take; the text says why, and nothing is said of them."""
+
 
 BENCH_LIMITS = ResourceLimits(wall_s=600.0, trusted_s=600.0, cpu_s=1200.0)
 
@@ -48,13 +57,20 @@ def compare_solutions(
     plan: VerificationPlan = DEFAULT_PLAN,
     rules: StoppingRules = DEFAULT_RULES,
     limits: ResourceLimits = BENCH_LIMITS,
+    first_contest: Contest | None = None,
 ) -> list[BenchResult]:
     """Judge all solutions, then time those accepted against `against` (default: the first accepted one).
 
     A solution is called faster only if two contests, in separate fresh processes with separate seeds, both
     find it so; the gain that is kept is the second one's, which was not selected for being large. Solutions
-    that fail verification, or are caught during a contest, have no times.
+    that fail verification, or are caught during a contest, have no times. `first_contest` is another way to the clock
+    for the first of the two; where it raises `ContestUnavailable`, and for the second, it is the sandbox.
     """
+
+    def in_sandbox(incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
+        return _run_timing_job(pack, incumbent, candidate, lane, plan, rules, limits)
+
+    contests = (first_contest or in_sandbox, in_sandbox)
     everyone = [against, *solutions] if against is not None else list(solutions)
     verdicts = [verify(pack, one, lane, plan=plan) for one in everyone]
     accepted = [n for n, verdict in enumerate(verdicts) if verdict.accepted]
@@ -66,31 +82,29 @@ def compare_solutions(
         first = accepted[0]
         found[first] = replace(found[first], outcome="incumbent")
         for n in accepted[1:]:
-            found[n], labels = _compare_candidate(
-                pack, everyone[first], everyone[n], verdicts[n], lane, plan, rules, limits
-            )
+            found[n], labels = _compare_candidate(everyone[first], everyone[n], verdicts[n], plan, contests)
             if labels and not found[first].labels:
                 found[first] = replace(found[first], labels=labels)
     return [found[n] for n in range(len(everyone))]
 
 
 def _compare_candidate(
-    pack: Pack,
     incumbent: Solution,
     candidate: Solution,
     verdict: SolutionVerdict,
-    lane: SandboxLane,
     plan: VerificationPlan,
-    rules: StoppingRules,
-    limits: ResourceLimits,
+    contests: Sequence[Contest],
 ) -> tuple[BenchResult, dict[str, TimingSummary]]:
     """One candidate's contest and, if it wins, its confirmation; its entry and the incumbent's labels."""
     duels: list[Mapping[str, Any]] = []
     checked = verdict.checked
     outcome, gain = "", None
     labels: tuple[dict[str, TimingSummary], dict[str, TimingSummary]] = ({}, {})
-    for _ in range(2):
-        value = _run_timing_job(pack, incumbent, candidate, lane, plan, rules, limits)
+    for contest in contests:
+        try:
+            value = contest(incumbent, candidate)
+        except ContestUnavailable:
+            value = contests[-1](incumbent, candidate)
         if "caught" in value:
             reasons = tuple(Reason.from_json(r) for r in value["reasons"])
             if value["caught"] == 0:

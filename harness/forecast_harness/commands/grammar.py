@@ -39,6 +39,7 @@ def bench(commands: Commands) -> None:
     parser.add_argument(
         "--seconds", type=SECONDS, default=60.0, metavar="S", help="most launch seconds of one contest"
     )
+    path_option(parser)
     _judged(parser)
 
 

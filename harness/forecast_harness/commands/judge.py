@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from forecast_autotune.file_access import open_named_output
 from forecast_autotune.store.files import append
 
 if TYPE_CHECKING:
-    from forecast_harness.bench import BenchResult
+    from forecast_harness.bench import BenchResult, Contest
     from forecast_harness.packs import Pack, Solution
     from forecast_harness.sandbox.api import SandboxLane
+    from forecast_harness.timing.paired_comparison import StoppingRules
     from forecast_harness.verify.plan import VerificationPlan
     from forecast_harness.verify.verdict import SolutionVerdict
 
@@ -70,12 +72,45 @@ def bench(options: argparse.Namespace, output: Output) -> int:
                 f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(refused)}"
             )
         rules = replace(DEFAULT_RULES, seconds=options.seconds)
-        entries = contest(pack, solutions, lane, against=against, plan=plan, rules=rules)
+        first = _first_contest(options, output, pack, plan, rules)
+        entries = contest(pack, solutions, lane, against=against, plan=plan, rules=rules, first_contest=first)
         level = lane.level.name
     data = [{**e.to_json(), "type": "contest", "schema": 1, "level": level} for e in entries]
     _trace(options, data)
     output.emit({"pack": pack.definition.name, "entries": data}, _table(entries), *_notes(entries))
     return 0 if any(e.outcome for e in entries) else 1
+
+
+def _first_contest(
+    options: argparse.Namespace, output: Output, pack: Pack, plan: VerificationPlan, rules: StoppingRules
+) -> Contest | None:
+    """The first of two contests through machine code, where that is wanted and a pair of solutions allows it."""
+    from forecast_harness.packs import PackFormat
+
+    if options.path == "host-code":
+        return None
+    possible = plan.device != "cpu" and pack.definition.format is PackFormat.OWN
+    if options.path == "auto" and not possible:
+        return None
+    if not possible:
+        raise UsageError(
+            "--path machine-code needs a CUDA device and a pack of the own format: leave it out, or see --device"
+        )
+    from forecast_harness.bench import ContestUnavailable
+    from forecast_harness.machine_code.pack_contest import PackContests
+
+    contests = PackContests(pack, plan, rules)
+
+    def held(incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
+        try:
+            return contests(incumbent, candidate)
+        except ContestUnavailable as error:
+            if options.path == "machine-code":
+                raise CommandError(f"--path machine-code does not work here: {error}") from error
+            output.remark(f"both contests of {candidate.name} are held in the sandbox: {error}")
+            raise
+
+    return held
 
 
 def build_plan(options: argparse.Namespace) -> VerificationPlan:

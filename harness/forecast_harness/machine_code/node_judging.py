@@ -260,7 +260,7 @@ class MachineCodeJudge:
         seconds, theirs = {}, {}
         for name, program in zip(self._trials.calls.timed, trial.programs[number][1:], strict=True):
             answer = self._timed([trial.rivals[name], program], name, limits)
-            pairs = [_block_means(s, answer.recorded) for s in answer.seconds]
+            pairs = [block_means(s, answer.recorded) for s in answer.seconds]
             blocks.append([math.log(a / b) for a, b in zip(*pairs, strict=True)])
             theirs[name], seconds[name] = (statistics.median(p) for p in pairs)
             if said := self._trials.implausible(name, seconds[name]):
@@ -353,7 +353,7 @@ class MachineCodeJudge:
     def _seconds(self, program: Program, workload: str, bound_s: float) -> float:
         """Seconds of one launch; of the fastest, where that is beyond the bound."""
         answer = self._timed([program], workload, TimingLimits(bound_s=bound_s, checks=0))
-        return statistics.median(_block_means(answer.seconds[0], answer.recorded))
+        return statistics.median(block_means(answer.seconds[0], answer.recorded))
 
     def _timed(self, programs: Sequence[Program], workload: str, limits: TimingLimits) -> TimingAnswer:
         try:
@@ -375,7 +375,7 @@ class MachineCodeJudge:
         return float(getattr(self._used, "seconds", 0.0))
 
 
-def _block_means(seconds: Sequence[float], recorded: bool) -> list[float]:
-    """Means of launches that are taken together: behind each pause once, or some in a row."""
+def block_means(seconds: Sequence[float], recorded: bool) -> list[float]:
+    """Mean seconds of launches that are taken together: behind each pause once where `recorded`, or some in a row."""
     size = PAUSES if recorded else min(_BLOCK, len(seconds))
     return [statistics.fmean(seconds[n : n + size]) for n in range(0, len(seconds) - size + 1, size)]

@@ -1,0 +1,170 @@
+"""Contests of two Triton solutions of a pack through machine code: no Python of theirs is near the clock."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_harness.bench import ContestUnavailable
+from forecast_harness.machine_code.compile_workers import BuildRequest, CompileWorkers
+from forecast_harness.machine_code.node_judging import block_means
+from forecast_harness.machine_code.opening import NoMachineCodePath, facts_for_workers, open_fit_runner
+from forecast_harness.machine_code.pack_calls import PackCalls, PreparedCall
+from forecast_harness.machine_code.records import Program
+from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient
+from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
+from forecast_harness.machine_code.trials import SourceBuilder, first_violation
+from forecast_harness.packs.schema import Language, Pack, Solution
+from forecast_harness.timing.device import exclusive
+from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.timing.paired_comparison import StoppingRules, run_comparison
+from forecast_harness.timing.plausibility import impossible_time
+from forecast_harness.verify.checked_launches import CheckedLaunches
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import Reason, ReasonCode
+
+_BATCH = TimingLimits(least=8 * PAUSES, most=8 * PAUSES, bound_s=1e6, checks=2)
+"""Launches that are asked for at once: no bound ends them, the rules of the contest do."""
+PROTOCOL = "machine-code"
+
+
+class ContestantCaught(Exception):
+    """What a contestant did that a right solution does not: `which` it was, and the reason."""
+
+    def __init__(self, which: int, reason: Reason) -> None:
+        super().__init__(reason.detail)
+        self.which, self.reason = which, reason
+
+
+class ProgramClock:
+    """A `PairedClock` over launches of two programs at all calls in turn.
+
+    A time is the geometric mean over calls of what launches take together: behind each pause once, or some in a row.
+    """
+
+    def __init__(
+        self,
+        runner: RunnerClient,
+        calls: Mapping[str, PreparedCall],
+        programs: Sequence[Sequence[Program]],
+        implausible: Callable[[str, float], str],
+        batch: TimingLimits = _BATCH,
+    ) -> None:
+        """`programs`: of both contestants, one for each call."""
+        self._runner, self._calls, self._programs, self._batch = runner, calls, programs, batch
+        self._implausible = implausible
+        self._waiting: tuple[deque[float], deque[float]] = (deque(), deque())
+        self.seconds: dict[str, list[float]] = {}
+        """By contestant and call, as in `0:large`."""
+        self.checked = 0
+
+    def sample(self, which: int, fresh: bool) -> float:
+        """Seconds of one launch. Raises `ContestantCaught`, `RunnerLost`."""
+        while not self._waiting[which]:
+            self._ask()
+        return self._waiting[which].popleft()
+
+    def _ask(self) -> None:
+        found: tuple[list[list[float]], list[list[float]]] = ([], [])
+        for number, (name, call) in enumerate(self._calls.items()):
+            pair = [programs[number] for programs in self._programs]
+            try:
+                answer = self._runner.time(pair, call.given, self._batch)
+            except ProgramFault as fault:
+                which = INCUMBENT if fault.candidate == pair[INCUMBENT].candidate else CANDIDATE
+                raise ContestantCaught(which, Reason(ReasonCode.FAILS, fault.detail[:2000])) from fault
+            if answer.violations:
+                said = Reason(ReasonCode.OUT_OF_BOUNDS, first_violation(answer.violations))
+                raise ContestantCaught(answer.violations[0].contestant, said)
+            if wrong := call.wrong(pair[CANDIDATE], answer.launches):
+                raise ContestantCaught(CANDIDATE, Reason(ReasonCode.WRONG_VALUES, wrong))
+            self.checked += len(answer.launches)
+            for which, listed in enumerate(answer.seconds):
+                means = block_means(listed, answer.recorded)
+                found[which].append(means)
+                self.seconds.setdefault(f"{which}:{name}", []).extend(means)
+                if said_of := self._implausible(name, statistics.median(means)):
+                    raise ContestantCaught(which, Reason(ReasonCode.IMPOSSIBLE, said_of))
+        for which, by_call in enumerate(found):
+            for together in zip(*by_call, strict=False):
+                self._waiting[which].append(math.exp(statistics.fmean(map(math.log, together))))
+
+
+class PackContests:
+    """Contests between solutions of one pack on one device, each in a fresh runner and on fresh inputs."""
+
+    def __init__(self, pack: Pack, plan: VerificationPlan, rules: StoppingRules) -> None:
+        self._pack, self._plan, self._rules = pack, plan, rules
+        self._batch = _BATCH
+
+    def __call__(self, incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
+        """The value of a contest, as the timing job of host code gives it. Raises `ContestUnavailable`."""
+        for one in (incumbent, candidate):
+            if one.language is not Language.TRITON or one.files:
+                raise ContestUnavailable(f"{one.name} is no Triton solution in one file")
+        try:
+            with ExitStack() as stack:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                runner = stack.enter_context(open_fit_runner(self._plan))
+                builder = stack.enter_context(CompileWorkers(facts_for_workers(runner), 2))
+                return self.compare(runner, builder, folder, incumbent, candidate)
+        except (ForecastAutotuneError, NoMachineCodePath, OSError) as error:
+            raise ContestUnavailable(str(error)) from error
+
+    def compare(
+        self,
+        runner: RunnerClient,
+        builder: SourceBuilder,
+        folder: Path,
+        incumbent: Solution,
+        candidate: Solution,
+    ) -> Mapping[str, Any]:
+        """One contest with this runner. Raises `ContestUnavailable` and what the runner raises."""
+        began = time.perf_counter()
+        drawn = PackCalls(self._pack, folder)
+        works = self._pack.timed_workloads(self._plan.device, Language.TRITON)
+        calls = {w.name: drawn.draw({n: int(v) for n, v in w.axes.items()}) for w in works}
+        programs = _programs(builder, calls, (incumbent, candidate))
+
+        def implausible(name: str, seconds: float) -> str:
+            case = calls[name].case
+            return impossible_time(seconds, case.moved_bytes, case.flops, self._plan.peaks)
+
+        clock = ProgramClock(runner, calls, programs, implausible, self._batch)
+        try:
+            with exclusive(self._plan.device_lock):
+                ended = run_comparison(clock, self._rules, random.SystemRandom().getrandbits(32))
+        except ContestantCaught as caught:
+            return {"caught": caught.which, "reasons": [caught.reason.to_json()]}
+        checked = CheckedLaunches(clock.checked, clock.checked, time.perf_counter() - began)
+        return {
+            "duel": ended.to_json(),
+            "seconds": clock.seconds,
+            "protocols": dict.fromkeys(calls, PROTOCOL),
+            "checked": checked.to_json(),
+        }
+
+
+def _programs(
+    builder: SourceBuilder, calls: Mapping[str, PreparedCall], solutions: Sequence[Solution]
+) -> list[Sequence[Program]]:
+    """Programs of each solution, one for each call. Raises `ContestUnavailable`."""
+    cases = tuple(c.arguments for c in calls.values())
+    building = [
+        builder.submit(BuildRequest(f"{n}: {one.name}", one.source, one.entry, cases))
+        for n, one in enumerate(solutions)
+    ]
+    found = [b.result() for b in building]
+    for one, built in zip(solutions, found, strict=True):
+        if not built.programs:
+            raise ContestUnavailable(f"{one.name}: {built.host_code or built.error or built.infrastructure}")
+    return [built.programs for built in found]
