@@ -102,7 +102,9 @@ NOT_FAST = {
     "core/llm/test_prompt.py",
     "core/llm/test_serving.py",
     "core/report/test_report.py",
+    "core/report/test_store_page_chromium.py",
     "core/store/remote/test_remote_store.py",
+    "core/telemetry/test_open_telemetry.py",
     "core/tuning/test_replay.py",
 }
 

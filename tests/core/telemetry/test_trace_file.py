@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -87,6 +88,24 @@ def test_another_process_takes_a_name_of_its_own(tmp_path: Path) -> None:
     assert [e["pid"] for e in events(tmp_path / f"trace-{child}.json")] == [child, child]
     TraceFile(place).close()
     assert events(place) == []  # nobody writes to it any more: it begins anew
+
+
+def test_what_a_killed_program_leaves_is_a_trace(tmp_path: Path) -> None:
+    for turn in range(5):
+        place = tmp_path / f"trace-of-{turn}.json"
+        child = os.fork()
+        if child == 0:
+            try:
+                file = TraceFile(place)
+                for _ in range(1_000_000):
+                    file.end(file.begin("measure", {"candidate": "x" * 100}), {"outcome": "ok"}, False)
+            finally:
+                os._exit(1)
+        while not place.exists() or place.stat().st_size < 10_000 * turn + 1:
+            os.sched_yield()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert events(place, ended=False) or turn == 0
 
 
 def test_a_full_file_says_so_and_leaves_no_span_open(tmp_path: Path) -> None:
