@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from forecast_autotune.errors import CaptureError
@@ -15,7 +16,8 @@ from forecast_integrations.triton.device_access import LOCK, capturing_graph
 from forecast_integrations.triton.engine import TuningEngine
 from forecast_integrations.triton.patch import tuning_parts
 from forecast_integrations.triton.problem.key import KeyMaker
-from forecast_integrations.triton.protocols import Key, Tuner
+from forecast_integrations.triton.problem.resized_grid import rebound_function
+from forecast_integrations.triton.protocols import Key, Tuner, is_tensor
 
 _STATUS = {Evidence.MEASURED: "decided", Evidence.STORED: "stored", Evidence.FORECAST: "forecast"}
 
@@ -126,7 +128,7 @@ def _prepared(
             if engine.options.settings().mode is Mode.BACKGROUND:
                 engine.options.mode = Mode.TUNE
             try:
-                engine.resolve(tuner, key, *copied_arguments(args, kwargs))
+                engine.resolve(tuner, key, *_copied_call(args, kwargs))
             finally:
                 engine.options.mode = mode
             if key not in tuner.cache:
@@ -136,6 +138,21 @@ def _prepared(
             return PreparedKey(shown, _STATUS[engine.last.evidence], engine.last)
     except Exception as error:
         return PreparedKey(tuple(map(str, key)), "failed", trouble=f"{type(error).__name__}: {error}"[:500])
+
+
+def _copied_call(
+    args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The call on copies of its tensors, of which its launch grid knows, too. Raises `UncopyableArgumentsError`."""
+    new_args, new_kwargs = copied_arguments(args, kwargs)
+    copies = {id(old): new for old, new in zip(args, new_args, strict=True)}
+    copies |= {id(kwargs[name]): new for name, new in new_kwargs.items()}
+    grid = kwargs.get("grid")
+    if isinstance(grid, FunctionType):
+        new_kwargs["grid"] = rebound_function(
+            grid, lambda value, name: copies.get(id(value), value) if is_tensor(value) else value
+        )
+    return new_args, new_kwargs
 
 
 def _split(tuner: Tuner, call: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, object]]:

@@ -342,3 +342,53 @@ def test_nothing_launches() -> None:
     tuner = tuned_matmul(ours(mode="exhaustive"), [TOO_LARGE, other])
     with pytest.raises(NoWorkingConfigError, match="out_of_resources"):
         multiply(tuner, 256, 256, 512)
+
+
+def test_a_miss_in_a_cuda_graph_that_is_allowed(forecast: Decorator) -> None:
+    """Inside the block an undecided key is launched with a forecast, compiled if need be; afterwards it is tuned."""
+    from forecast_autotune import allow_capture_misses
+    from forecast_autotune.records import Evidence
+
+    tuner: Any = forecast(configs=blocks(128, 512), key=["n"])(add)
+    x, y, out = pair()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with allow_capture_misses() as misses, torch.cuda.graph(graph):
+        tuner[grid](x, y, out, N)
+    assert [miss.decision.evidence for miss in misses] == [Evidence.FORECAST]
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(out, x + y)
+    tuner[grid](x, y, out, N)
+    assert tuner.decision.evidence is Evidence.MEASURED
+
+
+def test_prepared_keys_in_a_cuda_graph(forecast: Decorator) -> None:
+    """Keys are decided on copies: the tensors that are given stay as they are."""
+    from forecast_autotune import prepare
+
+    tuner: Any = forecast(configs=blocks(128, 512), key=["n"])(accumulate)
+    x = torch.randn(N, device="cuda")
+    out = torch.zeros(N, device="cuda")
+    done = prepare(tuner, [dict(zip(tuner.arg_names, (out, x, N), strict=False), grid=grid)])
+    assert (done.count("decided"), float(out.abs().max())) == (1, 0.0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tuner[grid](out, x, N)
+    graph.replay()
+    torch.testing.assert_close(out, x)
+
+
+def test_one_decision_for_a_range_leaves_the_callers_tensors_alone() -> None:
+    """A kernel that adds to its output is tuned over a range, and has added once afterwards."""
+    from forecast_autotune import Robust
+
+    bucket = Robust("n", (1024, 1 << 20), at=[1024, 1 << 20])
+    tuner: Any = ours(bucket=bucket)(configs=blocks(128, 512, 1024), key=["n"])(accumulate)
+    for n in (N, 5000, 1 << 20):
+        x = torch.randn(n, device="cuda")
+        out = torch.zeros(n, device="cuda")
+        tuner[lambda meta, n=n: (triton.cdiv(n, meta["BLOCK"]),)](out, x, n)
+        torch.testing.assert_close(out, x)
+    assert len(tuner.cache) == 1
+    assert tuner.decision.reason.startswith("one config for ")

@@ -67,28 +67,35 @@ def resize_grid(
         count += new is not value
         return new
 
-    code = grid.__code__
-    cells = tuple(
-        CellType(moved(_content(cell), called))
-        for called, cell in zip(code.co_freevars, grid.__closure__ or (), strict=True)
-    )
-    named = code.co_varnames[: code.co_argcount]
-    defaults = grid.__defaults__ or ()
-    new_defaults = tuple(
-        moved(value, called)
-        for called, value in zip(named[len(named) - len(defaults) :], defaults, strict=True)
-    )
-    read = grid.__globals__
-    shared = {n: new for n in code.co_names if n in read and (new := moved(read[n], n)) is not read[n]}
-    made = FunctionType(
-        code, {**read, **shared} if shared else read, grid.__name__, new_defaults or None, cells or None
-    )
-    made.__kwdefaults__ = {n: moved(v, n) for n, v in (grid.__kwdefaults__ or {}).items()} or None
+    made = rebound_function(grid, moved)
     if not count and not _reads(grid, {**before, **parameters}) & _following(name, before, after):
         raise RebuildError(
             f"the launch grid does not follow {name}, as far as can be seen: let it read {name} from its parameters, "
             "or give `rebuild=`"
         )
+    return made
+
+
+def rebound_function(function: FunctionType, moved: Callable[[object, str], object]) -> FunctionType:
+    """A copy of a function in which `moved(value, name)` stands for whatever it has closed over, or reads by default
+    or from its module; the function itself stays as it is."""
+    code = function.__code__
+    cells = tuple(
+        CellType(moved(_content(cell), called))
+        for called, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
+    )
+    named = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    new_defaults = tuple(
+        moved(value, called)
+        for called, value in zip(named[len(named) - len(defaults) :], defaults, strict=True)
+    )
+    read = function.__globals__
+    shared = {n: new for n in code.co_names if n in read and (new := moved(read[n], n)) is not read[n]}
+    made = FunctionType(
+        code, {**read, **shared} if shared else read, function.__name__, new_defaults or None, cells or None
+    )
+    made.__kwdefaults__ = {n: moved(v, n) for n, v in (function.__kwdefaults__ or {}).items()} or None
     return made
 
 
