@@ -73,11 +73,11 @@ class OutputComparison:
         self.wrong += not same
 
 
-def tuned(case: kernels.Case, mode: str) -> Any:
-    """A tuner over the case's kernel that knows nothing and has compiled nothing."""
+def tuned(case: kernels.Case, mode: str, most: int) -> Any:
+    """A tuner over the case's kernel and so many of its configs, that knows nothing and has compiled nothing."""
     os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="background_launches_")
     return autotune(
-        configs=kernels.configs(case),
+        configs=kernels.thinned(case, most),
         key=list(case.key),
         reset_to_zero=list(case.reset_to_zero) or None,
         store=Store(None),
@@ -88,7 +88,11 @@ def tuned(case: kernels.Case, mode: str) -> Any:
 def launched_in_background(case: kernels.Case, where: str, stall_ms: float, a: Namespace) -> dict[str, Any]:
     """What launches of a case took while it was tuned under a budget, and after."""
     os.environ["FORECAST_AUTOTUNE_STALL_MS"] = str(stall_ms)
-    tuner, data, comparison = tuned(case, "background"), case.make(where), OutputComparison(case, where)
+    tuner, data, comparison = (
+        tuned(case, "background", a.configs),
+        case.make(where),
+        OutputComparison(case, where),
+    )
     before: list[float] = []
     after: list[float] = []
     served: list[str] = []
@@ -147,11 +151,11 @@ def run(a: Namespace, report: result_files.ResultFile) -> None:
     found = []
     with devices.device(a.null) as where:
         devices.warm_up_device(where)
-        for name in CASES[: 1 if a.null else None]:
+        for name in a.cases[: 1 if a.null else None]:
             (case,) = kernels.cases([name])
-            tuner, data = tuned(case, "tune"), case.make(where)
+            tuner, data = tuned(case, "tune", a.configs), case.make(where)
             tuner[data["grid"]](*data["args"], **data["kwargs"])
-            for stall_ms in STALLS_MS[: 1 if a.null else None]:
+            for stall_ms in a.stalls[: 1 if a.null else None]:
                 one = launched_in_background(case, where, stall_ms, a)
                 chosen = kernel_timing.config_from_json(one["chosen"])
                 one["tune_ms"] = tuner.decision.median_ms
@@ -184,6 +188,9 @@ def run(a: Namespace, report: result_files.ResultFile) -> None:
 
 def main() -> int:
     parser = result_files.parser(__doc__)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), help="cases of benchmarks.kernels")
+    parser.add_argument("--stalls", nargs="+", type=float, default=list(STALLS_MS), help="ms a second")
+    parser.add_argument("--configs", type=int, default=1000, help="most configs of a case")
     parser.add_argument("--launches", type=int, default=10_000, help="launches of a case at least")
     parser.add_argument("--seconds", type=float, default=60.0, help="most seconds of a case under one budget")
     parser.add_argument("--rounds", type=int, default=200, help="launches of each of the two choices")
