@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from forecast_integrations.triton.background.stall_budget import StallBudget
-from forecast_integrations.triton.background.tuner import BACKGROUND
-from forecast_integrations.triton.null_device import null_device
-from tests.integrations.null import by_launch_options
-from tests.integrations.triton.background.increments import IncrementingDevice
-
 
 @pytest.fixture
-def background(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[IncrementingDevice]:
+def background(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The active device, in background mode; timing takes at most 500 of a second's 1000 milliseconds."""
+    # Here, since collecting the fast suite imports this file and must not load torch.
     from triton.runtime.driver import driver
+
+    from forecast_integrations.triton.background.stall_budget import StallBudget
+    from forecast_integrations.triton.background.tuner import BACKGROUND
+    from forecast_integrations.triton.null_device import null_device
+    from tests.integrations.null import by_launch_options
+    from tests.integrations.triton.background.increments import IncrementingDevice
 
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "background")
     monkeypatch.setenv("FORECAST_AUTOTUNE_STALL_MS", "500")
