@@ -11,6 +11,7 @@ an empty store. The arms:
     plain        max-autotune as it comes
     shared       the same with one assembler for all of its processes
     ours         with us
+    ours_in_turn with us, but operations are tuned one after the other, as Inductor asks for them
     wide         with us, GEMMs from Inductor's EXHAUSTIVE space
     exhaustive   that space by Inductor alone: hours
     ..._again    a second process with the caches (and the store) that the arm before the dash has left
@@ -66,9 +67,11 @@ from benchmarks.lib.first_call import (
 )
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 from benchmarks.lib.stack_samples import StackSamples
+from forecast_integrations.inductor import lookahead
 from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
-FIRST_ARMS = ("untuned", "plain", "shared", "ours", "wide", "exhaustive")
+IN_TURN = "ours_in_turn"
+FIRST_ARMS = ("untuned", "plain", "shared", "ours", IN_TURN, "wide", "exhaustive")
 FOLLOWING = {f"{arm}_again": arm for arm in ("untuned", "plain", "ours")} | {"ours_stored": "ours"}
 """Arms of a second process, and whose caches or store they find."""
 DEFAULT_ARMS = ("untuned", "plain", "shared", "ours")
@@ -109,6 +112,8 @@ def compile_child(arguments: argparse.Namespace) -> None:
     model = model_of(name, device)
     if arm == "shared":
         SharedAssembler().share()
+    if arm == IN_TURN:
+        lookahead.MAX_DEPTH = 0
     options = compile_options(arm, given["mode"], device)
     call = FirstCall()
     with contextlib.ExitStack() as entered:

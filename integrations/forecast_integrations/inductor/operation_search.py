@@ -55,6 +55,8 @@ class OperationSearch:
         """There are no forecasts: Inductor goes on by itself."""
         self.altered = False
         """Somebody altered times on their way from the clock: what they decide is no measured decision."""
+        self.tuned_ahead = False
+        """It had a turn before Inductor asked for its times; where that failed, there is no second one."""
         self.rounds: list[str] = []
         self.pool: ChoicePool | None = None
         """Where the choices of further candidates come from; set before compilation."""

@@ -35,11 +35,13 @@ def tune_in_rounds(
     prepare: Prepare,
     choices: list[ChoiceCaller],
     prepared: WaitForCompilation,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> ChoiceTimings:
     """Times of these choices in milliseconds, and of those that further rounds add; failures are inf.
 
     `measure(choices, prepared)` is Inductor's own round and `prepare(choices)` starts their compilation,
-    as it has been started for `choices`. Raises what Inductor raises when nothing at all runs.
+    as it has been started for `choices`; `meanwhile` is called while those of a further round compile.
+    Raises what Inductor raises when nothing at all runs.
     """
     search = search_of(choices)
     if search is None:
@@ -63,7 +65,11 @@ def tune_in_rounds(
             search.measure_s += time.perf_counter() - start
             start = time.perf_counter()
             timed_before = search.seconds.benchmark
-            timings.update(_measure_round(measure, extra, prepare))
+            compiled = prepare(extra)
+            begin = time.perf_counter()
+            meanwhile()
+            start += time.perf_counter() - begin  # the others' time is not this one's
+            timings.update(_measure_round(measure, extra, compiled))
             timed = search.seconds.benchmark - timed_before
             search.seconds.later_rounds += time.perf_counter() - start - timed
     except Exception as error:
@@ -170,11 +176,13 @@ def _outside_the_scheduler() -> Iterator[None]:
         V.graph.scheduler = before
 
 
-def _measure_round(measure: Measure, extra: list[ChoiceCaller], prepare: Prepare) -> ChoiceTimings:
+def _measure_round(
+    measure: Measure, extra: list[ChoiceCaller], compiled: WaitForCompilation
+) -> ChoiceTimings:
     """One more round; that none of its choices works is an answer, not an error."""
     try:
         with span("measure", candidates=len(extra)):
-            return measure(extra, prepare(extra))
+            return measure(extra, compiled)
     except _no_valid_choices_error():
         return dict.fromkeys(extra, math.inf)
 

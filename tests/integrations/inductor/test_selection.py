@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,19 +75,24 @@ def hooked(ours: TuningSession | None) -> Iterator[tuple[list[Any], Any, Any]]:
     """Choices as a lowering makes them, with their inputs and layout, while the hooks are in place."""
     patches = selection.install(HookContext(ours))
     try:
-        inputs = product_inputs(32, 32, 32, device="cpu")
-        layout = inputs.output_layout(flexible=False)
-
-        def listed(template: Any, many: int) -> Iterator[Any]:
-            for i in range(many):
-                parameters = DictKernelTemplateParams({} if template is LIBRARY else {"i": i})
-                yield KernelTemplateChoice(template, parameters, {}, layout, inputs)
-
-        lists = {"library": listed(LIBRARY, 1), "template": listed(TEMPLATE, COUNT)}
-        kept = InductorChoices()._finalize_template_configs(lists, inputs, [LIBRARY, TEMPLATE], "mm", {})
-        yield [c.choice for c in kept], inputs.nodes(), layout
+        yield lowered(32)
     finally:
         patches.restore()
+
+
+def lowered(size: int) -> tuple[list[Any], Any, Any]:
+    """Choices of a square product, as a lowering makes them."""
+    inputs = product_inputs(size, size, size, device="cpu")
+    layout = inputs.output_layout(flexible=False)
+
+    def listed(template: Any, many: int) -> Iterator[Any]:
+        for i in range(many):
+            parameters = DictKernelTemplateParams({} if template is LIBRARY else {"i": i})
+            yield KernelTemplateChoice(template, parameters, {}, layout, inputs)
+
+    lists = {"library": listed(LIBRARY, 1), "template": listed(TEMPLATE, COUNT)}
+    kept = InductorChoices()._finalize_template_configs(lists, inputs, [LIBRARY, TEMPLATE], "mm", {})
+    return [c.choice for c in kept], inputs.nodes(), layout
 
 
 def select(ours: TuningSession | None) -> tuple[int, list[int]]:
@@ -194,6 +200,52 @@ def test_times_that_the_scheduler_asks_for_later_are_taken_in_rounds(tmp_path: P
     (table,) = Store(tmp_path).tables()
     assert min(timings.values()) == min(m.ms for m in table.measurements if m.ok)
     assert ours.warn_once.messages == []
+
+
+def test_others_are_tuned_while_choices_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for one operation's times, and for no other's until the first one's second round has compiled.
+
+    What is alike waits for its like, and a time that cannot be taken is asked for again in its turn.
+    """
+    ours = serving(lambda c: log2_ms_of(c) - 40.0, tmp_path)
+    timed: list[int] = []
+    benchmark = AlgorithmSelectorCache.benchmark
+
+    def seen(self: Any, choices: Any, *rest: Any, **more: Any) -> Any:
+        timed.append(int(choices[0].layout.size[0]))
+        if timed[-1] == 64 and timed.count(64) == 1:
+            raise MemoryError("on purpose")
+        return benchmark(self, choices, *rest, **more)
+
+    monkeypatch.setattr(AlgorithmSelectorCache, "benchmark", seen)
+    patches = selection.install(HookContext(ours))
+    try:
+        with config.patch(cpu_backend="triton"):
+            cache = get_algorithm_selector_cache()
+            sizes = (32, 48, 32, 64)
+            asked = [cache("mm", *lowered(n), return_multi_template=True)[0].data.data for n in sizes]
+            V.graph.scheduler = scheduler_of(asked)
+            with pytest.warns(RuntimeWarning, match="ahead of its turn"):
+                times = asked[0].choice_timings()
+            first, ahead = timed[: timed.index(48)], list(timed)
+            assert first == [32]
+            assert ahead.count(48) > 1
+            assert ahead[len(ahead) - ahead[::-1].index(48) :].count(32) >= 1
+            assert (ahead.count(64), ahead[-1]) == (1, 32)
+            assert min(map(math.isfinite, asked[1].choice_timings().values()))
+            assert min(asked[2].choice_timings().values()) == min(times.values())
+            assert timed == ahead
+            asked[3].choice_timings()
+            assert set(timed[len(ahead) :]) == {64}
+    finally:
+        patches.restore()
+    assert len(list(Store(tmp_path).decisions())) == 3
+
+
+def scheduler_of(buffers: Sequence[Any]) -> Any:
+    """As much of a scheduler as says which operations a graph has."""
+    nodes = [SimpleNamespace(node=buffer) for buffer in buffers]
+    return SimpleNamespace(nodes=[SimpleNamespace(get_nodes=lambda node=node: [node]) for node in nodes])
 
 
 def test_ranks_that_share_the_work_keep_every_operation_in_the_count(tmp_path: Path) -> None:

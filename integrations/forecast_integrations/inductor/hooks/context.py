@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall
 from forecast_integrations.inductor.session import TuningSession
 
@@ -21,6 +22,8 @@ class ThreadState(threading.local):
         """Templates are being listed from a larger space than the user's."""
         self.pending = PendingTimings()
         """What the benchmarks of its current round have returned, and no saver has taken yet."""
+        self.under_way: list[OperationSearch] = []
+        """Operations whose rounds have begun and not ended, innermost last: one waits, others are tuned."""
         self.paused = 0
         """Above zero while times are taken of sizes other than the operation's own."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from forecast_autotune.settings import Mode
-from forecast_integrations.inductor import harvest, pruning, rounds
+from forecast_integrations.inductor import harvest, lookahead, pruning, rounds
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
@@ -180,9 +180,18 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
             limit = getattr(config, "precompilation_timeout_seconds", 3600)
             return self.make_precompile_fn(some, name, inputs_key, precompilation_timeout_seconds=limit)
 
+        search = pruning.search_of(choices)
+        depth = len(thread.under_way)
+        if search is not None:
+            thread.under_way.append(search)
+
+        def meanwhile() -> None:
+            lookahead.tune_others(session, thread.under_way)
+
         try:
-            return rounds.tune_in_rounds(session, measure, prepare, choices, precompile_fn)
+            return rounds.tune_in_rounds(session, measure, prepare, choices, precompile_fn, meanwhile)
         finally:
+            del thread.under_way[depth:]
             thread.pending = outer
 
     return autotune
