@@ -233,11 +233,11 @@ def surrogates_of_other_half(tables: Sequence[Table], folder: Path) -> dict[str,
 
 def run(a: Namespace) -> None:
     report = ResultFile(a, "robust_ranges", 0)
-    tables = load(table_paths())
-    kernels = kernels_with_shapes(tables, a.shapes)[a.first :: a.every]
-    surrogates = surrogates_of_other_half(tables, a.models)
+    recorded = load(table_paths())
+    surrogates = surrogates_of_other_half(recorded, a.models)
+    kernels = kernels_with_shapes(load(a.tables) if a.tables else recorded, a.shapes)
     rows = []
-    for kernel in kernels:
+    for kernel in kernels if a.tables else kernels[a.first :: a.every]:
         row = replay_kernel(kernel, surrogates[kernel.family], a.measured)
         rows.append(row)
         report.add("kernels", row)
@@ -255,6 +255,9 @@ def main() -> int:
     )
     made.add_argument("--shapes", type=int, default=6, help="the fewest shapes of a kernel")
     made.add_argument("--measured", type=int, default=4, help="how many of them are measured")
+    made.add_argument(
+        "--tables", type=Path, nargs="*", help="replay these, of `benchmarks.corpus.harvest_ranges`"
+    )
     made.add_argument("--every", type=int, default=3, help="take every so many-th kernel")
     made.add_argument(
         "--first", type=int, default=1, help="from this one; the policy was chosen on 0, 6, 12, ..."
