@@ -58,6 +58,11 @@ class PendingKey:
     is_unwanted: bool = False
     """Whether the deciding thread is to leave it for now."""
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether it still decides what its key is launched with."""
+        return self.siblings.get(self.decision.key) is self
+
     def why_untimed(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
         """Why candidates cannot be timed at a launch with these arguments; None where they can."""
         decision = self.decision

@@ -110,7 +110,7 @@ class BackgroundTuner:
         try:
             while True:
                 with self._changed:
-                    pending = [key for key in self._keys if key.decision.key in key.siblings]
+                    pending = [key for key in self._keys if key.is_pending]
                 for key in pending:
                     if key.state is KeyState.DONE:
                         key.install()
@@ -130,7 +130,7 @@ class BackgroundTuner:
                     self._changed.wait(_POLL_S)
         finally:
             self._settling = False
-        return [key.report(why) for key, why in left.items() if key.decision.key in key.siblings]
+        return [key.report(why) for key, why in left.items() if key.is_pending]
 
     def _advance(self, key: PendingKey) -> str | None:
         """Do what the deciding thread wants launched of a key; why not, where that cannot be done."""
