@@ -78,7 +78,7 @@ class _Telemetry:
         self._ended = False
         self._mutex = threading.RLock()
 
-    def configure(self, kind: str, trace: Path | None) -> None:
+    def configure(self, kind: str, trace: Path | None, at_once: bool) -> None:
         """See `configure`."""
         wanted = kind, trace
         if wanted == self._configured:
@@ -90,7 +90,7 @@ class _Telemetry:
             self._configured = wanted
             made = []
             if trace is not None and (
-                file := self._make(f"no trace is written to {trace}", _trace_file, trace)
+                file := self._make(f"no trace is written to {trace}", _trace_file, trace, at_once)
             ):
                 made.append(file)
             if kind == "otel" and (otel := self._make("nothing is told to OpenTelemetry", _open_telemetry)):
@@ -144,10 +144,10 @@ def _warn(text: str) -> None:
     warnings.warn(printable(text), RuntimeWarning, stacklevel=5)
 
 
-def _trace_file(path: Path) -> TelemetryExporter:
+def _trace_file(path: Path, at_once: bool) -> TelemetryExporter:
     from forecast_autotune.telemetry.trace_file import TraceFile
 
-    return TraceFile(path)
+    return TraceFile(path, at_once=at_once)
 
 
 def _open_telemetry() -> TelemetryExporter:
@@ -158,12 +158,13 @@ def _open_telemetry() -> TelemetryExporter:
     return OpenTelemetryExporter()
 
 
-def configure(kind: str, trace: Path | None) -> None:
+def configure(kind: str, trace: Path | None, *, at_once: bool = False) -> None:
     """Show spans and counters from now on: `kind` is "off" or "otel", `trace` a file to write.
 
-    Asked for the same again, it does nothing. What cannot be had costs one warning.
+    The file is begun with the first event, or `at_once`. Asked for the same again, it does nothing. What cannot be
+    had costs one warning.
     """
-    _state.configure(kind, trace)
+    _state.configure(kind, trace, at_once)
 
 
 def close() -> None:

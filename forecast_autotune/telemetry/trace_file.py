@@ -28,14 +28,17 @@ _FIRST_LANE = 1 << 30
 class TraceFile:
     """Writes what one process does; a process that was forked from it writes a file of its own."""
 
-    def __init__(self, path: Path, limit: int = LARGEST_FILE) -> None:
-        """Begin the file. Another process that writes to `path` keeps it: then this one's has its id in the name.
+    def __init__(self, path: Path, limit: int = LARGEST_FILE, *, at_once: bool = True) -> None:
+        """Begin the file, `at_once` or with the first event: most processes of a program have none.
 
-        Raises OSError where neither can be written.
+        Another process that writes to `path` keeps it: then this one's has its id in the name. Raises OSError where
+        neither can be written.
         """
         self._wanted, self._limit = path.absolute(), limit
         self._mutex = threading.RLock()
-        self._open()
+        self._pid, self._file, self._closed = 0, -1, True
+        if at_once:
+            self._open()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._renew_mutex)
 
@@ -60,13 +63,14 @@ class TraceFile:
         self._mutex = threading.RLock()  # another thread may have held it when this process was forked
 
     def begin(self, name: str, attributes: Attributes) -> object:
-        """As `TelemetryExporter`; the token says whether the beginning was written."""
+        """As `TelemetryExporter`; the token is the process whose file has the beginning, if it was written."""
         with self._mutex:
-            return self._write(self._event("B", name, attributes))
+            self._open_own()
+            return self._pid if self._write(self._event("B", name, attributes)) else None
 
     def end(self, token: object, attributes: Attributes, failed: bool) -> None:
         """As `TelemetryExporter`."""
-        if token:
+        if token == os.getpid():
             with self._mutex:
                 self._write(
                     self._event("E", "", {**attributes, **({"failed": True} if failed else {})}), True
@@ -75,6 +79,7 @@ class TraceFile:
     def record(self, name: str, lane: str, begin_s: float, end_s: float, attributes: Attributes) -> None:
         """As `TelemetryExporter`; of spans of a lane that overlap each has a row of its own."""
         with self._mutex:
+            self._open_own()
             event = self._event("X", name, attributes)
             event["ts"], event["dur"] = _microseconds(begin_s), _microseconds(end_s - begin_s)
             event["tid"] = self._row(lane, begin_s, end_s)
@@ -83,6 +88,7 @@ class TraceFile:
     def count(self, counter: str, amount: float, attributes: Attributes) -> None:
         """As `TelemetryExporter`; the file shows sums over this process."""
         with self._mutex:
+            self._open_own()
             self._totals[counter] = self._totals.get(counter, 0) + amount
             event = self._event("C", counter, {counter: round(self._totals[counter], 3)})
             self._write(event)
@@ -98,11 +104,15 @@ class TraceFile:
                     os.write(self._file, b"\n]\n")
                 os.close(self._file)
 
-    def _event(self, phase: str, name: str, attributes: Attributes) -> dict[str, Any]:
+    def _open_own(self) -> None:
+        """Begin the file of this process, unless that was done."""
         if self._pid != os.getpid():
-            with contextlib.suppress(OSError):
-                os.close(self._file)
+            if self._file >= 0:
+                os.close(self._file)  # of the process that this one was forked from
+                self._file = -1
             self._open()
+
+    def _event(self, phase: str, name: str, attributes: Attributes) -> dict[str, Any]:
         thread = threading.get_native_id()
         if thread not in self._named:
             self._named.add(thread)

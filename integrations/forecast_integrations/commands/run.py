@@ -108,7 +108,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     _listen_to_compilations(tally)
     prepare()
     # Now, so that processes that the program starts find the file taken, and name theirs otherwise.
-    configure(settings.telemetry, settings.trace)
+    configure(settings.telemetry, settings.trace, at_once=True)
     return _as_python_would(execute)
 
 

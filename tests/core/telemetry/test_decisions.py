@@ -24,7 +24,7 @@ from tests.core.telemetry.recorder import Recorder
 @pytest.fixture
 def decided(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Decides the example problem; the recorder hears of it."""
-    monkeypatch.setattr(spans._state, "configure", lambda *wanted: None)
+    monkeypatch.setattr(spans._state, "configure", lambda *wanted, **more: None)
     table = example_table()
     store = Store(None)
 

@@ -92,10 +92,27 @@ def test_an_exporter_that_fails_is_dropped_with_a_warning_and_no_other(
 def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     place = tmp_path / "absent" / "trace.json"
     with pytest.warns(RuntimeWarning, match=r"no trace is written to .*absent"):
-        spans.configure("off", place)
+        spans.configure("off", place, at_once=True)
     with warnings.catch_warnings(), spans.span("decide"):
         warnings.simplefilter("error")
         spans.configure("off", place)
+
+
+def test_a_file_is_begun_by_the_first_event(tmp_path: Path) -> None:
+    place = tmp_path / "trace.json"
+    spans.configure("off", place)
+    assert not place.exists()
+    spans.count("hits", 1)
+    assert place.exists()
+    spans.configure("off", tmp_path / "absent" / "trace.json")
+
+    def decide() -> None:
+        for _ in range(3):
+            spans.count("hits", 1)
+
+    with pytest.warns(RuntimeWarning, match=r"TraceFile failed .*No such file") as caught:
+        decide()
+    assert len(caught) == 1
 
 
 def test_what_is_asked_for_again_goes_on(tmp_path: Path) -> None:

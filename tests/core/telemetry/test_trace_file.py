@@ -53,6 +53,17 @@ def test_spans_nest_by_thread_and_counters_add_up(tmp_path: Path) -> None:
     assert [e["ts"] for e in found] == sorted(e["ts"] for e in found)
 
 
+def test_a_rank_says_which_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank, shown in (("3", " (rank 3)"), ("", ""), ("\x1b[2J", " (rank \ufffd[2J)")):
+        monkeypatch.setenv("RANK", rank)
+        TraceFile(tmp_path / "trace.json").close()
+        told = {
+            e["name"]: e["args"] for e in json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
+        }
+        assert told["process_name"]["name"].endswith(shown or ".py")
+        assert ("process_sort_index" in told) == (rank == "3")
+
+
 def test_compilations_that_overlap_have_rows_of_their_own(tmp_path: Path) -> None:
     place = tmp_path / "trace.json"
     file = TraceFile(place)
@@ -145,6 +156,6 @@ def test_a_full_disk_costs_one_warning_and_leaves_whole_events(tmp_path: Path) -
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
 def test_a_device_that_is_full_from_the_beginning(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="no trace is written to /dev/full"):
-        spans.configure("off", Path("/dev/full"))
+        spans.configure("off", Path("/dev/full"), at_once=True)
     with warnings.catch_warnings(), spans.span("decide"):
         warnings.simplefilter("error")
