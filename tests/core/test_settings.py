@@ -53,7 +53,11 @@ GOOD: dict[str, tuple[str, Any]] = {
 }
 BAD = [
     ("FORECAST_AUTOTUNE", "maybe", "0 or 1"),
-    ("FORECAST_AUTOTUNE_MODE", "fast", "one of tune, skip, frozen, exhaustive, deterministic, background, listen"),
+    (
+        "FORECAST_AUTOTUNE_MODE",
+        "fast",
+        "one of tune, skip, frozen, exhaustive, deterministic, background, listen",
+    ),
     ("FORECAST_AUTOTUNE_ON_MISS", "guess", "one of error, forecast"),
     ("FORECAST_AUTOTUNE_TOLERANCE", "2%", r"a number in \[0, 10\]"),
     ("FORECAST_AUTOTUNE_TOLERANCE", "-0.1", r"a number in \[0, 10\]"),
