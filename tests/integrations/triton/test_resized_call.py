@@ -119,7 +119,8 @@ def grid_at(grid: Any, size: int = 8192) -> tuple[int, ...]:
     resized: ResizedArguments = resize_arguments(arguments, "M", size)
     before = {"x": X, "M": 300, "K": 64}
     after = {"x": torch.empty(size, 64, device="meta"), "M": size, "K": 64}
-    return tuple(resize_grid(grid, "M", resized, before, after, {"BLOCK": 16})({**after, "BLOCK": 16}))
+    made: Any = resize_grid(grid, "M", resized, before, after, {"BLOCK": 16})
+    return tuple(made({**after, "BLOCK": 16}))
 
 
 X = torch.empty(300, 64, device="meta")
@@ -149,7 +150,23 @@ def test_a_grid_function_follows_the_size_wherever_it_has_it_from(how: str) -> N
     assert made({"BLOCK": 16, "M": 300, "x": X}) == (18,), "the user's own function is as it was"
 
 
-@pytest.mark.parametrize("grid", [(18,), lambda meta: (4,), lambda meta: (meta["N"],), torch.nn.Identity()])
-def test_a_grid_that_does_not_follow_is_refused(grid: Any) -> None:
+def depending_on(unknown: Any) -> Callable[[Any], tuple[int, ...]]:
+    """A grid function with something of its own."""
+    return lambda meta: (unknown,)
+
+
+def test_what_does_not_depend_on_the_size_stays() -> None:
+    assert grid_at(lambda meta: (meta["K"] // meta["BLOCK"], 7)) == (4, 7)
+    assert grid_at(depending_on(64)) == (64,)
+
+
+def test_numbers_follow_if_they_are_the_size() -> None:
+    arguments = (tensor("x", (300, 64)), number("M", 300), number("K", 64))
+    resized = resize_arguments(arguments, "M", 16)
+    assert resize_grid((300, 64, 1), "M", resized, {}, {}, {}) == (16, 64, 1)
+
+
+@pytest.mark.parametrize("grid", [(19,), depending_on(19), depending_on([19]), torch.nn.Identity()])
+def test_a_grid_that_may_follow_in_a_way_that_nobody_sees_is_refused(grid: Any) -> None:
     with pytest.raises(RebuildError, match="grid"):
         grid_at(grid)

@@ -109,22 +109,22 @@ def test_what_cannot_be_resized_is_tuned_at_its_own_size_and_says_why(device: An
     tuner = tuned(tmp_path)
     x = torch.ones(300, 48)
     with pytest.warns(UserWarning, match=r"no decision for M in 1\.\.512 .*grid .* is fixed.*M = 300 alone"):
-        tuner[(300,)](x, x, 300, 48, 48)
+        tuner[(150,)](x, x, 300, 48, 48)
     assert tuner.decision.evidence is Evidence.MEASURED
-    assert [t.problem.grid for t in Store(tmp_path).tables()] == [(300,)]
+    assert [t.problem.grid for t in Store(tmp_path).tables()] == [(150,)]
 
 
 def test_the_user_may_say_how_a_call_is_resized(device: Any, tmp_path: Path) -> None:
     def rebuild(arguments: Any, rows: int) -> dict[str, Any]:
         made = torch.ones(rows, arguments["N"])
-        return {"x": made, "grid": (rows,)}
+        return {"x": made, "grid": (2 * rows,)}
 
     bucket = Robust("M", (1, 512), at=[16, 512], rebuild=rebuild)
     tuner = tuned(tmp_path, bucket=bucket)
     x = torch.ones(300, 48)
-    tuner[(300,)](x, x, 300, 48, 48)
+    tuner[(600,)](x, x, 300, 48, 48)
     grids = {t.problem.key[0]: t.problem.grid for t in Store(tmp_path).tables() if t.measurements}
-    assert grids == {"16": (16,), "512": (512,)}
+    assert grids == {"16": (32,), "512": (1024,)}
 
 
 def test_a_miss_is_recorded_and_warmed_as_a_range(device: Any, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import CellType, FunctionType
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
+from forecast_autotune.records import Argument
 from forecast_autotune.variants.entry import CallGrid
 from forecast_integrations.triton.problem.inferred_grid import infer_grids
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError, RecordedGrids
@@ -36,44 +38,67 @@ def resize_grid(
     before: Mapping[str, Any],
     after: Mapping[str, Any],
     parameters: Mapping[str, Any],
-) -> Callable[[Mapping[str, Any]], Any]:
-    """The grid function at another size.
+) -> CallGrid:
+    """The launch grid at another size.
 
-    It may read the argument `name`, or a tensor that follows it, from the parameters that it is given, or have one of
-    them in its closure, among its defaults or as a global; there they are replaced. `before` and `after` are the
-    arguments by name at both sizes, `parameters` the meta-parameters of some config, to see what the function reads.
-    Raises `RebuildError` where the grid does not follow the argument, as far as can be seen.
+    Numbers follow the argument `name` if they are equal to it, or to the elements of a tensor that follows it. A
+    function may read the argument, or such a tensor, from the parameters that it is given, or have one of them in its
+    closure, among its defaults or as a global; there they are replaced. `before` and `after` are the arguments by name
+    at both sizes, `parameters` the meta-parameters of some config, to see what the function reads. Raises
+    `RebuildError` where it depends on what may follow the argument in a way that cannot be seen.
     """
     if isinstance(grid, RecordedGrids):
         return RecordedGrids(infer_grids(grid.known, resized.before, resized.arguments))
-    if not callable(grid):
-        raise RebuildError(
-            f"the launch grid {grid} is fixed: give a function of the parameters that reads {name}, or `rebuild=`"
-        )
+    sizes = _sizes(resized.before)
+    if isinstance(grid, Sequence):
+        if strange := [n for n in grid if n not in resized.changed and n not in sizes]:
+            raise RebuildError(
+                f"the launch grid {grid} is fixed, and how {strange[0]} follows cannot be told"
+            )
+        return tuple(resized.changed.get(n, n) for n in grid)
     if not isinstance(grid, FunctionType):
         raise RebuildError("the launch grid is no plain function, so that what it depends on cannot be seen")
     tensors = {id(value): after[n] for n, value in before.items() if is_tensor(value) and n in after}
     count = 0
+    unseen: list[str] = []
 
     def moved(value: object, called: str) -> object:
         nonlocal count
         new = value
         if is_tensor(value):
             new = tensors.get(id(value), value)
-        elif type(value) is int and called in before:
-            new = after.get(called, value) if before[called] == value else value
+            known = id(value) in tensors
         elif type(value) is int:
-            new = resized.changed.get(value, value)
+            own = before.get(called)
+            is_own = type(own) is int and own == value
+            new = after.get(called, value) if is_own else resized.changed.get(value, value)
+            known = is_own or value in sizes
+        else:
+            known = callable(value) or isinstance(value, ModuleType | str | float | bool | type(None))
         count += new is not value
+        if new is value and not known:
+            unseen.append(called)
         return new
 
     made = rebound_function(grid, moved)
-    if not count and not _reads(grid, {**before, **parameters}) & _following(name, before, after):
+    follows = count or _reads(grid, {**before, **parameters}) & _following(name, before, after)
+    if unseen and not follows:
         raise RebuildError(
-            f"the launch grid does not follow {name}, as far as can be seen: let it read {name} from its parameters, "
-            "or give `rebuild=`"
+            f"the launch grid does not follow {name}, as far as can be seen, but depends on {', '.join(unseen)}: let "
+            f"it read {name} from its parameters, or give `rebuild=`"
         )
     return made
+
+
+def _sizes(arguments: Sequence[Argument]) -> set[int]:
+    """Numbers that are no riddle in a launch grid: sizes of the call, and what is no size."""
+    found = {0, 1}
+    for a in arguments:
+        if a.kind == "tensor":
+            found |= {*a.shape, *a.stride, math.prod(a.shape)}
+        elif type(a.value) is int:
+            found.add(a.value)
+    return found
 
 
 def rebound_function(function: FunctionType, moved: Callable[[object, str], object]) -> FunctionType:
