@@ -84,6 +84,7 @@ def test_storage_never_shrinks_and_grows_where_nobody_knows_how() -> None:
 
 BLIND: list[tuple[Sequence[Argument], str, int, str]] = [
     ((*MATMUL, number("rows", 300)), "M", 16, "M and rows are 300"),
+    ((*MATMUL, tensor("mask", (300, 300))), "M", 16, "mask has several dimensions of 300"),
     (MATMUL, "L", 16, "L is no positive integer argument"),
     ((*MATMUL, tensor("w", (1 << 24, 3))), "M", 8192, "cannot be told, as no dimension is 300"),
     ((*MATMUL, Argument("d", "tensor", "float16", (300,), (1,), extra={"descriptor": True})), "M", 16, "TMA"),
@@ -91,8 +92,8 @@ BLIND: list[tuple[Sequence[Argument], str, int, str]] = [
         (
             tensor("x", (4, 1, 64)),
             number("T", 1),
-            number("B", 4),
             number("D", 64),
+            number("B", 4),
             number("stride_xb", 64),
         ),
         "T",

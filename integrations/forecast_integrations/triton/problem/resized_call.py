@@ -54,6 +54,11 @@ def resize_arguments(arguments: Sequence[Argument], name: str, value: int) -> Re
         raise RebuildError(
             f"{name} and {', '.join(same)} are {old} in this call: which dimensions follow {name} cannot be told"
         )
+    twice = [t.name for t in tensors if t.shape.count(old) > 1]
+    if value != old and twice:
+        raise RebuildError(
+            f"{twice[0]} has several dimensions of {old} in this call: which of them follow {name} cannot be told"
+        )
     resized: dict[str, Argument] = {}
     elements: dict[str, int] = {}
     for tensor in tensors:
