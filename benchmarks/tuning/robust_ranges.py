@@ -255,9 +255,7 @@ def main() -> int:
     )
     made.add_argument("--shapes", type=int, default=6, help="the fewest shapes of a kernel")
     made.add_argument("--measured", type=int, default=4, help="how many of them are measured")
-    made.add_argument(
-        "--tables", type=Path, nargs="*", help="replay these, of `benchmarks.corpus.harvest_ranges`"
-    )
+    made.add_argument("--tables", type=Path, nargs="*", help="replay these instead of the recorded ones")
     made.add_argument("--every", type=int, default=3, help="take every so many-th kernel")
     made.add_argument(
         "--first", type=int, default=1, help="from this one; the policy was chosen on 0, 6, 12, ..."
