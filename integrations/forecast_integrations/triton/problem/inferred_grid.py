@@ -38,7 +38,7 @@ class _Factor:
 
 
 @dataclass(frozen=True)
-class _Column:
+class _GridColumn:
     """One dimension of the grids at the other size, by meta-parameters."""
 
     extents: tuple[int, ...]
@@ -70,16 +70,16 @@ def _column(
     extents: Sequence[int],
     before: Sequence[Argument],
     after: Sequence[Argument],
-) -> _Column:
+) -> _GridColumn:
     if set(extents) == {1}:
-        return _Column(tuple(extents), False)
-    found: dict[tuple[int, int], set[_Column]] = {}
+        return _GridColumn(tuple(extents), False)
+    found: dict[tuple[int, int], set[_GridColumn]] = {}
     for factors in _products(_factors(parameters, before, after), parameters[0], extents[0]):
         told = [math.prod(f.at(f.before, p) for f in factors) for p in parameters]
         if told == list(extents):
             rank = len(factors), -sum(f.is_named_alike for f in factors)
             made = tuple(math.prod(f.at(f.after, p) for f in factors) for p in parameters)
-            found.setdefault(rank, set()).add(_Column(made, any(f.before != f.after for f in factors)))
+            found.setdefault(rank, set()).add(_GridColumn(made, any(f.before != f.after for f in factors)))
     if not found:
         raise RebuildError(
             f"no formula of the call's sizes gives its launch grids {sorted(set(extents))[:4]}"
