@@ -12,6 +12,7 @@ from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.store.files import append
+from forecast_harness.commands.count_line import CountLine
 
 if TYPE_CHECKING:
     from forecast_harness.bench import BenchResult, Contest
@@ -34,16 +35,13 @@ def verify(options: argparse.Namespace, output: Output) -> int:
     pack = load_pack(options.pack)
     solution = None if options.solution is None else _solution(options, pack, options.solution)
     plan = build_plan(options)
-    with open_lane(options, plan) as lane:
-        refused = check_pack(pack, lane)
-        if refused or solution is None:
-            output.emit(
-                {"pack": pack.definition.name, "refused": refused},
-                *_pack_lines(pack, refused),
-            )
-            return 1 if refused else 0
-        verdict = judge(pack, solution, lane, plan=plan)
-        level = lane.level.name
+    work = f"judging {pack.definition.name if solution is None else solution.name} in a sandbox"
+    with CountLine(output.errors, lambda: work), open_lane(options, plan) as lane:
+        refused, level = check_pack(pack, lane), lane.level.name
+        verdict = None if refused or solution is None else judge(pack, solution, lane, plan=plan)
+    if verdict is None:
+        output.emit({"pack": pack.definition.name, "refused": refused}, *_pack_lines(pack, refused))
+        return 1 if refused else 0
     data = {**verdict.to_json(), "level": level}
     _trace(options, [data])
     output.emit(data, *_verdict_lines(verdict, level))
@@ -66,15 +64,18 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     against = None if options.against is None else _solution(options, pack, options.against)
     if len(solutions) + (against is not None) < 2:
         raise UsageError("bench needs something to compare: give another SOLUTION, or --against REF")
-    with open_lane(options, plan) as lane:
+    work, remarks = f"timing {', '.join(s.name for s in solutions)}", list[str]()
+    with CountLine(output.errors, lambda: work), open_lane(options, plan) as lane:
         if refused := check_pack(pack, lane):
             raise CommandError(
                 f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(refused)}"
             )
         rules = replace(DEFAULT_RULES, seconds=options.seconds)
-        first = _first_contest(options, output, pack, plan, rules)
+        first = _first_contest(options, remarks, pack, plan, rules)
         entries = contest(pack, solutions, lane, against=against, plan=plan, rules=rules, first_contest=first)
         level = lane.level.name
+    for text in remarks:
+        output.remark(text)
     data = [{**e.to_json(), "type": "contest", "schema": 1, "level": level} for e in entries]
     _trace(options, data)
     output.emit({"pack": pack.definition.name, "entries": data}, _table(entries), *_notes(entries))
@@ -82,9 +83,12 @@ def bench(options: argparse.Namespace, output: Output) -> int:
 
 
 def _first_contest(
-    options: argparse.Namespace, output: Output, pack: Pack, plan: VerificationPlan, rules: StoppingRules
+    options: argparse.Namespace, remarks: list[str], pack: Pack, plan: VerificationPlan, rules: StoppingRules
 ) -> Contest | None:
-    """The first of two contests through machine code, where that is wanted and a pair of solutions allows it."""
+    """The first of two contests through machine code, where that is wanted and a pair of solutions allows it.
+
+    `remarks` gets a line for every pair that does not.
+    """
     from forecast_harness.packs import PackFormat
 
     if options.path == "host-code":
@@ -107,7 +111,7 @@ def _first_contest(
         except ContestUnavailable as error:
             if options.path == "machine-code":
                 raise CommandError(f"--path machine-code does not work here: {error}") from error
-            output.remark(f"both contests of {candidate.name} are held in the sandbox: {error}")
+            remarks.append(f"both contests of {candidate.name} are held in the sandbox: {error}")
             raise
 
     return held

@@ -37,6 +37,7 @@ class VariantWork:
     """Of the base kernel."""
     _stage: str = ""
     _verified: int = 0
+    _remark: str = ""
 
     def verify(
         self,
@@ -49,7 +50,7 @@ class VariantWork:
         `keep` is told of each as soon as it is there. Raises `VariantError` where nothing can be verified against
         the base kernel, and `CommandError` where `path` insists on what does not work here.
         """
-        self._stage, self._verified = "looking at the base kernel", 0
+        self._stage, self._verified, self._remark = "looking at the base kernel", 0, ""
         gate: VariantGate | None = None
         found: dict[int, VariantVerification] = {}
         with ExitStack() as stack:
@@ -106,5 +107,5 @@ class VariantWork:
         except NoMachineCodePath as error:
             if self.path == "machine-code":
                 raise CommandError(f"--path machine-code does not work here: {error}") from error
-            self.output.remark(f"variants are verified without a look at their machine code: {error}")
+            self._remark = f"variants were verified without a look at their machine code: {error}"
             return None

@@ -48,6 +48,7 @@ def variants(options: argparse.Namespace, output: Output) -> int:
 
 def _make(options: argparse.Namespace, output: Output) -> int:
     require_packages("variants", "torch", "triton")
+    output.remark(f"reading {options.what}")
     if options.llm is not None:
         from forecast_autotune.llm.providers import provider
 

@@ -1,0 +1,92 @@
+"""Claim: how long `variants KERNEL --mechanical` takes until all that it makes is verified and stored.
+
+    python -m benchmarks.machine_code.variant_stores --out benchmarks/results/variant_stores.json \
+        --kernels FILE.py:FN ... [--n 16] [--paths auto] [--device 0]
+
+Each kernel goes through the command in a process and a store of its own. Told are the seconds until its first line
+and its end, and how many variants were judged right, were refused, and serve `variants="store"`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+
+
+def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
+    """Run the command once; when it said what."""
+    with tempfile.TemporaryDirectory() as store:
+        command = [sys.executable, "-m", "forecast_autotune", "variants", kernel, "--mechanical", "--json"]
+        command += ["--n", str(options.n), "--path", path, "--device", options.device, "--store", store]
+        began = time.perf_counter()
+        lines: list[tuple[float, str]] = []
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+        def read() -> None:
+            for line in process.stderr or ():
+                lines.append((time.perf_counter() - began, line.rstrip()))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        said = process.stdout.read() if process.stdout else ""
+        process.wait()
+        reader.join()
+        spent = time.perf_counter() - began
+    told = json.loads(said) if said.strip() else {"new": [], "verified": []}
+    verdicts = Counter(str(v["judgement"]) for v in told["verified"])
+    gaps = [b - a for (a, _), (b, _) in itertools.pairwise(lines)]
+    found = {
+        "kernel": kernel.rpartition("/")[2],
+        "path": path,
+        "status": process.returncode,
+        "new": len(told["new"]),
+        "verdicts": dict(verdicts),
+        "seconds": spent,
+        "first_line_s": lines[0][0] if lines else None,
+        "longest_silence_s": max(gaps, default=None),
+        "remarks": [line for _, line in lines if "machine" in line][:5],
+        "problem": "" if process.returncode == 0 else "\n".join(line for _, line in lines[-3:]),
+    }
+    say(f"{found['kernel']} by {path}: {found['new']} made, {dict(verdicts)} in {spent:.1f} s")
+    return found
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--kernels", nargs="+", required=True, metavar="FILE.py:FN")
+    made.add_argument("--n", type=int, default=16, help="variants asked for")
+    made.add_argument("--paths", nargs="+", choices=("machine-code", "host-code", "auto"), default=["auto"])
+    made.add_argument("--device", default="0", help="the driver's number, or cpu to try the script itself")
+    early, _ = made.parse_known_args()
+    arguments = parse_arguments(made, on_host=early.device == "cpu")
+    result = ResultFile(arguments, "seconds until a kernel's variants are verified and stored", 0)
+    found = []
+    for kernel in arguments.kernels:
+        for path in arguments.paths:
+            found.append(make_variants(kernel, path, arguments))
+            result.add("kernels", found[-1])
+    result.finish(
+        {
+            path: {
+                "kernels": len(rows),
+                "seconds_most": max(r["seconds"] for r in rows),
+                "first_line_s_most": max(r["first_line_s"] or r["seconds"] for r in rows),
+                "within_20_s": sum(r["seconds"] <= 20 and r["status"] == 0 for r in rows),
+            }
+            for path in arguments.paths
+            for rows in [[f for f in found if f["path"] == path]]
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
