@@ -76,6 +76,8 @@ class LaunchesMade:
     count: int = 0
     served: list[tuple[int, int]] = field(default_factory=list)
     """Warps and stages of the configs it was served with, one after another."""
+    captured: set[tuple[int, int]] = field(default_factory=set)
+    """Those since the latest capture began."""
 
 
 class Schedule:
@@ -153,11 +155,15 @@ class Schedule:
     def _capture(self, tuner: Any, mine: dict[int, Any], chance: random.Random) -> None:
         """A few launches that stand in a capture: of each key with one config, and nothing else on the device."""
         self._capturing.on = True
+        for _, made in mine.values():
+            made.captured.clear()
         try:
             for n in chance.choices(KEYS, k=3):
                 self._launch(tuner, *mine[n])
                 self._check(*mine[n])
                 self._count("in_capture")
+            for _, made in mine.values():
+                self._count("switches_in_capture", len(made.captured) > 1)
         finally:
             self._capturing.on = False
 
@@ -168,9 +174,9 @@ class Schedule:
         if made.served and made.served[-1] != config:
             self._count("switches")
             self._count("keys_switched_again", len(made.served) > 1)
-            self._count("switches_in_capture", self.is_capturing())
         if not made.served or made.served[-1] != config:
             made.served.append(config)
+        made.captured.add(config)
         made.count += 1
         self._count("launches")
 

@@ -24,6 +24,10 @@ class KeyState(Enum):
     """Its final config is installed at its next launch."""
 
 
+_CAPTURE_S = 10.0
+"""Seconds after which a capture that has launched a key counts as ended, if its thread has launched nothing since."""
+
+
 @dataclass(frozen=True)
 class PendingDecision:
     """A key whose timing has not ended, as `settle` reports it."""
@@ -55,6 +59,8 @@ class PendingKey:
     specialization: Hashable = ()
     """What candidates are compiled for."""
     attempts: int = 0
+    captured_at: dict[int, float] = field(default_factory=dict)
+    """When a thread has launched it inside a capture that may not have ended, by the thread's number."""
     is_unwanted: bool = False
     """Whether the deciding thread is to leave it for now."""
 
@@ -62,6 +68,20 @@ class PendingKey:
     def is_pending(self) -> bool:
         """Whether it still decides what its key is launched with."""
         return self.siblings.get(self.decision.key) is self
+
+    def current_config(self) -> LaunchConfig:
+        """What launches have now: another thread may have installed the final config."""
+        decision = self.decision
+        return (
+            self.served_config
+            if self.is_pending
+            else decision.tuner.cache.get(decision.key, self.served_config)
+        )
+
+    def is_captured(self) -> bool:
+        """Whether some thread may be in the midst of a capture with launches of this key."""
+        since = time.monotonic() - _CAPTURE_S
+        return any(at > since for at in list(self.captured_at.values()))
 
     def why_untimed(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
         """Why candidates cannot be timed at a launch with these arguments; None where they can."""

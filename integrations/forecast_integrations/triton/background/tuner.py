@@ -82,9 +82,12 @@ class BackgroundTuner:
     ) -> LaunchConfig:
         """The config of a launch that is about to be made, before which some of a candidate's may be timed."""
         if capturing_graph():
-            return key.served_config
+            with self._changed:
+                key.captured_at[threading.get_ident()] = time.monotonic()
+                return key.current_config()
+        key.captured_at.pop(threading.get_ident(), None)
         if key.state is KeyState.DONE:
-            return key.install()
+            return self._install(key)
         key.launched_at = time.monotonic()
         key.arguments = WeakArguments.of(args, kwargs)
         stall_ms = key.decision.settings.stall_ms
@@ -113,7 +116,7 @@ class BackgroundTuner:
                     pending = [key for key in self._keys if key.is_pending]
                 for key in pending:
                     if key.state is KeyState.DONE:
-                        key.install()
+                        self._install(key)
                 open_keys = [key for key in pending if key.state is not KeyState.DONE and key not in left]
                 if not open_keys:
                     break
@@ -160,6 +163,13 @@ class BackgroundTuner:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(wait_s)
+
+    def _install(self, key: PendingKey) -> LaunchConfig:
+        """Launch a key with its final config from now on, unless some thread is capturing launches of it."""
+        with self._changed:
+            if key.is_pending and not key.is_captured():
+                return key.install()
+            return key.current_config()
 
     def _enqueue(self, key: PendingKey) -> None:
         with self._changed:
