@@ -72,7 +72,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeJudge]:
 
 def test_a_faster_source_is_measured_beside_the_incumbent(judge: NodeJudge) -> None:
     often = FAST.replace(
-        "return torch.softmax(x, -1)", "for _ in range(60):\n        y = torch.softmax(x, -1)\n    return y"
+        "return torch.softmax(x, -1)", "for _ in range(2000):\n        y = torch.softmax(x, -1)\n    return y"
     )
     found = judged(judge, replace(job("fast", FAST), against=node("often", often)))
     assert (found.outcome, found.against, found.stage) == (Outcome.OK, "often", "time")
@@ -138,8 +138,9 @@ def test_a_candidates_fault_is_its_outcome(
 
 def test_a_hanging_source_is_a_timeout(judge: NodeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = ResourceLimits(wall_s=2.0, trusted_s=60.0)
-    monkeypatch.setattr(pack_judge, "verify", lambda *a, **k: verify(*a, **k, limits=limits))
-    found = judged(judge, job("hang", "def run(x):\n    while True:\n        pass\n"))
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_judge, "verify", lambda *a, **k: verify(*a, **k, limits=limits))
+        found = judged(judge, job("hang", "def run(x):\n    while True:\n        pass\n"))
     assert (found.outcome, found.stage) == (Outcome.TIMEOUT, "verify")
     assert judged(judge, job("fast", FAST)).outcome is Outcome.OK
 
