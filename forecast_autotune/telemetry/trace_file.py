@@ -21,6 +21,7 @@ from forecast_autotune.telemetry.exporter import Attributes
 
 LARGEST_FILE = 64 << 20
 """Bytes after which spans are left out."""
+_END = b"\n]\n"
 _FIRST_LANE = 1 << 30
 """Thread ids of lanes: above those of Linux."""
 
@@ -100,8 +101,9 @@ class TraceFile:
                 return
             if not self._closed:
                 self._closed = True
-                with contextlib.suppress(OSError):  # it is what a killed program leaves behind
-                    os.write(self._file, b"\n]\n")
+                with contextlib.suppress(OSError):  # without its end it is what a killed program leaves behind
+                    if os.write(self._file, _END) < len(_END):
+                        os.ftruncate(self._file, self._size)
                 os.close(self._file)
 
     def _open_own(self) -> None:

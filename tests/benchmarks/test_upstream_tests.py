@@ -40,6 +40,7 @@ def test_hangs():
 """
 
 
+@pytest.mark.slow
 def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path) -> None:
     """What takes a process down costs itself alone; what differs is run again and named."""
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")

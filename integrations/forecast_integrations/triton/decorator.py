@@ -188,7 +188,7 @@ def autotune(
             only calls that a check covers, all others the base kernel does (FORECAST_AUTOTUNE_VARIANTS).
         bucket: how key values are grouped: "exact", "pow2", a function (name, value) -> value, or a `Robust` range
             of one argument's values that share a decision.
-        mode: tune, skip, frozen, exhaustive or deterministic (FORECAST_AUTOTUNE_MODE).
+        mode: tune, background, skip, frozen, exhaustive or deterministic (FORECAST_AUTOTUNE_MODE).
 
     Returns:
         A decorator that turns a JIT function (or heuristics over one) into a `ForecastAutotuner`.

@@ -11,9 +11,8 @@ import numbers
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Candidate
@@ -22,10 +21,12 @@ from forecast_integrations.triton.problem.describe import heuristic_layers, heur
 from forecast_integrations.triton.problem.lazy_candidates import candidate_grids
 from forecast_integrations.triton.protocols import LaunchConfig, is_descriptor, is_tensor
 
+if TYPE_CHECKING:
+    import torch
+
 MAX_COPIED_BYTES = 8 << 30
 """Of one call's tensors. Copies of so much take about 5 ms of a fast device."""
 _ALIGNMENT = 256
-_PLAIN = (numbers.Number, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class UncopyableArgumentsError(ForecastAutotuneError):
@@ -36,6 +37,8 @@ class StandInTensor:
     """Has the attributes of another tensor and no memory: what depends on values raises."""
 
     def __init__(self, like: torch.Tensor) -> None:
+        import torch
+
         self._bare = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
         self._address = _ALIGNMENT + like.data_ptr() % _ALIGNMENT
         self.device = like.device
@@ -82,7 +85,7 @@ _GONE = id(_THE_GONE)
 
 
 def _reference(value: object) -> Callable[[], object]:
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _plain_types()):
         return lambda: value
     try:
         found = weakref.ref(value)
@@ -98,6 +101,8 @@ def copied_arguments(
 
     Raises `UncopyableArgumentsError`, also for want of memory.
     """
+    import torch
+
     copies = _StorageCopies()
     try:
         return (
@@ -180,20 +185,34 @@ def _other(name: str, value: object, convert: Callable[[torch.Tensor], object]) 
 
 def _converted(value: Any, convert: Callable[[torch.Tensor], object]) -> Any:
     """An argument with its tensors converted. Raises `UncopyableArgumentsError` for what may hold others."""
-    if isinstance(value, _PLAIN) or (
+    if isinstance(value, _plain_types()) or (
         type(value).__module__.partition(".")[0] == "triton" and not hasattr(value, "base")
     ):
         return value
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
+    if _is_plain_tensor(value):
         return convert(value)
     if type(value) is tuple:
         return tuple(_converted(item, convert) for item in value)
-    if is_descriptor(value) and type(value.base) in (torch.Tensor, torch.nn.Parameter):
+    if is_descriptor(value) and _is_plain_tensor(value.base):
         made: Any = copy.copy(value)
         object.__setattr__(made, "base", convert(value.base))
         object.__setattr__(made, "block_shape", list(value.block_shape))
         return made
     raise UncopyableArgumentsError(f"nobody knows how to copy an argument of type {type(value).__name__}")
+
+
+@cache
+def _plain_types() -> tuple[type, ...]:
+    """Types of values that are no tensors and hold none."""
+    import torch
+
+    return (numbers.Number, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def _is_plain_tensor(value: object) -> bool:
+    import torch
+
+    return type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
 def _stand_in(tensor: torch.Tensor) -> object:
@@ -202,6 +221,8 @@ def _stand_in(tensor: torch.Tensor) -> object:
 
 
 def _require_copyable(tensor: torch.Tensor) -> None:
+    import torch
+
     if tensor.layout is not torch.strided:
         raise UncopyableArgumentsError(f"nobody knows how to copy a tensor of layout {tensor.layout}")
     if tensor.device.type == "cpu" and torch.cuda.is_available():
@@ -224,6 +245,8 @@ class _StorageCopies:
 
     def tensor(self, original: torch.Tensor) -> torch.Tensor:
         """The copy of a tensor."""
+        import torch
+
         _require_copyable(original)
         original = original.detach()
         storage = original.untyped_storage()
@@ -251,6 +274,8 @@ class _StorageCopies:
 
 def _copied_bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
     """A storage's bytes at an address that divides as the storage's own."""
+    import torch
+
     count = storage.nbytes()
     flat = torch.empty(count + 2 * _ALIGNMENT, dtype=torch.uint8, device=device)
     shift = (storage.data_ptr() - flat.data_ptr()) % _ALIGNMENT

@@ -17,8 +17,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-import torch
-
 from forecast_autotune.errors import CaptureError, ForecastAutotuneError
 from forecast_integrations.triton.background.arguments import (
     UncopyableArgumentsError,
@@ -220,6 +218,7 @@ class BackgroundTuner:
         kwargs: dict[str, object],
         most_ms: float,
     ) -> None:
+        import torch
         from triton.runtime.driver import driver
 
         decision = key.decision
@@ -352,6 +351,8 @@ class BackgroundTuner:
 
 
 def _flush_memory(active: object) -> object:
+    import torch
+
     try:
         return active.get_empty_cache_for_benchmark()  # type: ignore[attr-defined]
     except torch.cuda.OutOfMemoryError as error:
