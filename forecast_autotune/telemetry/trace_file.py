@@ -101,7 +101,9 @@ class TraceFile:
                 return
             if not self._closed:
                 self._closed = True
-                with contextlib.suppress(OSError):  # without its end it is what a killed program leaves behind
+                with contextlib.suppress(
+                    OSError
+                ):  # without its end it is what a killed program leaves behind
                     if os.write(self._file, _END) < len(_END):
                         os.ftruncate(self._file, self._size)
                 os.close(self._file)
