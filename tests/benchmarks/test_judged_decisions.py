@@ -62,6 +62,7 @@ def test_only_right_sources_that_were_judged_take_part() -> None:
     assert known["rows/1-0"].log2_ratio == pytest.approx(best["rows/1-0"] - best[BASE])
 
 
+@pytest.mark.slow
 def test_all_arms_are_replayed_with_weights_of_other_families(tmp_path: Path) -> None:
     tables = []
     for family in ("rows", "columns"):

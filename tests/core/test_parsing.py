@@ -80,6 +80,7 @@ def test_limits_are_said(text: str, said: str) -> None:
         python_parser.parse_module(text)
 
 
+@pytest.mark.slow
 def test_this_project_is_within_the_limits() -> None:
     files = [f for f in Path(__file__).parents[2].rglob("*.py") if ".venv" not in f.parts]
     assert len(files) > 500
