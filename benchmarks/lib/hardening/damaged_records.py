@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import random
 import shutil
 import traceback
@@ -143,7 +144,9 @@ class RecordFuzzer:
             self._command(case, root, ["clear", "--yes"])
 
     def _damage_store(self, case: CaseFaults, root: Path, files: list[Path], chance: random.Random) -> None:
-        there = [p for p in files if p.is_file() and not p.is_symlink()]
+        if root.is_symlink():
+            return  # to the sound store, which other cases need as it is
+        there = [p for p in files if p.is_file() and not p.is_symlink() and _is_below(p, root)]
         act = chance.random()
         if act < 0.62 and there:
             path = chance.choice(there)
@@ -152,7 +155,8 @@ class RecordFuzzer:
             path = chance.choice(there)
             done = record_damage.replace_file(path, chance)
         elif act < 0.90:
-            folders = [p for p in [root, *root.rglob("*")] if p.is_dir() and not p.is_symlink()]
+            every = [root, *root.rglob("*")]
+            folders = [p for p in every if p.is_dir() and not p.is_symlink() and _is_below(p, root)]
             if not folders:
                 return
             path = chance.choice(folders)
@@ -359,6 +363,11 @@ def _is_misplaced(root: Path) -> bool:
     """Whether something else is where the store's own folders belong."""
     places = (root, root / "v1", root / "variants", root / "advice")
     return any((p.is_symlink() or p.exists()) and not p.is_dir() for p in places)
+
+
+def _is_below(path: Path, root: Path) -> bool:
+    """Whether a path is one of a folder's own, not of what a link in it leads to."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
 def _bytes_or_none(path: Path) -> bytes | None:
