@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import kernels
 from benchmarks.lib.case_problems import binary_digests, problem_of_case
 from benchmarks.lib.compiled_binaries import compile_config, cubin_resources
-from benchmarks.lib.harvest_worker import COMPILE_TIMEOUT_S
+from benchmarks.lib.processes.harvest_worker import COMPILE_TIMEOUT_S
 from benchmarks.lib.result_files import say
 from forecast_autotune.features.ptx import ptx_facts
 from forecast_autotune.features.trace import trace_many

@@ -31,9 +31,9 @@ import torch
 from benchmarks import kernels
 from benchmarks.corpus.retime_near_best import close_configs
 from benchmarks.lib.case_problems import binary_digests
-from benchmarks.lib.child_processes import module_command
 from benchmarks.lib.environment import environment
-from benchmarks.lib.harvest_worker import (
+from benchmarks.lib.processes.child_processes import module_command
+from benchmarks.lib.processes.harvest_worker import (
     AFTER_VARIABLE,
     COMPILE_TIMEOUT_S,
     EACH_VARIABLE,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib import result_files
-from benchmarks.lib.child_processes import child_command, child_environment, last_object
+from benchmarks.lib.processes.child_processes import child_command, child_environment, last_object
 
 
 def phase(name: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.core_waits import waited_for_core_s
 from benchmarks.lib.environment import environment
 from benchmarks.lib.fleet.servers import (
     MISBEHAVIOUR,
@@ -40,6 +39,7 @@ from benchmarks.lib.fleet.servers import (
     spoil_bytes,
 )
 from benchmarks.lib.fleet.stored_rows import decision, measurement, problem, row
+from benchmarks.lib.processes.core_waits import waited_for_core_s
 from benchmarks.lib.result_files import write_result
 from forecast_autotune.records import Problem
 from forecast_autotune.store import Store

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import kernels
-from benchmarks.lib import child_processes, devices, kernel_timing, result_files
+from benchmarks.lib import devices, kernel_timing, result_files
+from benchmarks.lib.processes import child_processes
 from forecast_autotune import autotune
 
 CASES = [

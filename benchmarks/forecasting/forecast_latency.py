@@ -33,7 +33,8 @@ import numpy as np
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import child_processes, devices, result_files
+from benchmarks.lib import devices, result_files
+from benchmarks.lib.processes import child_processes
 from forecast_autotune import Space, autotune
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome

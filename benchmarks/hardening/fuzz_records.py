@@ -32,9 +32,9 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.lib import result_files
-from benchmarks.lib.child_processes import module_command
-from benchmarks.lib.core_waits import waited_for_core_s
 from benchmarks.lib.environment import host_environment
+from benchmarks.lib.processes.child_processes import module_command
+from benchmarks.lib.processes.core_waits import waited_for_core_s
 
 BATCH = 500
 """Cases of one child process."""

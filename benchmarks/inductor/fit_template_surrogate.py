@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.inductor.choice_regret import compare, forecast, is_gemm_table, sequential_forecast
-from benchmarks.lib.inductor_problems import HELD_OUT
+from benchmarks.lib.inductor.inductor_problems import HELD_OUT
 from benchmarks.lib.result_files import say
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Problem

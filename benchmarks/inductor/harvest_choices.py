@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.child_processes import module_command
-from benchmarks.lib.inductor_problems import FIT, HELD_OUT, InductorProblem, all_problems
+from benchmarks.lib.inductor.inductor_problems import FIT, HELD_OUT, InductorProblem, all_problems
+from benchmarks.lib.processes.child_processes import module_command
 from benchmarks.lib.result_files import say
 from forecast_autotune.records.table import Table, read_lines, write_tables
 from forecast_autotune.store import Store

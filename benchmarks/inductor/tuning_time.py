@@ -32,7 +32,8 @@ import numpy as np
 import torch
 
 from benchmarks.inductor.harvest_choices import inductor_options
-from benchmarks.lib.compile_processes import (
+from benchmarks.lib.inductor.inductor_problems import HELD_OUT, InductorProblem, all_problems
+from benchmarks.lib.processes.compile_processes import (
     Row,
     RowFile,
     compile_separately,
@@ -46,7 +47,6 @@ from benchmarks.lib.compile_processes import (
     synchronize,
     timed_in_turns,
 )
-from benchmarks.lib.inductor_problems import HELD_OUT, InductorProblem, all_problems
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.records.table import read_tables

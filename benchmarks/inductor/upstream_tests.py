@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.child_processes import child_environment
+from benchmarks.lib.processes.child_processes import child_environment
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 
 FILES = ("test_max_autotune.py", "test_cpu_select_algorithm.py", "test_autoheuristic.py")

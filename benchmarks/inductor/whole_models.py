@@ -43,8 +43,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.child_processes import child_command, child_environment
-from benchmarks.lib.compile_processes import (
+from benchmarks.lib.inductor.compiled_models import MODELS, model_of
+from benchmarks.lib.inductor.first_call import (
+    PARTS,
+    FirstCall,
+    counted_timings,
+    parts_text,
+    timeline_text,
+    tuning_service,
+)
+from benchmarks.lib.inductor.stack_samples import StackSamples
+from benchmarks.lib.processes.child_processes import child_command, child_environment
+from benchmarks.lib.processes.compile_processes import (
     Row,
     RowFile,
     RowProcess,
@@ -56,17 +66,7 @@ from benchmarks.lib.compile_processes import (
     synchronize,
     timed_in_turns,
 )
-from benchmarks.lib.compiled_models import MODELS, model_of
-from benchmarks.lib.first_call import (
-    PARTS,
-    FirstCall,
-    counted_timings,
-    parts_text,
-    timeline_text,
-    tuning_service,
-)
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
-from benchmarks.lib.stack_samples import StackSamples
 from forecast_integrations.inductor import lookahead
 from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import kernels
-from benchmarks.lib.harvest_worker import harvested_configs
+from benchmarks.lib.processes.harvest_worker import harvested_configs
 from forecast_autotune.records import Problem, digest
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.source import innermost

@@ -36,7 +36,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib import child_processes, devices, random_models, result_files
+from benchmarks.lib import devices, random_models, result_files
+from benchmarks.lib.processes import child_processes
 from forecast_autotune.llm.backend import BackendResponse
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.tokenizer import ForecastTokenizer

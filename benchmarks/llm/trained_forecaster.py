@@ -30,8 +30,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.child_processes import module_command
 from benchmarks.lib.environment import ROOT, environment
+from benchmarks.lib.processes.child_processes import module_command
 from benchmarks.lib.result_files import say
 from benchmarks.lib.training import surrogate_comparison as judging
 from benchmarks.lib.training import training_stages as stages

@@ -33,7 +33,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib import child_processes, result_files
+from benchmarks.lib import result_files
+from benchmarks.lib.processes import child_processes
 from benchmarks.lib.search.synthetic_landscape import (
     CONTEXT,
     SEEDS,

@@ -27,7 +27,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.lib import child_processes, result_files
+from benchmarks.lib import result_files
+from benchmarks.lib.processes import child_processes
 from forecast_autotune.records import Candidate, Decision, Kernel, Measurement, Problem
 from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.records.table import Table

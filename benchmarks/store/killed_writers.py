@@ -24,8 +24,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.child_processes import module_command
 from benchmarks.lib.environment import host_environment
+from benchmarks.lib.processes.child_processes import module_command
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import (
     Argument,

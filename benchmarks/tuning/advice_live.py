@@ -32,10 +32,10 @@ import torch
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import child_processes, devices, kernel_timing, result_files
+from benchmarks.lib import devices, kernel_timing, result_files
 from benchmarks.lib.advice.table import recorded_advice
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.waiting_processes import WaitingChild, copy_missing, give_answer, say_ready, wait_for_turn
+from benchmarks.lib.processes import child_processes, waiting_processes
 from forecast_autotune import autotune
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.store import Store
@@ -151,12 +151,12 @@ def decide_case(given: dict[str, Any], null: bool) -> None:
         data = case.make(where)
         kernels.reset(case, data)
         _make_ready(where)
-        configs = [kernel_timing.config_from_json(c) for c in wait_for_turn()["configs"]]
+        configs = [kernel_timing.config_from_json(c) for c in waiting_processes.wait_for_turn()["configs"]]
         devices.warm_up_device(where)
         options: dict[str, Any] = {"reset_to_zero": list(case.reset_to_zero), "surrogate": surrogate}
         tuner = autotune(configs, list(case.key), **options)(case.kernel)
         result = kernel_timing.tuned_call(case, tuner, data, lambda: None)
-    give_answer({k: v for k, v in result.items() if k != "timings"})
+    waiting_processes.give_answer({k: v for k, v in result.items() if k != "timings"})
 
 
 def retime_case(given: dict[str, Any], null: bool) -> None:
@@ -164,10 +164,10 @@ def retime_case(given: dict[str, Any], null: bool) -> None:
     (case,) = kernels.cases([given["case"]])
     with devices.device(null) as where:
         _make_ready(where)
-        turn = wait_for_turn()
+        turn = waiting_processes.wait_for_turn()
         again = kernel_timing.retime(case, where, turn["configs"], given["rounds"])
         wrong = {} if null else wrong_outputs(case, where, turn["check"])
-    give_answer({"retimed": again, "wrong": wrong})
+    waiting_processes.give_answer({"retimed": again, "wrong": wrong})
 
 
 def wrong_outputs(case: kernels.Case, where: str, configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -186,7 +186,7 @@ def _make_ready(where: str) -> None:
     devices.warm_up_device(where)
     # Kernels that make tensor descriptors themselves ask for memory at every launch.
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=where))
-    say_ready()
+    waiting_processes.say_ready()
 
 
 # --- the parent ---
@@ -211,7 +211,7 @@ def run_kernel(
     limit, runs = 120.0, []
     with tempfile.TemporaryDirectory(prefix="advice-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        children = dict[tuple[int, str] | None, WaitingChild]()
+        children = dict[tuple[int, str] | None, waiting_processes.WaitingChild]()
         try:
             for repeat, arm in todo:
                 home = folder / f"{repeat}-{arm}"
@@ -242,8 +242,8 @@ def run_kernel(
             for repeat, arm in todo:  # what was compiled once need not be again
                 cache = folder / f"{repeat}-{arm}" / "triton"
                 if cache.is_dir():
-                    to = folder / "retime" / "triton"
-                    shutil.copytree(cache, to, copy_function=copy_missing, dirs_exist_ok=True)
+                    to, copy = folder / "retime" / "triton", waiting_processes.copy_missing
+                    shutil.copytree(cache, to, copy_function=copy, dirs_exist_ok=True)
             chosen = list({kernel_timing.config_text(r["winner"]): r["winner"] for r in runs}.values())
             turn = {"configs": [*chosen, *known.best], "check": chosen}
             again = children[None].take_turn(turn, limit)
@@ -253,9 +253,11 @@ def run_kernel(
     return kernel_row(case, known, runs, again)
 
 
-def _child(a: Namespace, role: str, given: dict[str, Any], home: Path, **more: str) -> WaitingChild:
+def _child(
+    a: Namespace, role: str, given: dict[str, Any], home: Path, **more: str
+) -> waiting_processes.WaitingChild:
     command = child_processes.child_command(__file__, a, role, given)
-    return WaitingChild(command, child_processes.child_environment(home, **more))
+    return waiting_processes.WaitingChild(command, child_processes.child_environment(home, **more))
 
 
 def kernel_row(

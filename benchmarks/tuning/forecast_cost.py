@@ -35,7 +35,8 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.lib import child_processes, devices, result_files
+from benchmarks.lib import devices, result_files
+from benchmarks.lib.processes import child_processes
 from forecast_autotune.features.stored_facts import collect_facts
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.features.ttir.extraction import extract_facts

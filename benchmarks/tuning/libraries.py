@@ -38,12 +38,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.child_processes import child_environment
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.libraries.contexts import ENVIRONMENT, by_context, read_rows
 from benchmarks.lib.libraries.tables import pack_tables, write_text_free
+from benchmarks.lib.processes.child_processes import child_environment
+from benchmarks.lib.processes.waiting_processes import copy_missing
 from benchmarks.lib.result_files import ResultFile, say
-from benchmarks.lib.waiting_processes import copy_missing
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
 

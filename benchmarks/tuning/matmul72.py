@@ -31,7 +31,8 @@ from typing import Any
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import child_processes, devices, kernel_timing, result_files
+from benchmarks.lib import devices, kernel_timing, result_files
+from benchmarks.lib.processes import child_processes
 from forecast_autotune import autotune
 from forecast_autotune.settings import Settings
 from forecast_integrations.triton.problem.call import outcome_of

@@ -37,8 +37,9 @@ import torch
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import child_processes, devices, kernel_timing, result_files
+from benchmarks.lib import devices, kernel_timing, result_files
 from benchmarks.lib.environment import ROOT
+from benchmarks.lib.processes import child_processes
 from benchmarks.lib.result_files import say
 from benchmarks.lib.variants.rewrite_cases import (
     first_cases,

@@ -30,8 +30,9 @@ import triton
 from torch import nn
 
 from benchmarks import kernels
-from benchmarks.lib import child_processes, devices, kernel_timing, result_files
-from benchmarks.lib.compile_processes import (
+from benchmarks.lib import devices, kernel_timing, result_files
+from benchmarks.lib.processes import child_processes
+from benchmarks.lib.processes.compile_processes import (
     compile_separately,
     restart_compile_workers,
     synchronize,

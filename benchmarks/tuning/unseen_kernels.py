@@ -31,7 +31,8 @@ from typing import Any
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import child_processes, devices, kernel_timing, result_files
+from benchmarks.lib import devices, kernel_timing, result_files
+from benchmarks.lib.processes import child_processes
 from forecast_autotune import autotune
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from benchmarks import kernels
-from benchmarks.lib.child_processes import check_each, child_environment, module_command
 from benchmarks.lib.environment import ROOT
+from benchmarks.lib.processes.child_processes import check_each, child_environment, module_command
 from benchmarks.lib.result_files import ResultFile, say
 from benchmarks.lib.variants import variant_corpus
 from forecast_integrations.triton.null_device import null_device

@@ -14,7 +14,7 @@ import pytest
 from benchmarks import kernels
 from benchmarks.lib.advice.table import recorded_advice
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.waiting_processes import WaitingChild
+from benchmarks.lib.processes.waiting_processes import WaitingChild
 from benchmarks.tuning import advice_live
 from benchmarks.tuning.advice_live import RecordedList
 from forecast_autotune.surrogates.learned import shipped_model
@@ -102,7 +102,7 @@ def test_kernels_are_pairs() -> None:
 
 
 def waiting(body: str) -> WaitingChild:
-    text = f"from benchmarks.lib.waiting_processes import *\n{body}"
+    text = f"from benchmarks.lib.processes.waiting_processes import *\n{body}"
     return WaitingChild([sys.executable, "-c", text], {**os.environ, "PYTHONPATH": str(ROOT)})
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.forecasting.variant_ranking import RECORDED_FORECASTS
-from benchmarks.lib.kernel_processes import read_lines, run_in_children
+from benchmarks.lib.processes.kernel_processes import read_lines, run_in_children
 from benchmarks.lib.variants import variant_corpus
 from benchmarks.lib.variants.variant_forecasts import (
     CONFIGS_SHOWN,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks import kernels
-from benchmarks.lib.kernel_processes import read_lines
+from benchmarks.lib.processes.kernel_processes import read_lines
 from benchmarks.lib.search.source_pool import BASE
 from benchmarks.lib.variants import variant_corpus
 from benchmarks.lib.variants.corpus_compiling import ShapedCalls, compile_configs, narrowed

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib.kernel_processes import read_lines
+from benchmarks.lib.processes.kernel_processes import read_lines
 from benchmarks.lib.search.source_pool import BASE, tables_of_recording
 from benchmarks.lib.search.source_recording import record_kernels
 from forecast_autotune.records import Measurement

@@ -1,10 +1,11 @@
-"""One lane for all tests that judge solutions: opening it takes seconds, a verdict a third of one."""
+"""What many tests of the harness share, since opening it takes seconds: a lane, and a driver without a device."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +19,13 @@ def judging() -> Iterator[SandboxLane]:
         pytest.skip("needs Linux and torch")
     with SandboxLane(environment={"TRITON_INTERPRET": "1"}) as lane:
         yield lane
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A driver whose device runs the operations of `fake_driver.cpp`, and does nothing for other code."""
+    from benchmarks.lib.machine_code.fake_code import build_driver, has_compiler
+
+    if not has_compiler():
+        pytest.skip("needs g++ to build the fake driver")
+    return build_driver(tmp_path_factory.mktemp("driver"))

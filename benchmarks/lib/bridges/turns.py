@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.child_processes import child_command, child_environment, run_child
+from benchmarks.lib.processes.child_processes import child_command, child_environment, run_child
 from benchmarks.lib.result_files import ResultFile, say
 
 

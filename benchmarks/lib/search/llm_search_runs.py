@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib import child_processes
+from benchmarks.lib.processes import child_processes
 from benchmarks.lib.result_files import say
 from forecast_autotune.records import Outcome
 from forecast_harness.search.history.log import read_log

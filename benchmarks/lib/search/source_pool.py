@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import kernels
-from benchmarks.lib.harvest_worker import table_facts
-from benchmarks.lib.kernel_processes import read_lines
+from benchmarks.lib.processes.harvest_worker import table_facts
+from benchmarks.lib.processes.kernel_processes import read_lines
 from benchmarks.lib.variants import variant_corpus
 from benchmarks.lib.variants.rewrite_cases import rewrites_of_case
 from benchmarks.lib.variants.variant_forecasts import call_with_variants, first_cases_of

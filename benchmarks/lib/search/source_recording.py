@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks import kernels
-from benchmarks.lib import child_processes, devices
+from benchmarks.lib import devices
 from benchmarks.lib.environment import environment
-from benchmarks.lib.kernel_processes import (
+from benchmarks.lib.processes import child_processes
+from benchmarks.lib.processes.kernel_processes import (
     MOST_SILENT_KERNELS,
     append_line,
     open_case,

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import kernels
 from benchmarks.lib import devices
-from benchmarks.lib.kernel_processes import print_line
+from benchmarks.lib.processes.kernel_processes import print_line
 from benchmarks.lib.variants.corpus_preparing import PreparedKernel, PreparedSource, read_pool
 from forecast_autotune import autotune
 from forecast_autotune.records import Candidate, Config, Outcome

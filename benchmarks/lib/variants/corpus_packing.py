@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.kernel_processes import read_lines
+from benchmarks.lib.processes.kernel_processes import read_lines
 from benchmarks.lib.result_files import say
 from benchmarks.lib.search.source_pool import BASE
 from benchmarks.lib.variants.corpus_compiling import ShapedCalls

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from benchmarks.lib import child_processes
 from benchmarks.lib.environment import environment
-from benchmarks.lib.kernel_processes import RESTARTS, append_line, read_lines
+from benchmarks.lib.processes import child_processes
+from benchmarks.lib.processes.kernel_processes import RESTARTS, append_line, read_lines
 from benchmarks.lib.result_files import say
 from benchmarks.lib.variants.corpus_preparing import PreparedKernel, read_pool
 from benchmarks.lib.variants.corpus_timing import least_times

@@ -23,7 +23,7 @@ import triton
 
 from benchmarks import kernels
 from benchmarks.lib import devices
-from benchmarks.lib.kernel_processes import print_line
+from benchmarks.lib.processes.kernel_processes import print_line
 from benchmarks.lib.result_files import say
 from benchmarks.lib.variants.corpus_compiling import CompiledRow, ShapedCalls
 from benchmarks.lib.variants.corpus_preparing import PreparedKernel, PreparedSource, read_pool

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import kernels
 from benchmarks.lib import devices, kernel_timing
 from benchmarks.lib.environment import environment
-from benchmarks.lib.kernel_processes import (
+from benchmarks.lib.processes.kernel_processes import (
     MOST_SILENT_KERNELS,
     append_line,
     open_case,

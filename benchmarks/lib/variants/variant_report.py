@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.lib.kernel_processes import read_lines
+from benchmarks.lib.processes.kernel_processes import read_lines
 from benchmarks.lib.variants.variant_corpus import EXPECTATIONS
 from benchmarks.lib.variants.variant_forecasts import nan_if_none
 from forecast_train.evaluation import metrics

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from benchmarks.lib.machine_code.fake_code import build_driver, has_compiler
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.commands import main
 from forecast_autotune.commands.output import CommandError, Output
@@ -45,11 +44,9 @@ def run(x):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+def library(fake_driver: Path) -> str:
     """A driver on which code for a device does nothing: right is a kernel that has nothing to do."""
-    if not has_compiler():
-        pytest.skip("needs g++ to build the fake driver")
-    return str(build_driver(tmp_path_factory.mktemp("driver")))
+    return str(fake_driver)
 
 
 @pytest.fixture(scope="module")

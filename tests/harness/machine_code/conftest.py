@@ -1,4 +1,4 @@
-"""A driver without a device, built once, and a runner that uses it."""
+"""A runner on a driver without a device."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.machine_code.fake_code import build_driver, has_compiler
 from forecast_harness.machine_code.runner.client import RunnerClient
-
-
-@pytest.fixture(scope="session")
-def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not has_compiler():
-        pytest.skip("needs g++ to build the fake driver")
-    return build_driver(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,13 @@ torch = pytest.importorskip("torch")
 
 from benchmarks.inductor import choice_regret as baselines
 from benchmarks.inductor.harvest_choices import InductorHarvest
-from benchmarks.lib.inductor_problems import FIT, HELD_OUT, InductorProblem, all_problems, leaking_pairs
+from benchmarks.lib.inductor.inductor_problems import (
+    FIT,
+    HELD_OUT,
+    InductorProblem,
+    all_problems,
+    leaking_pairs,
+)
 from forecast_autotune.records import (
     Argument,
     Candidate,

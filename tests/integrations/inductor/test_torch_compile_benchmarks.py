@@ -17,10 +17,10 @@ pytest.importorskip("triton")
 from benchmarks.inductor import tuning_time as tuning
 from benchmarks.inductor import whole_models as models
 from benchmarks.inductor.tuning_time import PinnedSurrogate
-from benchmarks.lib.compile_processes import RowFile, RowProcess, stream
-from benchmarks.lib.compiled_models import model_of
-from benchmarks.lib.first_call import PARTS, FirstCall
-from benchmarks.lib.stack_samples import StackSamples, place_of
+from benchmarks.lib.inductor.compiled_models import model_of
+from benchmarks.lib.inductor.first_call import PARTS, FirstCall
+from benchmarks.lib.inductor.stack_samples import StackSamples, place_of
+from benchmarks.lib.processes.compile_processes import RowFile, RowProcess, stream
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.surrogates.protocol import Query
 from tests.integrations.inductor.test_parts import a_problem

@@ -62,7 +62,7 @@ class PendingKey:
     captured_at: dict[int, float] = field(default_factory=dict)
     """When a thread has launched it inside a capture that may not have ended, by the thread's number."""
     is_unwanted: bool = False
-    """Whether the deciding thread is to leave it for now."""
+    """Whether the deciding thread is to put it off."""
 
     @property
     def is_pending(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.compile_processes import Row, inductor_clock, inductor_seconds
+from benchmarks.lib.processes.compile_processes import Row, inductor_clock, inductor_seconds
 
 PARTS = (
     "trace_s",

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.child_processes import child_command, child_environment
 from benchmarks.lib.kernel_timing import time_in_turns
+from benchmarks.lib.processes.child_processes import child_command, child_environment
 from benchmarks.lib.result_files import say
 
 Row = dict[str, Any]

@@ -22,7 +22,8 @@ import torch
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import child_processes, devices
+from benchmarks.lib import devices
+from benchmarks.lib.processes import child_processes
 from benchmarks.lib.result_files import say
 
 RESTARTS = 4
