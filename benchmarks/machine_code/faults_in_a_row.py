@@ -76,7 +76,7 @@ def run(
         for n in range(first, len(kinds), 2):
             program = made[kinds[n]]
             named = Program(f"program-{n}", program.kernels, program.plan)
-            told[n] = objection(runner, named, call)
+            told[n] = objection(runner, named, call, made["right"])
             if n % 100 < 2:
                 say(f"{n} of {len(kinds)}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -51,8 +52,11 @@ class SumCall:
         return np.asarray(x + y)
 
 
-def objection(runner: RunnerClient, program: Program, call: SumCall) -> str:
-    """Why a program is not accepted as a sum; '' where it is. All that a real one has to pass, with its timing."""
+def objection(runner: RunnerClient, program: Program, call: SumCall, incumbent: Program | None = None) -> str:
+    """Why a program is not accepted as a sum; '' where it is. All that a real one has to pass, with its timing.
+
+    `incumbent`: a right one to be timed beside it, that its device takes; None for one of the fake driver.
+    """
     try:
         sizes = {n: 4 * call.count for n in ("x", "y")}
         program.plan.check(program.kernels, sizes, scratch_limit=MOST_SCRATCH_BYTES)
@@ -63,9 +67,8 @@ def objection(runner: RunnerClient, program: Program, call: SumCall) -> str:
             return answer.violations[0].rule
         if said := call.wrong(program, answer.launches):
             return said
-        found = runner.time(
-            [addition("incumbent", honest(), call.count), program], call.given, TimingLimits()
-        )
+        rival = incumbent or addition("incumbent", honest(), call.count)
+        found = runner.time([replace(rival, candidate="incumbent"), program], call.given, TimingLimits())
         if found.violations:
             return found.violations[0].rule
         return call.wrong(program, found.launches)

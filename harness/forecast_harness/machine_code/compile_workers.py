@@ -12,7 +12,7 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.codec import Record
-from forecast_harness.machine_code.cubin_sections import ReferredNames, check_cubin
+from forecast_harness.machine_code.cubin_sections import check_cubin, without_references
 from forecast_harness.machine_code.records import CompiledKernel, LaunchPlan, MachineCodeError, Program
 from forecast_harness.sandbox.jobs import (
     JobResult,
@@ -166,17 +166,17 @@ def read_answer(request: BuildRequest, result: JobResult) -> BuildResult:
         if "host_code" in value:
             return BuildResult(request, host_code=str(value["host_code"])[:500], seconds=result.seconds)
         kernels = tuple(
-            replace(CompiledKernel.from_json(told), image=bytes(result.arrays[f"{number}/code-{n}"].data))
+            replace(
+                CompiledKernel.from_json(told),
+                image=without_references(bytes(result.arrays[f"{number}/code-{n}"].data)),
+            )
             for n, told in enumerate(value["kernels"])
         )
         plan = LaunchPlan.from_json(value["plan"])
         sizes = {n: buffer_bytes(t) for n, t in case.tensors.items()}
         plan.check(kernels, sizes, scratch_limit=MOST_SCRATCH_BYTES)
-        try:
-            for kernel in kernels:
-                check_cubin(kernel)
-        except ReferredNames as error:
-            return BuildResult(request, host_code=str(error), seconds=result.seconds)
+        for kernel in kernels:
+            check_cubin(kernel)
         programs.append(Program(request.candidate, kernels, plan))
     return BuildResult(request, tuple(programs), seconds=result.seconds)
 

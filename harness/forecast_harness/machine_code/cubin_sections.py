@@ -19,7 +19,11 @@ _SYMBOL, _RELOCATION = struct.Struct("<IBBHQQ"), struct.Struct("<QQ")
 _WRITE = 1
 _SYMBOLS, _RELOCATIONS_WITH_ADDENDS, _NO_CONTENTS, _RELOCATIONS = 2, 4, 8, 9
 """Kinds of sections."""
-_ADDEND_BYTES = 8
+_RELOCATION_BYTES = {_RELOCATIONS: _RELOCATION.size, _RELOCATIONS_WITH_ADDENDS: _RELOCATION.size + 8}
+_SIZE_AT = 32
+"""Where a section's size stands in its header."""
+_FIRST_RESERVED, _ABSOLUTE = 0xFF00, 0xFFF1
+"""Numbers that name no section: of memory that the loader is to find, for one."""
 _LIBRARY_NAMES = frozenset({b"__CUDA_FTZ", b"__CUDA_PREC_SQRT", b"__CUDA_PREC_DIV", b"__CUDA_ARCH"})
 """Texts that the compiler leaves behind where code took a function of CUDA's library; nothing reads them."""
 _MOST_SECTIONS = 4096
@@ -71,37 +75,62 @@ def _name(texts: bytes, at: int) -> str:
     return texts[at : texts.find(b"\0", at)].decode("ascii", errors="replace")
 
 
-class ReferredNames(MachineCodeError):
-    """Code that is told where the compiler's own names lie: it might keep some bytes there, though honest code, which
-    took a function of CUDA's library, does not."""
-
-
 def check_cubin(kernel: CompiledKernel) -> None:
     """Raises `MachineCodeError` for code without the kernel, or with memory that outlives a launch.
 
     Names that the compiler leaves behind are let through where nothing refers to them: code that is not told their
-    address has it no more than that of any other memory. Else they are `ReferredNames`.
+    address has it no more than that of any other memory. See `without_references`.
     """
     sections = cubin_sections(kernel.image)
     referred = referred_sections(sections)
-    names = {s.name for s in sections}
-    if f".text.{kernel.name}" not in names:
+    if all(section.name != f".text.{kernel.name}" for section in sections):
         raise MachineCodeError(f"machine code has no kernel {kernel.name!r:.80}")
-    named = False
     for number, section in enumerate(sections):
-        kept = section.name.startswith(".nv.global") or (
-            section.flags & _WRITE and not section.name.startswith((".nv.shared", ".nv.local"))
-        )
-        known = len(section.contents) == section.size and section.contents.endswith(b"\0")
-        known = known and set(section.contents[:-1].split(b"\0")) <= _LIBRARY_NAMES
-        known = known and section.size <= _MOST_NAME_BYTES
-        if kept and section.size and not known:
+        if _outlives_launches(section) and not (_holds_library_names(section) and number not in referred):
             raise MachineCodeError(
                 f"machine code keeps {section.size} bytes from launch to launch in {section.name!r:.80}"
             )
-        named = named or bool(kept and section.size and number in referred)
-    if named:
-        raise ReferredNames("a function of CUDA's library leaves writable memory with the kernel")
+
+
+def without_references(image: bytes) -> bytes:
+    """The same code, not told where names lie that the compiler has left behind.
+
+    Whatever takes a function of CUDA's library, as `log`, carries such names in writable memory, and their address
+    among its constants, where nothing reads it. There it would be 11 bytes in which a kernel may keep something, so
+    the loader is not asked to write it. Raises `MachineCodeError` for bytes that are no code of CUDA's.
+    """
+    sections = cubin_sections(image)
+    names = {n for n, s in enumerate(sections) if _outlives_launches(s) and _holds_library_names(s)}
+    if not names & referred_sections(sections):
+        return image
+    made = bytearray(image)
+    headers = _HEADER.unpack_from(image)[6]
+    for number, section in enumerate(sections):
+        if section.kind not in _RELOCATION_BYTES:
+            continue
+        step = _RELOCATION_BYTES[section.kind]
+        entries = [section.contents[at : at + step] for at in range(0, section.size, step)]
+        left = b"".join(e for e in entries if _referred_section(sections, section, e) not in names)
+        at = headers + number * _SECTION.size
+        start = _SECTION.unpack_from(image, at)[4]
+        made[start : start + section.size] = left.ljust(section.size, b"\0")
+        made[at + _SIZE_AT : at + _SIZE_AT + 8] = len(left).to_bytes(8, "little")
+    return bytes(made)
+
+
+def _outlives_launches(section: CubinSection) -> bool:
+    """Whether it is memory on the device that a kernel can write, and that is no launch's own."""
+    if not section.size:
+        return False
+    return section.name.startswith(".nv.global") or bool(
+        section.flags & _WRITE and not section.name.startswith((".nv.shared", ".nv.local"))
+    )
+
+
+def _holds_library_names(section: CubinSection) -> bool:
+    """Whether it holds names that the compiler leaves behind, and nothing else."""
+    whole = len(section.contents) == section.size <= _MOST_NAME_BYTES and section.contents.endswith(b"\0")
+    return whole and set(section.contents[:-1].split(b"\0")) <= _LIBRARY_NAMES
 
 
 def referred_sections(sections: Sequence[CubinSection]) -> frozenset[int]:
@@ -111,18 +140,25 @@ def referred_sections(sections: Sequence[CubinSection]) -> frozenset[int]:
     """
     found = set()
     for table in sections:
-        if table.kind not in (_RELOCATIONS, _RELOCATIONS_WITH_ADDENDS):
+        if table.kind not in _RELOCATION_BYTES:
             continue
         if not 0 <= table.link < len(sections) or sections[table.link].kind != _SYMBOLS:
             raise MachineCodeError(f"relocations in {table.name!r:.80} name no table of symbols")
-        symbols = sections[table.link].contents
-        step = _RELOCATION.size + (_ADDEND_BYTES if table.kind == _RELOCATIONS_WITH_ADDENDS else 0)
+        step = _RELOCATION_BYTES[table.kind]
         if len(table.contents) != table.size or table.size % step:
             raise MachineCodeError(f"relocations in {table.name!r:.80} cannot be read")
         for at in range(0, table.size, step):
-            _, about = _RELOCATION.unpack_from(table.contents, at)
-            place = (about >> 32) * _SYMBOL.size
-            if place + _SYMBOL.size > len(symbols):
-                raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol that is not there")
-            found.add(_SYMBOL.unpack_from(symbols, place)[3])
+            found.add(_referred_section(sections, table, table.contents[at : at + step]))
     return frozenset(found)
+
+
+def _referred_section(sections: Sequence[CubinSection], table: CubinSection, entry: bytes) -> int:
+    """Number of the section in which the symbol of a relocation lies. Raises `MachineCodeError`."""
+    symbols = sections[table.link].contents
+    place = (_RELOCATION.unpack_from(entry)[1] >> 32) * _SYMBOL.size
+    if place + _SYMBOL.size > len(symbols):
+        raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol that is not there")
+    number = int(_SYMBOL.unpack_from(symbols, place)[3])
+    if number >= _FIRST_RESERVED and number != _ABSOLUTE:
+        raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol in section {number:#x}")
+    return number

@@ -19,11 +19,13 @@ from forecast_harness.machine_code.compile_workers import (
     CompileWorkers,
     TensorArgument,
 )
+from forecast_harness.machine_code.cubin_sections import cubin_sections, referred_sections
 from forecast_harness.machine_code.pack_calls import PackCalls
 from forecast_harness.machine_code.recording.tensors import HostCode, TensorRecorder, flat_tensors
 from forecast_harness.machine_code.records import BufferRole, Program
 from forecast_harness.machine_code.runner.client import ObservedLaunch
 from forecast_harness.packs.load import load_pack
+from forecast_harness.packs.schema import Language
 
 FACTS = {"arch": 90, "properties": {"multiprocessor_count": 7}}
 ROWS = CallCase({"x": TensorArgument("float32", (5, 40), (40, 1))})
@@ -56,13 +58,30 @@ def program(result: BuildResult) -> Program:
     return found
 
 
-def test_code_that_is_told_of_memory_that_outlives_a_launch_is_host_code(workers: CompileWorkers) -> None:
-    """A function of CUDA's library leaves its names, in memory that a kernel may write."""
+def test_code_with_a_function_of_cudas_library_is_told_of_no_memory_that_outlives_a_launch(
+    workers: CompileWorkers,
+) -> None:
+    """The function leaves its names, in memory that a kernel may write."""
     source = HEADER.replace("2 * tl.load", "tl.extra.cuda.libdevice.tanh(tl.load", 1).replace(
         "mask=at < n), mask", "mask=at < n)), mask", 1
     )
     source += "def run(x):\n    y = torch.empty_like(x)\n    double[(1,)](x, y, 200, 256)\n    return y\n"
-    assert "leaves writable memory" in build(workers, source).host_code
+    (kernel,) = program(build(workers, source)).kernels
+    sections = cubin_sections(kernel.image)
+    assert [s.contents for s in sections if s.name == ".nv.global.init"] == [b"__CUDA_FTZ\0"]
+    assert not referred_sections(sections) & {
+        n for n, s in enumerate(sections) if s.name == ".nv.global.init"
+    }
+
+
+@pytest.mark.parametrize("name", ["softmax", "matmul", "layer_norm", "swiglu", "cross_entropy"])
+def test_the_triton_solutions_of_our_packs_become_machine_code(
+    workers: CompileWorkers, tmp_path: Path, name: str
+) -> None:
+    pack = load_pack(name)
+    call = PackCalls(pack, tmp_path, seed="1").draw()
+    (solution,) = [s for s in pack.solutions if s.language is Language.TRITON]
+    assert program(build(workers, solution.source, call.arguments)).kernels
 
 
 def test_a_packs_solution_becomes_machine_code_and_a_plan(workers: CompileWorkers, tmp_path: Path) -> None:

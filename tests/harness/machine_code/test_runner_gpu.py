@@ -48,10 +48,10 @@ def test_the_device_adds(device: RunnerClient) -> None:
 
 @pytest.mark.parametrize("what", BODIES)
 def test_only_what_is_right_is_accepted(device: RunnerClient, sums: dict[str, Program], what: str) -> None:
-    said = objection(device, sums[what], SumCall())
+    said = objection(device, sums[what], SumCall(), sums["right"])
     assert bool(said) == (what != "right")
     assert said.startswith(BODIES[what][1])
-    assert objection(device, sums["right"], SumCall()) == ""
+    assert objection(device, sums["right"], SumCall(), sums["right"]) == ""
 
 
 @pytest.mark.parametrize("name", ["softmax", "matmul", "layer_norm", "swiglu", "cross_entropy"])

@@ -12,14 +12,14 @@ from forecast_harness.machine_code.runner import trusted_kernels
 triton = pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("text", [trusted_kernels._ADD, trusted_kernels._PAUSE, trusted_kernels._OVERWRITE])
+@pytest.mark.parametrize("name", ["_ADD", "_PAUSE", "_OVERWRITE", "_COMPARE", "_DIGEST"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_the_assembler_takes_it(tmp_path: Path, text: str, arch: str) -> None:
+def test_the_assembler_takes_it(tmp_path: Path, name: str, arch: str) -> None:
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if not assembler.exists():
         pytest.skip("this Triton has no ptxas")
     source = tmp_path / "kernel.ptx"
-    source.write_text(trusted_kernels._HEADER + text)
+    source.write_text(trusted_kernels._HEADER + getattr(trusted_kernels, name))
     command = [str(assembler), f"--gpu-name={arch}", str(source), "-o", str(tmp_path / "kernel.cubin")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

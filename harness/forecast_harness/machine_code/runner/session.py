@@ -102,6 +102,7 @@ class LaunchSession:
         self._pause_cost: float | None = None
         self._wiped: list[str] = []
         self._given = CallInputs({})
+        self._key, self._digests = 0, dict[str, int]()
 
     # --- placing ---
 
@@ -116,6 +117,8 @@ class LaunchSession:
         places = self._arena.place(sizes)
         for name, data in given.inputs.items():
             self.driver.upload(places[_RESERVE + name].address, data)
+        self._key = self._chance.getrandbits(64)
+        self._digests = {name: self._digest(name) for name in given.inputs}
         for one in contestants:
             one.bind(places)
         self._given = given
@@ -148,7 +151,24 @@ class LaunchSession:
             found = [bytes(self.driver.download(p.address, p.size)) for p in places]
         return found
 
+    def _digest(self, name: str) -> int:
+        place = self._arena.places[_RESERVE + name]
+        return self.kernels.digest(place.address, place.size, self._key)
+
+    def _changed_on_device(self, rotation: Mapping[str, int]) -> list[str]:
+        """As `_changed_inputs`, without moving the bytes: what a call of many costs a thousandth of."""
+        changed = []
+        for name in self._given.inputs:
+            place, reserve = self._arena.places[name], self._arena.places[_RESERVE + name]
+            where = place.address, reserve.address, place.size, rotation.get(name, 0)
+            if name not in self._given.updated and self.kernels.different_bytes(*where):
+                changed.append(name)
+            elif self._digest(name) != self._digests[name]:
+                changed.append(f"the copy of {name}")
+        return changed
+
     def _changed_inputs(self, rotation: Mapping[str, int]) -> list[str]:
+        """Inputs, or what they are copied from, that are not what the host has sent."""
         changed = []
         for name, data in self._given.inputs.items():
             turn = rotation.get(name, 0)
@@ -160,10 +180,12 @@ class LaunchSession:
                 changed.append(f"the copy of {name}")
         return changed
 
-    def _violations(self, number: int, rotation: Mapping[str, int]) -> list[Violation]:
+    def _violations(
+        self, number: int, rotation: Mapping[str, int], changes: Callable[[Mapping[str, int]], list[str]]
+    ) -> list[Violation]:
         if broken := self._arena.broken_canaries():
             return [Violation(number, "out of bounds", f"{broken} bytes beside its buffers were changed")]
-        if changed := self._changed_inputs(rotation):
+        if changed := changes(rotation):
             return [Violation(number, "input changed", f"it wrote into {', '.join(changed)}")]
         return []
 
@@ -200,7 +222,7 @@ class LaunchSession:
             contestant.launch()
             self.driver.synchronize()
             self._mark(NOBODY)
-            if broken := self._violations(0, rotation):
+            if broken := self._violations(0, rotation, self._changed_inputs):
                 return done, broken
             done.append(CheckedLaunch(0, rotation, self._outputs(contestant)))
         return done, []
@@ -213,7 +235,7 @@ class LaunchSession:
         found = TimedLaunches([[] for _ in contestants])
         last = len(contestants) - 1
         first = [self._timed(n, one.launch) for n, one in enumerate(contestants)]  # loads, warms up
-        if broken := self._violations(last, self._last_rotation):
+        if broken := self._violations(last, self._last_rotation, self._changed_on_device):
             found.violations = broken
             return found
         found.recorded = min(first) < SHORT_LAUNCH_S or any(len(c.plan.steps) > 1 for c in contestants)
@@ -239,7 +261,9 @@ class LaunchSession:
                 found.stopped = cannot_win(found.seconds, limits, found.recorded)
                 if found.stopped:
                     break
-            found.violations = self._violations(self._last_number, self._last_rotation)
+            found.violations = self._violations(
+                self._last_number, self._last_rotation, self._changed_on_device
+            )
         finally:
             self._cuda.free_graphs(self._own_graphs)
         return found

@@ -1,4 +1,5 @@
-"""The runner's own kernels, in PTX: a known addition, a pause, and one that overwrites shared memory."""
+"""The runner's own kernels, in PTX: a known addition, a pause, two that watch buffers, and one that overwrites shared
+memory."""
 
 from __future__ import annotations
 
@@ -67,8 +68,70 @@ done:
   ret;
 }
 """
+_EACH_BYTE = """
+  mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x; mov.u32 %r4, %nctaid.x;
+  mul.wide.u32 %d1, %r1, %r2; cvt.u64.u32 %d2, %r3; add.u64 %d1, %d1, %d2;
+  mul.wide.u32 %d2, %r2, %r4;
+  mov.u64 %d3, 0;
+"""
+"""Of a kernel over bytes: %d1 is a thread's first, %d2 the step to its next, %d3 what it has summed."""
+_COMPARE = f"""
+.visible .entry trusted_compare(.param .u64 a, .param .u64 b, .param .u64 size, .param .u64 turn, .param .u64 out)
+{{
+  .reg .pred %p; .reg .b32 %r<7>; .reg .b64 %d<11>;
+  {_EACH_BYTE}
+  ld.param.u64 %d4, [a]; ld.param.u64 %d5, [b]; ld.param.u64 %d6, [size]; ld.param.u64 %d7, [turn];
+  ld.param.u64 %d8, [out];
+  cvta.to.global.u64 %d4, %d4; cvta.to.global.u64 %d5, %d5; cvta.to.global.u64 %d8, %d8;
+again:
+  setp.ge.u64 %p, %d1, %d6;
+  @%p bra done;
+  add.u64 %d9, %d4, %d1; ld.global.u8 %r5, [%d9];
+  add.u64 %d10, %d1, %d7;
+  setp.ge.u64 %p, %d10, %d6;
+  @%p sub.u64 %d10, %d10, %d6;
+  add.u64 %d10, %d5, %d10; ld.global.u8 %r6, [%d10];
+  setp.ne.u32 %p, %r5, %r6;
+  @%p add.u64 %d3, %d3, 1;
+  add.u64 %d1, %d1, %d2;
+  bra again;
+done:
+  setp.eq.u64 %p, %d3, 0;
+  @%p bra end;
+  red.global.add.u64 [%d8], %d3;
+end:
+  ret;
+}}
+"""
+_DIGEST = f"""
+.visible .entry trusted_digest(.param .u64 a, .param .u64 size, .param .u64 key, .param .u64 out)
+{{
+  .reg .pred %p; .reg .b32 %r<6>; .reg .b64 %d<11>;
+  {_EACH_BYTE}
+  ld.param.u64 %d4, [a]; ld.param.u64 %d5, [size]; ld.param.u64 %d6, [key]; ld.param.u64 %d7, [out];
+  cvta.to.global.u64 %d4, %d4; cvta.to.global.u64 %d7, %d7;
+again:
+  setp.ge.u64 %p, %d1, %d5;
+  @%p bra done;
+  add.u64 %d8, %d4, %d1; ld.global.u8 %r5, [%d8];
+  shl.b64 %d9, %d1, 8; cvt.u64.u32 %d8, %r5; or.b64 %d9, %d9, %d8;
+  mad.lo.u64 %d9, %d9, 0x9E3779B97F4A7C15, %d6;
+  shr.u64 %d10, %d9, 30; xor.b64 %d9, %d9, %d10; mul.lo.u64 %d9, %d9, 0xBF58476D1CE4E5B9;
+  shr.u64 %d10, %d9, 27; xor.b64 %d9, %d9, %d10; mul.lo.u64 %d9, %d9, 0x94D049BB133111EB;
+  shr.u64 %d10, %d9, 31; xor.b64 %d9, %d9, %d10;
+  add.u64 %d3, %d3, %d9;
+  add.u64 %d1, %d1, %d2;
+  bra again;
+done:
+  red.global.add.u64 [%d7], %d3;
+  ret;
+}}
+"""
+"""The mixing of splitmix64 (Steele, Lea and Flood, 2014), of a byte and its place."""
 _CANARY_ELEMENTS = 4096
 _OVERWRITE_THREADS = 1024
+_BYTE_THREADS, _BYTE_BLOCKS = 512, 4
+"""Of kernels over bytes: threads of a block, and most blocks of a multiprocessor."""
 _PAGE_BYTES = 2 << 20
 """Of the device's memory: what an allocation leaves of its last page would be anybody's."""
 
@@ -84,10 +147,12 @@ class TrustedKernels:
 
         self._add, self._pause = made(_ADD, "trusted_add"), made(_PAUSE, "trusted_pause")
         self._overwrite = made(_OVERWRITE, "trusted_overwrite")
+        self._compare, self._digest = made(_COMPARE, "trusted_compare"), made(_DIGEST, "trusted_digest")
         self._shared = driver.attribute(ATTRIBUTE_SHARED_OPT_IN)
         self._blocks = driver.attribute(ATTRIBUTE_MULTIPROCESSORS)
         driver.allow(self._overwrite, self._shared, 1)
         self._memory = driver.allocate(_PAGE_BYTES)
+        self._out = self._memory + _PAGE_BYTES - 8
 
     def pause(self, cycles: int) -> None:
         """Queue a pause of so many clock cycles."""
@@ -104,6 +169,23 @@ class TrustedKernels:
             self._overwrite, (2 * self._blocks, 1, 1), _OVERWRITE_THREADS, self._shared, arguments
         )
 
+    def different_bytes(self, address: int, other: int, size: int, turn: int) -> int:
+        """How many bytes of a buffer are not those of another, rotated by `turn` bytes. Waits for the device."""
+        given = [ctypes.c_uint64(n) for n in (address, other, size, turn)]
+        return self._sum_of_bytes(self._compare, size, given)
+
+    def digest(self, address: int, size: int, key: int) -> int:
+        """64 bits of a buffer's contents, which tell nothing without the key. Waits for the device."""
+        return self._sum_of_bytes(self._digest, size, [ctypes.c_uint64(n) for n in (address, size, key)])
+
+    def _sum_of_bytes(self, kernel: ctypes.c_void_p, size: int, given: list[ctypes.c_uint64]) -> int:
+        self._driver.fill(self._out, 0, 4, 2)
+        blocks = max(1, min(-(-size // _BYTE_THREADS), _BYTE_BLOCKS * self._blocks))
+        out = ctypes.c_uint64(self._out)
+        self._driver.launch(kernel, (blocks, 1, 1), _BYTE_THREADS, 0, [*given, out])
+        self._driver.synchronize()
+        return int.from_bytes(self._driver.download(self._out, 8), "little")
+
     def check_health(self, seed: int) -> str:
         """Add numbers on the device; '' if the sums are right, else what is wrong."""
         chance = random.Random(seed)
@@ -119,4 +201,24 @@ class TrustedKernels:
         driver.synchronize()
         got = pack.unpack(driver.download(where[2], size))
         wrong = sum(g != (x + y) % 2**32 for g, x, y in zip(got, a, b, strict=True))
-        return f"{wrong} of {_CANARY_ELEMENTS} sums are wrong" if wrong else ""
+        if wrong:
+            return f"{wrong} of {_CANARY_ELEMENTS} sums are wrong"
+        return self._watching_problem(where[0], size, chance)
+
+    def _watching_problem(self, address: int, size: int, chance: random.Random) -> str:
+        """What is wrong with the kernels that watch a buffer, shown on one whose copy is rotated; '' for nothing."""
+        driver, turn, key, at = (
+            self._driver,
+            chance.randrange(1, size),
+            chance.getrandbits(64),
+            address + size,
+        )
+        driver.copy(at, address + turn, size - turn)
+        driver.copy(at + size - turn, address, turn)
+        if self.different_bytes(at, address, size, turn):
+            return "equal buffers are said to differ"
+        before = self.digest(at, size, key)
+        driver.fill(at + turn, driver.download(at + turn, 1)[0] ^ 1, 1, 1)
+        if self.different_bytes(at, address, size, turn) != 1 or self.digest(at, size, key) == before:
+            return "a changed byte is not seen"
+        return ""
