@@ -59,6 +59,13 @@ def has_device() -> bool:
     return _active_null_device() is not None or bool(torch.cuda.is_available())
 
 
+def has_accelerator() -> bool:
+    """Whether kernels run on a device with memory of its own: not under a null device."""
+    import torch
+
+    return _active_null_device() is None and bool(torch.cuda.is_available())
+
+
 def device_index() -> int:
     """The number of the current accelerator; 0 where there is none."""
     import torch

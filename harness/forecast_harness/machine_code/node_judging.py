@@ -53,6 +53,8 @@ _BLOCK = 4
 """Launches that are taken together, where they are not behind pauses."""
 _MOST_FAILURES = 3
 """Failures of our own in a row after which all is judged as host code."""
+_LAST_JOB_S = 5.0
+"""How long a job of host code may take after the end."""
 PATH = "machine code"
 
 
@@ -89,6 +91,7 @@ class MachineCodeJudge:
         self._rival_seconds: dict[tuple[str, str], float] = {}
         self._failures = 0
         self._used = threading.local()
+        self._ended = threading.Event()
 
     def judge(self, job: NodeJob) -> NodeResult:
         """Check, tune and time a node beside `job.against`. Raises `LaneFailure`."""
@@ -137,14 +140,30 @@ class MachineCodeJudge:
             return str(error)
         return ""
 
+    def end(self) -> None:
+        """Judge nothing more: nodes under way fail before their next use of the device."""
+        self._ended.set()
+
     def close(self) -> None:
-        """End the judge of host code; another is made when it is needed. Runner and builder are their owner's."""
-        with self._device_mutex:
+        """End the judge of host code; another is made when it is needed. Runner and builder are their owner's.
+
+        After `end` it is ended even if it is at work, which it may be for a while before.
+        """
+        held = self._device_mutex.acquire(timeout=_LAST_JOB_S if self._ended.is_set() else -1)
+        try:
             host, self._host = self._host, None
+        finally:
+            if held:
+                self._device_mutex.release()
         if host is not None:
             host.close()
 
+    def _go_on(self) -> None:
+        if self._ended.is_set():
+            raise LaneFailure("the lanes are closed", self._device)
+
     def _host_judge(self) -> HostJudge:
+        self._go_on()
         if self._host is None:
             self._host = self._make_host()
         return self._host
@@ -341,6 +360,7 @@ class MachineCodeJudge:
         call = self._trials.calls.small
         try:
             with self._device_mutex:
+                self._go_on()
                 began = time.perf_counter()
                 answer = self._runner.check(programs[0], call.given)
                 self._used.seconds = self._spent + time.perf_counter() - began
@@ -358,6 +378,7 @@ class MachineCodeJudge:
     def _timed(self, programs: Sequence[Program], workload: str, limits: TimingLimits) -> TimingAnswer:
         try:
             with self._device_mutex, exclusive(self._lock_name, folder=self._locks):
+                self._go_on()
                 began = time.perf_counter()
                 answer = self._runner.time(programs, self._trials.calls.timed[workload].given, limits)
                 self._used.seconds = self._spent + time.perf_counter() - began

@@ -49,11 +49,13 @@ class MachineCodeLanes(LocalJudgePool):
     """Judges at work, many for each device; closing it ends runners and compile workers, too."""
 
     def __init__(self, judges: list[MachineCodeJudge], count: int, held: ExitStack) -> None:
-        self._held = held
+        self._held, self._judges = held, judges
         super().__init__(lambda number: judges[number % len(judges)], count)
 
     def close(self) -> None:
         """End all."""
+        for judge in self._judges:
+            judge.end()
         try:
             super().close()
         finally:

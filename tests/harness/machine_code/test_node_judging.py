@@ -207,3 +207,33 @@ def test_a_pool_of_judges_shares_one_device_and_loses_nothing(judged: Judged) ->
     assert [r.outcome for r in found] == 2 * wanted
     assert sorted(judged.host.verified) == ["node-0", "node-11", "node-5", "node-6"]
     assert threading.active_count() < 50
+
+
+def test_after_the_end_nothing_more_is_judged_and_a_host_judge_at_work_is_ended(judged: Judged) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def verify(node: Node, config: object) -> object:
+        begun.set()
+        ended.wait(60)
+        raise LaneFailure("ended", "lane")
+
+    judged.host.verify_in_full = verify  # type: ignore[assignment]
+    judged.host.close = ended.set  # type: ignore[method-assign]
+    found: list[BaseException] = []
+
+    def ask(name: str) -> None:
+        try:
+            judged.judge.judge(job(name, "honest 24000"))
+        except LaneFailure as failure:
+            found.append(failure)
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in ("fast", "faster")]
+    for one in threads:
+        one.start()
+    assert begun.wait(60)
+    judged.judge.end()
+    judged.judge.close()
+    assert ended.is_set()
+    for one in threads:
+        one.join(60)
+    assert {str(f) for f in found} == {"ended", "the lanes are closed"}

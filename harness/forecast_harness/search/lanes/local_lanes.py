@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ RETRY_S = 20.0
 MAX_REQUEUES = 2
 """How often a job whose lane went away, and the machine with it, is given to another one."""
 _CLOSE_TIMEOUT_S = 20.0
+"""For all lanes together."""
 
 
 class LaneDied(LaneFailure):
@@ -133,9 +135,10 @@ class LocalJudgePool:
             self._condition.notify_all()
         for task in waiting:
             task.future.cancel()
+        until = time.monotonic() + _CLOSE_TIMEOUT_S
         for lane in self.lanes:
             if lane.thread is not None:
-                lane.thread.join(_CLOSE_TIMEOUT_S)
+                lane.thread.join(max(0.0, until - time.monotonic()))
 
     def _add(self, key: str, do: Callable[[NodeJudge], Any]) -> Future[Any]:
         with self._condition:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Candidate
+from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import heuristic_layers, heuristic_values
 from forecast_integrations.triton.problem.lazy_candidates import candidate_grids
@@ -225,7 +226,7 @@ def _require_copyable(tensor: torch.Tensor) -> None:
 
     if tensor.layout is not torch.strided:
         raise UncopyableArgumentsError(f"nobody knows how to copy a tensor of layout {tensor.layout}")
-    if tensor.device.type == "cpu" and torch.cuda.is_available():
+    if tensor.device.type == "cpu" and has_accelerator():
         raise UncopyableArgumentsError(
             "a copy of a tensor in the host's memory need not be seen by the device"
         )

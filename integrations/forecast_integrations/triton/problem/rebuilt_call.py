@@ -14,6 +14,7 @@ from typing import Any
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Argument, Kernel, Problem
 from forecast_autotune.store.misses import Grids, Miss
+from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.protocols import Tuner
 
 MAX_TENSOR_BYTES = 1 << 36
@@ -104,7 +105,7 @@ def _tensor(argument: Argument, least: int, device: object) -> object:
     offset = 0 if argument.aligned else 1
     if (elements + offset) * size > MAX_TENSOR_BYTES:
         raise RebuildError(f"argument {argument.name} takes {elements * size} bytes")
-    where: Any = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    where: Any = device or ("cuda" if has_accelerator() else "cpu")
     flat = torch.zeros(elements + offset, dtype=dtype, device=where)
     if dtype.is_floating_point and size >= 2:
         generator = torch.Generator(where).manual_seed(_SEED)
