@@ -143,6 +143,7 @@ def main() -> int:
     made.add_argument("--packs", nargs="+", default=list(PACKS))
     made.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
     made.add_argument("--only", default="", help="attacks whose family or variant contains this")
+    made.add_argument("--variants", type=int, default=1000, help="most attacks of a family, the first ones")
     made.add_argument("--blocks", type=int, default=60, help="most blocks of an attack's contest")
     made.add_argument("--equals", type=int, default=30, help="contests of equals, all packs together")
     made.add_argument("--gains", type=int, default=20, help="contests with a gain of 2 %%")
@@ -166,8 +167,12 @@ def main() -> int:
         if "attacks" in a.stages:
             rows = []
             for pack in packs:
+                taken = Counter[str]()
                 for (family, variant), source in sources(pack).items():
                     if a.only and a.only not in family and a.only not in variant:
+                        continue
+                    taken[family] += 1
+                    if taken[family] > a.variants:
                         continue
                     if time.perf_counter() - begin > a.seconds:
                         left_out += 1

@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import re
 import shlex
+import shutil
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,10 +129,12 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> Search
     tell(f"opening {options.target} for {device}")
     target, seeds = open_target(options.target, device=device)
     settings = _settings(options)
-    if not options.resume and target.kind is TargetKind.PACK:
-        tell("checking that the pack tells right from wrong")
-        _require_sound_pack(target, device)
     with contextlib.ExitStack() as stack:
+        checking = None
+        if not options.resume and target.kind is TargetKind.PACK:
+            tell("checking that the pack tells right from wrong")
+            checker = stack.enter_context(ThreadPoolExecutor(1, "pack-check"))
+            checking = checker.submit(_require_sound_pack, target, device)
         proposers = _proposers(settings, target, stack)
         forecaster = open_forecaster(settings.surrogate, target)
         if forecaster is not None:
@@ -139,6 +143,11 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> Search
         lanes = stack.enter_context(
             contextlib.closing(_lanes(options, output, target, seeds[0], device, folder))
         )
+        if checking is not None and (error := checking.exception()) is not None:
+            stack.close()
+            if not (folder / _LOG).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            raise error
         server = _server(options, output, folder, stack)
         watch = LiveDisplay(
             output.errors, quiet=options.quiet, lanes=lanes, where="" if server is None else server.url

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,12 +29,38 @@ from forecast_harness.verify.plan import VerificationPlan
 
 FLUSH_BYTES = 0
 """What a runner writes to empty its device's caches; 0: what suits the device."""
+_HEALTH_TRIES, _HEALTH_PAUSE_S = 3, 1.0
+"""Others may use the device at the moment, and a clock that waits for them tells no time."""
 _JUDGES_PER_WORKER = 2
 """Nodes under way for each compile worker, so that none waits while nodes are on the device."""
 
 
 class NoMachineCodePath(Exception):
     """A target that is not judged through machine code here; the text says why."""
+
+
+class HostJudgeAhead:
+    """Makes judges of host code; the first is opened at once, while other things are, and waits for who asks.
+
+    It is needed in the middle of a search, when everything else waits for it: opening takes some seconds.
+    """
+
+    def __init__(self, make: Callable[[], HostJudge]) -> None:
+        self._make = make
+        self._opening = ThreadPoolExecutor(1, "host-judge")
+        self._first: Future[HostJudge] | None = self._opening.submit(make)
+
+    def __call__(self) -> HostJudge:
+        """The next one. Raises what opening it raises."""
+        first, self._first = self._first, None
+        return self._make() if first is None else first.result()
+
+    def close(self) -> None:
+        """Close the one that nobody has asked for."""
+        first, self._first = self._first, None
+        if first is not None and not first.cancel() and first.exception() is None:
+            first.result().close()
+        self._opening.shutdown()
 
 
 def facts_for_workers(runner: RunnerClient) -> Mapping[str, Any]:
@@ -86,6 +114,9 @@ def open_machine_code_lanes(
         raise NoMachineCodePath(f"the seed is written in {seed.language}, and only Triton is compiled so")
     with ExitStack() as stack:
         try:
+            hosts = [HostJudgeAhead(_host_opener(target, plan, folder)) for plan in plans]
+            for host in hosts:
+                stack.callback(host.close)
             runners: list[RunnerClient] = []
             for plan in plans:
                 progress(f"starting the runner of device {plan.index}")
@@ -95,7 +126,7 @@ def open_machine_code_lanes(
             progress("starting compile workers")
             builder = stack.enter_context(CompileWorkers(facts_for_workers(runners[0]), workers))
             judges = []
-            for runner, plan in zip(runners, plans, strict=True):
+            for runner, plan, host in zip(runners, plans, hosts, strict=True):
                 progress(f"launching the seed on device {plan.index}")
                 where = folder / "machine-code" / str(plan.index)
                 trials = _open_trials(target, plan, where, runner, builder)
@@ -104,7 +135,7 @@ def open_machine_code_lanes(
                     runner,
                     builder,
                     trials,
-                    host=_host_opener(target, plan, folder),
+                    host=host,
                     device=plan.uuid or device_slug(plan.device, plan.index),
                     insist=insist,
                     on_failure=on_failure,
@@ -126,7 +157,11 @@ def open_fit_runner(plan: VerificationPlan) -> Iterator[RunnerClient]:
     Raises `NoMachineCodePath` for one that has not, and `RunnerLost` where it does not start.
     """
     with RunnerClient(LIBRARY, plan.index, flush_bytes=FLUSH_BYTES) as runner:
-        if said := runner_problem(runner):
+        for _ in range(_HEALTH_TRIES):
+            if not (said := runner_problem(runner)):
+                break
+            time.sleep(_HEALTH_PAUSE_S)
+        else:
             raise NoMachineCodePath(said)
         if plan.uuid and runner.facts["name"] != (named := devices.identity(plan.index)[0]):
             raise NoMachineCodePath(
