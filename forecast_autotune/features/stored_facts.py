@@ -62,6 +62,13 @@ def facts_by_unit(problem: Problem) -> dict[tuple[str, Grid], TtirFacts]:
     return _decode_units(problem.extra.get(FACTS))
 
 
+def fact_count(problem: Problem) -> int:
+    """How many units a record has kept facts of, readable or not; looks at none of them."""
+    kept = problem.extra.get(FACTS)
+    units = kept.get("units") if isinstance(kept, Mapping) else None
+    return len(units) if isinstance(units, list) else 0
+
+
 def has_facts(problem: Problem) -> bool:
     """Whether a formula can be computed for this record: TTIR, or facts that this release understands."""
     return bool(problem.ttir) or bool(facts_by_unit(problem))

@@ -14,6 +14,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.devices import is_known_device, is_measured_device
-from forecast_autotune.features.stored_facts import facts_by_unit
+from forecast_autotune.features.stored_facts import fact_count, facts_by_unit
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
 from forecast_autotune.records.table import latest_labels
@@ -38,6 +39,7 @@ from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relat
 from forecast_autotune.surrogates.relatives import Kinship, kinship, problem_distance
 
 Rows = npt.NDArray[np.intp]
+_MOST_RELATIVE_PRIORS = 256
 _SLOPE_REACH = 1.0
 """Doublings of a part of the cost up to which its slope counts in full; further ones count ever less."""
 
@@ -86,6 +88,8 @@ class AnalyticSurrogate:
         self.rows = rows
         self._cached_relatives: _RelativeObservations | None = None
         """Of the latest question: a decision asks many, and would read its relatives anew each time."""
+        self._relative_priors: dict[tuple[Any, ...], Prior] = {}
+        """Of relatives that have facts of their own: the next decision about the kernel asks for most of them again."""
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
@@ -269,8 +273,16 @@ class AnalyticSurrogate:
         """
         names = [m.candidate for m in rows]
         grids = {m.candidate: m.grid for m in rows if m.grid is not None}
-        texts = _texts_of_relative(relative.problem, names, grids, ttir)
-        there = self.prior(Query(relative.problem, names, grids, ttir=texts))
+        problem = relative.problem
+        key = (problem.id, fact_count(problem), len(problem.ttir), tuple(names), tuple(m.grid for m in rows))
+        there = self._relative_priors.get(key)
+        if there is None:
+            borrowed = _borrowed_texts(problem, names, grids, ttir)
+            there = self.prior(Query(problem, names, grids, ttir={**borrowed, **problem.ttir}))
+            if not borrowed:  # else it is of this question, too
+                if len(self._relative_priors) >= _MOST_RELATIVE_PRIORS:
+                    self._relative_priors.clear()
+                self._relative_priors[key] = there
         if there.informed == before.informed:
             return there
         zero = np.zeros(len(rows))
@@ -299,20 +311,20 @@ class AnalyticSurrogate:
         return choice
 
 
-def _texts_of_relative(
+def _borrowed_texts(
     problem: Problem,
     candidates: Sequence[Candidate],
     grids: Mapping[Candidate, tuple[int, ...]],
     ttir: Mapping[str, str],
 ) -> Mapping[str, str]:
-    """The relative's own texts, and those of `ttir` that it has no facts of: to read one takes milliseconds."""
+    """Those of `ttir` that a relative has no facts of: to read one takes milliseconds."""
     kept = facts_by_unit(problem)
     needed = {
         name
         for c in candidates
         if ((name := assignment_of(c)), grids.get(c, problem.grid)) not in kept and name in ttir
     }
-    return {**{name: ttir[name] for name in needed}, **problem.ttir}
+    return {name: ttir[name] for name in needed}
 
 
 def _failures(

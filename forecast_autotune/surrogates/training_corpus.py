@@ -49,16 +49,19 @@ class TrainingCorpus:
     def _feature_scale(self) -> npt.NDArray[np.float32]:
         return np.asarray(self.points.std(axis=0) + 1e-6)
 
+    @cached_property
+    def _scaled_points(self) -> Array:
+        return np.asarray(self.points / self._feature_scale.astype(float))
+
     def training_distance(self, at: Array) -> float:
         """Distance of a problem's `problem_centroid` from the nearest kernels.
 
         Root mean square over features, in standard deviations of the corpus; of each kernel its nearest
         problem counts, and the nearest three kernels.
         """
-        gaps = np.clip(
-            (self.points - at) / self._feature_scale, -_MAX_FEATURE_DEVIATION, _MAX_FEATURE_DEVIATION
-        )
-        each = np.sqrt((gaps**2).mean(axis=1))
+        gaps = self._scaled_points - at / self._feature_scale
+        np.clip(gaps, -_MAX_FEATURE_DEVIATION, _MAX_FEATURE_DEVIATION, out=gaps)
+        each = np.sqrt(np.einsum("pf,pf->p", gaps, gaps) / gaps.shape[1])
         nearest = np.full(int(self.kernels.max()) + 1, np.inf)
         np.minimum.at(nearest, self.kernels, each)
         return float(np.sort(nearest)[:_NEIGHBOURS].mean())

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forecast_autotune.records import Device, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate, same_sizes
-from forecast_autotune.surrogates.learned import shipped_model
+from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
+from forecast_autotune.tuning.replay import load, shipped_tables
 
 
 class TestDefault(SurrogateContract):
@@ -105,3 +107,18 @@ def test_the_shipped_model_is_read_when_it_is_needed() -> None:
     assert fresh.version == f"{fresh.single.name}-{fresh.single.version}+pooled-{fresh.pooled.version}"
     fresh.load()
     assert fresh.single.model is shipped_model()  # type: ignore[attr-defined]
+
+
+def test_what_is_remembered_of_relatives_changes_no_forecast() -> None:
+    (first, second, third) = [
+        t for t in load(shipped_tables()) if t.problem.kernel.name == "cross_entropy_fwd"
+    ]
+    model = shipped_model()
+    assert model is not None
+    asked = DefaultSurrogate(LearnedSurrogate(model))
+    half = second.measurements[: len(second.measurements) // 2]
+    for told in ([second], [second], [second, third], [replace(second, measurements=half), third], [third]):
+        relatives = tuple(Relative(t.problem, tuple(t.measurements)) for t in told)
+        query = replace(query_of(first), relatives=relatives)
+        afresh = DefaultSurrogate(LearnedSurrogate(model))
+        assert np.array_equal(asked.forecast(query).mean, afresh.forecast(query).mean)
