@@ -69,11 +69,14 @@ class RangeMeasurer:
         for point, measurer in zip(self._rows.measured[1:], self._others, strict=True):
             if not parts[-1].ok:
                 break
-            found = self._rows.labels(point).get(first.candidate)
-            if found is None:
-                (found,) = measurer.measure([first.candidate])
+            known = self._rows.labels(point).get(first.candidate)
+            if known is not None:
+                parts.append(known)
+                continue
+            # Kept before the next is asked for: what has lost the device says so then.
+            for found in measurer.measure([first.candidate]):
                 self._keep(point, found)
-            parts.append(found)
+                parts.append(found)
         return self._rows.combine(parts)
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:

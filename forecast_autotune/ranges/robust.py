@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class Robust:
         """Whether a value of an argument lies inside the range."""
         return name == self.argument and type(value) is int and value in self.values
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The range as keys show it: `1..8192`, with the step where it is not 1."""
         return _shown(self.values)

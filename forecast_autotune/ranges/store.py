@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,10 @@ class RangeStore:
 
     def __init__(self, store: GuardedStore, rows: RangeRows) -> None:
         self._store, self.rows = store, rows
+        self.conclude: Callable[[Decision], Decision] = lambda decision: decision
+        """Adds to a decision, before it is filed, what follows from the range; while others wait for its lock."""
         self.made: Decision | None = None
-        """The decision that was put, not filed yet."""
+        """The decision as it was filed."""
 
     def keep(self, point: int, measurement: Measurement) -> None:
         """Commit what happened at one of the points."""
@@ -52,8 +55,9 @@ class RangeStore:
         return self._store.decision(problem)
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
-        """Set a decision aside, to be filed once its slow-downs are known."""
-        self.made = decision
+        """File what the range makes of a decision."""
+        self.made = self.conclude(decision)
+        self._store.put_decision(problem, self.made)
 
     def verdicts(self, problem: Problem) -> list[RiskVerdict]:
         """What became of the risks stated on this device class."""

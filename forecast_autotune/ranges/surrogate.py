@@ -59,13 +59,12 @@ class RangeSurrogate:
         """The inner surrogate's forecasts at one point, from all that is measured at it and at the others."""
         rows, at = self._rows, self._rows.points[point]
         known = set(query.candidates)
-        here = rows.points[point].problem.id
         others = [
             replace(r, problem=replace(r.problem, ttir=r.problem.ttir or query.ttir))
             for r in rows.relatives(point)
         ]
         own = {p.problem.id for p in rows.points}
-        others += [r for r in query.relatives if r.problem.id not in own and r.problem.id != here]
+        others += [r for r in query.relatives if r.problem.id not in own]
         return self._inner.forecast(
             replace(
                 query,
@@ -73,11 +72,12 @@ class RangeSurrogate:
                 grids=at.grids or query.grids,
                 measured=[m for m in rows.rows[point] if m.candidate in known],
                 relatives=others,
+                provisional=True,  # a model would be asked of every point, each time anew
             )
         )
 
-    def means(self, candidates: Sequence[Candidate]) -> Array:
-        """log2 of the times forecast now, of all points: [points, candidates]. Raises what the inner one raises."""
+    def means(self, candidates: Sequence[Candidate], points: Sequence[int]) -> Array:
+        """log2 of the times forecast now at some points: [points, candidates]. Raises what the inner one raises."""
         assert self._last is not None, "asked before the first forecast"
-        query = replace(self._last, candidates=list(candidates), measured=(), once=True)
-        return np.stack([self.at_point(query, i).mean for i in range(len(self._rows.points))])
+        query = replace(self._last, candidates=list(candidates), measured=())
+        return np.stack([self.at_point(query, point).mean for point in points])

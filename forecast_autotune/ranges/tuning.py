@@ -15,7 +15,7 @@ from forecast_autotune.ranges.measurer import RangeMeasurer
 from forecast_autotune.ranges.points import RangePoint, RangeRows
 from forecast_autotune.ranges.store import RangeStore
 from forecast_autotune.ranges.surrogate import RangeSurrogate
-from forecast_autotune.records import Candidate, Decision, Evidence
+from forecast_autotune.records import Candidate, Decision
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Array, Surrogate
 from forecast_autotune.telemetry.decision_span import DecisionSpan
@@ -90,6 +90,7 @@ def _decide(
     view = range_store(guarded, task.problem.id, plan)
     rows = view.rows
     asked = RangeSurrogate(surrogate, rows)
+    view.conclude = lambda decision: _with_best_of_range(decision, plan, rows, asked)
     decision = tune(
         task,
         lambda: RangeMeasurer(measurers(), rows, view.keep),
@@ -98,14 +99,11 @@ def _decide(
         settings=settings,
         policy=policy,
     )
-    if view.made is None or decision.evidence is Evidence.FORECAST:
+    if view.made is None:
         return decision
     with contextlib.suppress(Exception):
         _keep_facts(guarded, rows, asked)
-    decision = _with_best_of_range(decision, plan, rows, asked)
-    guarded.put_decision(task.problem, decision)
-    guarded.sync()
-    return decision
+    return view.made
 
 
 def range_store(store: GuardedStore, problem: str, plan: RangePlan) -> RangeStore:
@@ -151,7 +149,7 @@ def range_slowdowns(
         logs[point] = [np.log2(labels[c].ms) for c in candidates]
     between = [i for i in range(len(plan.points)) if i not in plan.measured]
     if between:
-        logs[between] = surrogate.means(candidates)[between]
+        logs[between] = surrogate.means(candidates, between)
     slow = logs - logs.min(axis=1, keepdims=True)
     means, worst = plan.weights @ slow, slow.max(axis=0)
     return [

@@ -13,12 +13,13 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.printable import printable
 
 ADDRESS = "127.0.0.1"
+_USUAL_PORT = 80
+"""Which clients do not name."""
 
 
 class CannotServePageError(ForecastAutotuneError):
@@ -106,11 +107,13 @@ class _TextHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer the paths that there are, nothing else."""
         owner = self.server.owner
-        if self.headers.get("Host", "").lower() not in (f"{ADDRESS}:{owner.port}", f"localhost:{owner.port}"):
+        own = [f"{host}:{owner.port}" for host in (ADDRESS, "localhost")]
+        own += [ADDRESS, "localhost"] if owner.port == _USUAL_PORT else []
+        if self.headers.get("Host", "").lower() not in own:
             return self._answer(HTTPStatus.FORBIDDEN, "This server answers to its own address only.\n")
-        asked = urlsplit(self.path)
+        path, _, query = self.path.partition("?")
         try:
-            found = owner.served(asked.path, asked.query)
+            found = owner.served(path, query)
         except ForecastAutotuneError as error:
             return self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{printable(error)}\n")
         if found is None:

@@ -81,7 +81,7 @@ class _Telemetry:
     def configure(self, kind: str, trace: Path | None, at_once: bool) -> None:
         """See `configure`."""
         wanted = kind, trace
-        if wanted == self._configured:
+        if wanted in (self._configured, _NOTHING):
             return
         with self._mutex:
             if wanted == self._configured or self._ended:
@@ -161,8 +161,8 @@ def _open_telemetry() -> TelemetryExporter:
 def configure(kind: str, trace: Path | None, *, at_once: bool = False) -> None:
     """Show spans and counters from now on: `kind` is "off" or "otel", `trace` a file to write.
 
-    The file is begun with the first event, or `at_once`. Asked for the same again, it does nothing. What cannot be
-    had costs one warning.
+    The file is begun with the first event, or `at_once`. Asked for the same again, or for nothing, it does nothing:
+    decisions of one process may have settings that were read at other times. What cannot be had costs one warning.
     """
     _state.configure(kind, trace, at_once)
 

@@ -53,7 +53,8 @@ class GuardedStore:
 
     def measurements(self, problem: Problem) -> list[Measurement]:
         """As `TuningStore`."""
-        return self._ask("measurements", list, problem) + self._kept
+        kept = [m for m in self._kept if m.problem == problem.id]
+        return self._ask("measurements", list, problem) + kept
 
     def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
         """As `TuningStore`."""

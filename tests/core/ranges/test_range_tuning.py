@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from forecast_autotune.ranges.points import RangePoint
+from forecast_autotune.errors import DeviceLostError
+from forecast_autotune.ranges.measurer import RangeMeasurer
+from forecast_autotune.ranges.points import RangePoint, RangeRows
 from forecast_autotune.ranges.tuning import RangePlan, tune_range
-from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome
+from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import TuningTask
 from forecast_autotune.tuning.table_measurer import TableMeasurer
 
@@ -127,3 +132,61 @@ def test_a_budget_counts_candidates_and_frozen_mode_serves_what_was_measured() -
     assert Budget(measurements=2).measurements == decision.measured
     frozen = decide(store, mode=Mode.FROZEN)
     assert (frozen.chosen, frozen.evidence) == (decision.chosen, Evidence.STORED)
+
+
+def test_a_config_that_loses_the_device_at_a_later_size_is_recorded_first() -> None:
+    kept: list[tuple[int, Outcome]] = []
+    tables = [sized_table(size) for size in TIMES]
+    rows = RangeRows("range", [RangePoint(t.problem, "") for t in tables], [0, 1], [0.5, 0.5], [[], [], []])
+
+    class Losing(TableMeasurer):
+        def measure(
+            self, candidates: Sequence[Candidate], **limits: Any
+        ) -> Iterator[Measurement]:  # as a device's measurer does
+            for candidate in candidates:
+                yield Measurement(tables[1].problem.id, candidate, Outcome.TIMEOUT)
+                raise DeviceLostError("restart")
+
+    def keep(point: int, found: Measurement) -> None:
+        kept.append((point, found.outcome))
+        rows.add(point, found)
+
+    measurer = RangeMeasurer([TableMeasurer(tables[0]), Losing(tables[1])], rows, keep)
+    with pytest.raises(DeviceLostError):
+        list(measurer.measure(CANDIDATES[:1]))
+    assert kept == [(0, Outcome.OK), (1, Outcome.TIMEOUT)]
+
+
+def test_the_decision_is_filed_with_its_slowdowns_before_the_lock_is_released(tmp_path: Path) -> None:
+    filed: list[Decision] = []
+
+    class Watching(Store):
+        held = False
+
+        def put_decision(self, problem: Problem, decision: Decision) -> None:
+            assert self.held
+            filed.append(decision)
+            super().put_decision(problem, decision)
+
+        @contextmanager
+        def tuning_lock(self, problem: Problem, timeout_s: float) -> Iterator[bool]:
+            with super().tuning_lock(problem, timeout_s) as self.held:
+                yield self.held
+                self.held = False
+
+    decision = decide(Watching(tmp_path))
+    assert filed == [decision]
+    assert "slower than the best of each" in decision.reason
+
+
+def test_rows_that_a_store_did_not_take_stay_with_their_size() -> None:
+    class Full(Store):
+        def add(self, problem: Problem, measurement: Measurement) -> None:
+            raise OSError("no space")
+
+    store = GuardedStore(Full(None))
+    first, second = (sized_table(size).problem for size in list(TIMES)[:2])
+    with pytest.warns(UserWarning, match="no space"):
+        store.add(first, Measurement(first.id, CANDIDATES[0], Outcome.OK, 1.0))
+    assert len(store.measurements(first)) == 1
+    assert store.measurements(second) == []

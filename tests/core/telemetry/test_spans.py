@@ -121,5 +121,8 @@ def test_what_is_asked_for_again_goes_on(tmp_path: Path) -> None:
         spans.configure("off", place)
         with spans.span("decide"):
             pass
-    spans.configure("off", None)
-    assert place.read_text(encoding="utf-8").count('"ph":"B"') == 2
+    spans.configure("off", None)  # the settings of another decision end no trace
+    with spans.span("decide"):
+        pass
+    spans.close()
+    assert place.read_text(encoding="utf-8").count('"ph":"B"') == 3
