@@ -140,13 +140,11 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> Search
         if forecaster is not None:
             stack.callback(forecaster.close)
         folder.mkdir(parents=True, exist_ok=True)
+        stack.callback(_remove_unbegun, folder)
         lanes = stack.enter_context(
             contextlib.closing(_lanes(options, output, target, seeds[0], device, folder))
         )
         if checking is not None and (error := checking.exception()) is not None:
-            stack.close()
-            if not (folder / _LOG).exists():
-                shutil.rmtree(folder, ignore_errors=True)
             raise error
         server = _server(options, output, folder, stack)
         watch = LiveDisplay(
@@ -164,6 +162,12 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> Search
                 folder=folder,
                 watch=watch,
             )
+
+
+def _remove_unbegun(folder: Path) -> None:
+    """A folder in which no search has begun would be in the way of the next one."""
+    if not (folder / _LOG).exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require_sound_pack(target: SearchTarget, device: str) -> None:

@@ -76,6 +76,8 @@ class VariantWork:
                 found[number] = result
                 self._verified += 1
                 keep(variants[number], result.checks)
+        if self._remark:
+            self.output.remark(self._remark)
         if gate is not None and gate.failure:
             self.output.remark(
                 f"the machine-code path failed, so that all were verified at once: {gate.failure}"

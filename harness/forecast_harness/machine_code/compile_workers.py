@@ -144,6 +144,8 @@ class CompileWorkers:
             }
             job = SandboxJob(_JOB_ENTRY, payload, {SOURCE_FILE: request.source})
             result = lane.run(job, COMPILE_LIMITS)
+        except SandboxError as error:
+            return BuildResult(request, infrastructure=str(error)[:2000])
         finally:
             self._lanes.put(lane)
         try:

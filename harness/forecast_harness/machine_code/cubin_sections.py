@@ -20,6 +20,8 @@ _WRITE = 1
 _SYMBOLS, _RELOCATIONS_WITH_ADDENDS, _NO_CONTENTS, _RELOCATIONS = 2, 4, 8, 9
 """Kinds of sections."""
 _RELOCATION_BYTES = {_RELOCATIONS: _RELOCATION.size, _RELOCATIONS_WITH_ADDENDS: _RELOCATION.size + 8}
+_CONSTANTS = ".nv.constant3"
+"""A module's own constants, to which stores go by their address all the same; Triton's kernels have none."""
 _SIZE_AT = 32
 """Where a section's size stands in its header."""
 _FIRST_RESERVED, _ABSOLUTE = 0xFF00, 0xFFF1
@@ -86,6 +88,10 @@ def check_cubin(kernel: CompiledKernel) -> None:
     if all(section.name != f".text.{kernel.name}" for section in sections):
         raise MachineCodeError(f"machine code has no kernel {kernel.name!r:.80}")
     for number, section in enumerate(sections):
+        if section.name.startswith(_CONSTANTS) and section.size:
+            raise MachineCodeError(
+                f"machine code has {section.size} bytes of constants that a launch can change, in {section.name!r:.80}"
+            )
         if _outlives_launches(section) and not (_holds_library_names(section) and number not in referred):
             raise MachineCodeError(
                 f"machine code keeps {section.size} bytes from launch to launch in {section.name!r:.80}"
@@ -159,6 +165,8 @@ def _referred_section(sections: Sequence[CubinSection], table: CubinSection, ent
     if place + _SYMBOL.size > len(symbols):
         raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol that is not there")
     number = int(_SYMBOL.unpack_from(symbols, place)[3])
-    if number >= _FIRST_RESERVED and number != _ABSOLUTE:
+    if not number or (
+        number >= _FIRST_RESERVED and number != _ABSOLUTE
+    ):  # `malloc`, for one, is in no section
         raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol in section {number:#x}")
     return number

@@ -19,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.compile_workers import BuildResult
 from forecast_harness.machine_code.node_trial import NodeRefused, NodeTrial, NoMachineCode, PathFailed
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient, RunnerLost, TimingAnswer
+from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient, TimingAnswer
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
 from forecast_harness.machine_code.trials import (
     FAULT_OUTCOMES,
@@ -32,6 +33,7 @@ from forecast_harness.machine_code.trials import (
     TrialConfig,
     first_violation,
 )
+from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS, HostJudge, truncated_feedback
@@ -104,9 +106,9 @@ class MachineCodeJudge:
                 self._failures = 0
             except NodeRefused as refused:
                 found = self._refused(refused)
-            except NoMachineCode as error:
+            except (NoMachineCode, RecordError) as error:
                 why = str(error)
-            except (PathFailed, RunnerLost, DeviceBusy) as error:
+            except (PathFailed, SandboxError, DeviceBusy) as error:  # a lost runner is the second one
                 if self._insist:
                     raise LaneFailure(str(error), self._device) from error
                 why = str(error)
@@ -136,7 +138,7 @@ class MachineCodeJudge:
             for name, program in zip(self._trials.calls.timed, programs[1:], strict=True):
                 if said := self._trials.implausible(name, self._seconds(program, name, 0.0)):
                     return said
-        except (NodeRefused, NoMachineCode, PathFailed, RunnerLost, DeviceBusy) as error:
+        except (NodeRefused, NoMachineCode, PathFailed, SandboxError, DeviceBusy) as error:
             return str(error)
         return ""
 
@@ -213,6 +215,8 @@ class MachineCodeJudge:
         if built.host_code:
             raise NoMachineCode(f"the node to be timed beside: {built.host_code}")
         if not built.programs:
+            with self._cache_lock:  # to be built anew for the next
+                self._built.pop(self._key(job.against, chosen), None)
             raise PathFailed(f"the node to be timed beside: {built.error or built.infrastructure}")
         programs = [self._trials.sealed(p) for p in built.programs[1:]]
         rivals = dict(zip(self._trials.calls.timed, programs, strict=True))
@@ -250,6 +254,7 @@ class MachineCodeJudge:
             ratio < _LOG2_GAIN
         ):  # what earlier programs may have left in memory of the driver's own decides nothing
             with self._device_mutex:
+                self._go_on()
                 self._runner.renew()
                 again = self._race(trial, best, _CHECKED_RACE)
             if again[0] > ratio:

@@ -29,7 +29,7 @@ from forecast_harness.verify.plan import VerificationPlan
 
 FLUSH_BYTES = 0
 """What a runner writes to empty its device's caches; 0: what suits the device."""
-_HEALTH_TRIES, _HEALTH_PAUSE_S = 3, 1.0
+_HEALTH_TRIES, _HEALTH_PAUSE_S = 10, 1.0
 """Others may use the device at the moment, and a clock that waits for them tells no time."""
 _JUDGES_PER_WORKER = 2
 """Nodes under way for each compile worker, so that none waits while nodes are on the device."""
@@ -156,7 +156,9 @@ def open_fit_runner(plan: VerificationPlan) -> Iterator[RunnerClient]:
 
     Raises `NoMachineCodePath` for one that has not, and `RunnerLost` where it does not start.
     """
-    with RunnerClient(LIBRARY, plan.index, flush_bytes=FLUSH_BYTES) as runner:
+    # By its UUID: the driver's own number may be another card's, by CUDA_VISIBLE_DEVICES or CUDA_DEVICE_ORDER.
+    index = 0 if plan.uuid else plan.index
+    with RunnerClient(LIBRARY, index, visible=plan.uuid, flush_bytes=FLUSH_BYTES) as runner:
         for _ in range(_HEALTH_TRIES):
             if not (said := runner_problem(runner)):
                 break

@@ -20,7 +20,7 @@ from forecast_harness.machine_code.node_judging import block_means
 from forecast_harness.machine_code.opening import NoMachineCodePath, facts_for_workers, open_fit_runner
 from forecast_harness.machine_code.pack_calls import PackCalls, PreparedCall
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient
+from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient, RunnerFaultKind
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
 from forecast_harness.machine_code.trials import SourceBuilder, first_violation
 from forecast_harness.packs.schema import Language, Pack, Solution
@@ -80,6 +80,8 @@ class ProgramClock:
             try:
                 answer = self._runner.time(pair, call.given, self._batch)
             except ProgramFault as fault:
+                if fault.kind is RunnerFaultKind.REFUSED:  # by limits of ours, or for want of memory
+                    raise ContestUnavailable(fault.detail[:500]) from fault
                 which = INCUMBENT if fault.candidate == pair[INCUMBENT].candidate else CANDIDATE
                 raise ContestantCaught(which, Reason(ReasonCode.FAILS, fault.detail[:2000])) from fault
             if answer.violations:

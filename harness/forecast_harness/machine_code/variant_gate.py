@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.variants import Variant
 from forecast_harness.machine_code.compile_workers import BuildResult, CompileWorkers
 from forecast_harness.machine_code.kernel_trials import KernelTrials
@@ -42,13 +42,16 @@ class VariantGate:
         """Why the runner is not asked any more: a failure of our own."""
 
     def submit(self, variant: Variant) -> None:
-        """Have a variant compiled, in the config that is verified first."""
+        """Have a variant compiled, in the config that is verified first; one that breaks a rule is not looked at."""
         node = Node(variant.name, variant.source, "triton", (), variant.provenance)
-        self._built[variant.name] = self._builder.submit(self._trials.request(node, {}))
+        with suppress(RecordError):
+            self._built[variant.name] = self._builder.submit(self._trials.request(node, {}))
 
     def refusal(self, variant: Variant) -> Reason | None:
         """Why a variant that was submitted is not worth verifying; None where it is, or where nothing is known."""
-        built = self._built.pop(variant.name).result()
+        if (building := self._built.pop(variant.name, None)) is None:
+            return None
+        built = building.result()
         self.compiled += 1
         if not built.programs:
             # Another config may compile: only what no config changes is a refusal.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult
 from forecast_harness.machine_code.node_judging import MachineCodeJudge
 from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
@@ -237,3 +241,30 @@ def test_after_the_end_nothing_more_is_judged_and_a_host_judge_at_work_is_ended(
     for one in threads:
         one.join(60)
     assert {str(f) for f in found} == {"ended", "the lanes are closed"}
+
+
+@pytest.mark.parametrize("error", [RecordError("breaks the contract"), SandboxError("a worker was lost")])
+def test_what_cannot_be_built_is_judged_as_host_code(judged: Judged, error: Exception) -> None:
+    def fail(request: object) -> object:
+        raise error
+
+    judged.builder.submit = fail  # type: ignore[assignment]
+    found = judged.judge.judge(job("fast", "honest 24000"))
+    assert (found.facts["path"], found.facts["path_reason"]) == ("host code", str(error))
+
+
+def test_a_rival_that_was_not_built_once_is_built_again(judged: Judged) -> None:
+    once = judged.builder.submit
+    asked: list[str] = []
+
+    def submit(request: BuildRequest) -> Future[BuildResult]:
+        asked.append(request.candidate)
+        if asked.count("seed") > 1 or request.candidate != "seed":
+            return once(request)
+        lost: Future[BuildResult] = Future()
+        lost.set_result(BuildResult(request, infrastructure="a worker was lost"))
+        return lost
+
+    judged.builder.submit = submit  # type: ignore[method-assign]
+    assert judged.judge.judge(job("fast", "honest 24000")).facts["path"] == "host code"
+    assert judged.judge.judge(job("faster", "honest 20000")).facts["path"] == "machine code"

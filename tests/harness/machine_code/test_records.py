@@ -128,6 +128,19 @@ def test_names_that_the_compiler_leaves_behind_are_no_memory_of_a_kernels_own() 
             check_cubin(kernel(other))
 
 
+def test_memory_that_no_section_of_the_code_holds_is_refused() -> None:
+    """The address of `malloc`, and constants of a module, to which a store goes all the same."""
+    whole = image("kernel", ("*fp32",), honest(), initial=b"__CUDA_FTZ\0", referred=True)
+    constants = whole.replace(b".nv.global.init", b".nv.constant3\0\0")
+    with pytest.raises(MachineCodeError, match="constants that a launch can change"):
+        check_cubin(CompiledKernel("kernel", 90, ("*fp32",), image=constants))
+    sections = cubin_sections(whole)
+    symbols = next(s for s in sections if s.kind == 2).contents
+    nowhere = whole.replace(symbols, bytes(6) + bytes(2) + bytes(len(symbols) - 8))
+    with pytest.raises(MachineCodeError, match="names a symbol in section 0"):
+        referred_sections(cubin_sections(nowhere))
+
+
 @pytest.mark.parametrize("referred", [False, True])
 def test_no_bytes_break_the_reading_of_sections(referred: bool) -> None:
     made = bytearray(image("kernel", ("*fp32",), honest(), initial=b"__CUDA_FTZ\0", referred=referred))

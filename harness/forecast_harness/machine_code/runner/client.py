@@ -122,7 +122,8 @@ class RunnerClient:
 
     `library`: the driver, by name or path. `launch_s`: seconds of one launch after which its program is said to
     hang; `answer_s`: of a whole request, after which the runner is given up. `flush_bytes`: what is written to
-    empty the caches; 0: three times the L2.
+    empty the caches; 0: three times the L2. `visible`: the only device that the runner is to see, by its UUID; '':
+    those that this process sees.
     """
 
     def __init__(
@@ -134,20 +135,24 @@ class RunnerClient:
         answer_s: float = 120.0,
         start_s: float = 60.0,
         flush_bytes: int = 0,
+        visible: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._orders = {"library": library, "device": device, "flush_bytes": flush_bytes}
+        self._visible = visible
         self._launch_s, self._answer_s, self._start_s, self._clock = launch_s, answer_s, start_s, clock
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._known: list[str] = []
         self._number = 0
+        self._closed = True
         self.facts: Mapping[str, Any] = {}
         """`name`, `arch` and `multiprocessors` of the device."""
         self.faults: list[FaultRecord] = []
         self.restarts = 0
 
     def __enter__(self) -> RunnerClient:
+        self._closed = False
         self._start()
         return self
 
@@ -158,6 +163,7 @@ class RunnerClient:
 
     def close(self) -> None:
         """End the process."""
+        self._closed = True
         with self._lock:
             self._stop()
 
@@ -325,6 +331,8 @@ class RunnerClient:
         orders = {**self._orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
         command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(orders)]
         kept = {n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}
+        if self._visible:
+            kept["CUDA_VISIBLE_DEVICES"] = self._visible
         with theirs:
             self._process = subprocess.Popen(
                 command,
@@ -360,6 +368,8 @@ class RunnerClient:
 
     def _restart(self) -> float:
         """Another runner, shown to be healthy; the seconds that it took. Raises `RunnerLost`."""
+        if self._closed:
+            raise RunnerLost("the runner is closed")
         began = self._clock()
         self._stop()
         self.restarts += 1

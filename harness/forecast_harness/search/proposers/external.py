@@ -5,6 +5,7 @@ A request, as it is written to the child (one line; `schema` changes when fields
     {"type": "request", "schema": 1, "id": "<answer with it>", "n": 8, "seed": 1234, "style": "ask",
      "target": {"kind": "pack", "name": "softmax", "id": "...", "language": "torch", "entry": "run",
                 "statement": "<what is computed, and the rules for a source>"},
+     "work": {"<workload>": {"axes": {...}, "bytes": <moved at least>, "flops": <useful ones>}},
      "parents": [{"id": "...", "source": "...", "language": "torch", "note": "...", "judged": {...} or null}],
      "failures": [<like a parent, with outcome, stage and feedback in judged>],
      "score": <log2(time of the first parent / time of the first seed)>}
@@ -46,6 +47,7 @@ from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.packs.schema import Language
 from forecast_harness.search.history.events import ProposalRequest, Proposed
 from forecast_harness.search.proposers.drafts import Draft, new_nodes
+from forecast_harness.search.proposers.target_facts import timed_work
 from forecast_harness.search.records import Node, SearchCost, SearchTarget
 
 SCHEMA = 1
@@ -264,6 +266,7 @@ def _request_json(request: ProposalRequest) -> dict[str, Any]:
         "seed": request.seed,
         "style": request.arm.rpartition("/")[2],
         "target": target,
+        "work": timed_work(request.target),
         "parents": [_node_json(p, request) for p in request.parents],
         "failures": [_node_json(f, request) for f in request.failures],
         "score": request.score,

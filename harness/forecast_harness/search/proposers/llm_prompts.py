@@ -5,16 +5,15 @@ A changed template is a new version: what was written by another prompt is not c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.packs.expressions import evaluate
-from forecast_harness.packs.schema import Definition, Pack, PackFormat
+from forecast_harness.packs.schema import Pack, PackFormat
 from forecast_harness.search.history.events import ProposalRequest
+from forecast_harness.search.proposers.target_facts import traffic_and_operations
 from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
 from forecast_harness.variants.llm_writing import IDEAS as KERNEL_IDEAS
 
@@ -46,7 +45,6 @@ _MAX_FACTS = 16
 _HIDDEN_FACTS = frozenset(
     ("harness", "launches", "level", "blocks", "ended", "checks", "contests", "standing")
 )
-_BYTES_OF_BITS = {"64": 8, "32": 4, "16": 2, "8": 1}
 
 
 def prompt(request: ProposalRequest, style: str) -> str:
@@ -124,26 +122,10 @@ def workload_rates(target: SearchTarget, judged: NodeResult | None) -> Iterator[
     for name, seconds in judged.seconds.items():
         text = f"{name}: {1e6 * seconds:.4g} us"
         if name in axes and pack.definition.format is PackFormat.OWN and seconds > 0:
-            moved, flops = _traffic_and_operations(pack.definition, axes[name])
+            moved, flops = traffic_and_operations(pack.definition, axes[name])
             text += f", at least {moved / seconds / 1e9:.3g} GB/s and {flops / seconds / 1e9:.3g} Gflop/s"
             text += f" ({flops / max(moved, 1):.3g} flop per byte)"
         yield text
-
-
-def _traffic_and_operations(about: Definition, axes: Mapping[str, int]) -> tuple[int, int]:
-    """Bytes that must be moved and useful operations at one size."""
-    known = {**{n: a.value for n, a in about.axes.items() if a.value is not None}, **axes}
-    if about.bytes:
-        moved = evaluate(about.bytes, known)
-    else:
-        every = (*about.inputs.values(), *about.outputs.values())
-        moved = sum(math.prod(t.sizes(known)) * _element_bytes(t.dtype) for t in every)
-    return moved, evaluate(about.flops, known)
-
-
-def _element_bytes(dtype: str) -> int:
-    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
-    return _BYTES_OF_BITS.get(digits, 1)
 
 
 def _standing_text(score: float) -> str:

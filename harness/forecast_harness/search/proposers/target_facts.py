@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from forecast_harness.packs.schema import Pack, PackFormat
+from forecast_harness.packs.expressions import evaluate
+from forecast_harness.packs.schema import Definition, Pack, PackFormat
 from forecast_harness.rewrites.torch.protocol import InputFacts
 from forecast_harness.search.records import SearchTarget, TargetKind
+
+_BYTES_OF_BITS = {"64": 8, "32": 4, "16": 2, "8": 1}
 
 
 def target_facts(target: SearchTarget) -> InputFacts:
@@ -36,3 +40,34 @@ def pack_facts(pack: Pack) -> InputFacts:
     elsewhere = [t for t in (*about.inputs.values(), *about.outputs.values()) if axis in t.shape[1:]]
     rows = tuple(name for name, t in given.items() if t.shape[:1] == (axis,))
     return InputFacts(() if elsewhere or axis not in about.axes else rows, outputs)
+
+
+def timed_work(target: SearchTarget) -> dict[str, dict[str, Any]]:
+    """What one launch of each workload of a pack of our own format has to do: `axes`, `bytes` and `flops`."""
+    given: Mapping[str, Any] | None = target.payload.get("pack")
+    if target.kind is not TargetKind.PACK or given is None:
+        return {}
+    pack = Pack.from_json(given)
+    if pack.definition.format is not PackFormat.OWN:
+        return {}
+    found = {}
+    for work in pack.workloads:
+        moved, flops = traffic_and_operations(pack.definition, work.axes)
+        found[work.name] = {"axes": dict(work.axes), "bytes": moved, "flops": flops}
+    return found
+
+
+def traffic_and_operations(about: Definition, axes: Mapping[str, int]) -> tuple[int, int]:
+    """Bytes that must be moved and useful operations at one size."""
+    known = {**{n: a.value for n, a in about.axes.items() if a.value is not None}, **axes}
+    if about.bytes:
+        moved = evaluate(about.bytes, known)
+    else:
+        every = (*about.inputs.values(), *about.outputs.values())
+        moved = sum(math.prod(t.sizes(known)) * _element_bytes(t.dtype) for t in every)
+    return moved, evaluate(about.flops, known)
+
+
+def _element_bytes(dtype: str) -> int:
+    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
+    return _BYTES_OF_BITS.get(digits, 1)
