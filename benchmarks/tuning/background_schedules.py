@@ -190,7 +190,7 @@ class Schedule:
 
 
 def _pending(tuner: Any) -> list[Any]:
-    return list(tuner._engine._pending.values())
+    return list(tuner._engine.pending.values())
 
 
 def run(a: Namespace, report: result_files.ResultFile) -> Counter[str]:

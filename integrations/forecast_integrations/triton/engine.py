@@ -14,7 +14,7 @@ from forecast_autotune.errors import CaptureError, FrozenMissError, is_told_to_c
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.policy import Policy
 from forecast_autotune.ranks.tuning import tune_together
-from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Problem
+from forecast_autotune.records import Candidate, Decision, Kernel, Problem
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
@@ -119,7 +119,7 @@ class TuningEngine:
     _kernel: Kernel | None = None
     _listed: tuple[object, dict[Candidate, LaunchConfig], str] | None = None
     _running: threading.local = field(default_factory=threading.local)
-    _pending: dict[Key, PendingKey] = field(default_factory=dict)
+    pending: dict[Key, PendingKey] = field(default_factory=dict)
     """Keys that are decided in the background."""
     _captured: dict[Key, LaunchConfig] = field(default_factory=dict)
     """Keys that were met undecided inside a capture, and what they are launched with there."""
@@ -148,14 +148,14 @@ class TuningEngine:
         self, tuner: Tuner, key: Key, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> LaunchConfig:
         """The config for this key; also fills the tuner's public attributes."""
-        if (pending := self._pending.get(key)) is not None:
+        if (pending := self.pending.get(key)) is not None:
             return BACKGROUND.config_for(pending, args, kwargs)
         if key in self._captured and capturing_graph():
             return self._captured[key]
         with LOCK:
             if key in tuner.cache:  # another thread was faster
                 return tuner.cache[key]
-            if (pending := self._pending.get(key)) is not None:
+            if (pending := self.pending.get(key)) is not None:
                 return pending.served_config
             self._running.on = True
             enter_decision()
@@ -163,7 +163,8 @@ class TuningEngine:
             try:
                 return self._resolve(tuner, key, args, kwargs)
             except Exception as error:
-                if is_told_to_caller(error) or key in tuner.cache:  # decided: somebody's listener raised
+                decided = key in tuner.cache or key in self.pending or key in self._captured
+                if is_told_to_caller(error) or decided:  # somebody's listener raised
                     raise
                 waits = self.options.settings().mode is not Mode.BACKGROUND
                 timed = waits and can_time(tuner) and not capturing_graph()
@@ -249,7 +250,8 @@ class TuningEngine:
         self.last = decision
         config = launch_config(call, decision.chosen, lambda: guarded.measurements(problem))
         pending = settings.mode is Mode.BACKGROUND and ranged is None
-        if settings.mode is not mode and decision.evidence is Evidence.FORECAST:
+        filed = problem if ranged is None else ranged.problem
+        if settings.mode is not mode and not _is_final(decision, guarded.decision(filed)):
             self._captured[key] = config  # in graphs alone: outside of a capture the key is tuned
             note_capture_miss(problem, decision)
         elif not pending or _is_final(decision, guarded.decision(problem)):
@@ -312,8 +314,8 @@ class TuningEngine:
             tuple(self._compiled.get(kind, ())),
             hear,
         )
-        self._pending[key] = PendingKey(decision, config, self._pending)
-        BACKGROUND.add(self._pending[key], call.args, call.kwargs)
+        self.pending[key] = PendingKey(decision, config, self.pending)
+        BACKGROUND.add(self.pending[key], call.args, call.kwargs)
 
     def _functions(
         self, call: KernelCall, problem: Problem, store: Store | None

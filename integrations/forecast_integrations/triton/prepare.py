@@ -124,6 +124,8 @@ def _prepared(
         with LOCK:
             if key in tuner.cache:
                 return PreparedKey(shown, "known")
+            if key in engine.pending:
+                return PreparedKey(shown, "pending")
             before, mode = engine.last, engine.options.mode
             if engine.options.settings().mode is Mode.BACKGROUND:
                 engine.options.mode = Mode.TUNE

@@ -20,7 +20,7 @@ from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import heuristic_layers, heuristic_values
 from forecast_integrations.triton.problem.lazy_candidates import candidate_grids
-from forecast_integrations.triton.protocols import LaunchConfig, is_descriptor, is_tensor
+from forecast_integrations.triton.protocols import LaunchConfig, is_descriptor
 
 if TYPE_CHECKING:
     import torch
@@ -130,27 +130,6 @@ def stand_in_call(call: KernelCall, config: LaunchConfig) -> KernelCall:
     if any(name not in told or told[name] != given.get(name) for name in names):
         raise UncopyableArgumentsError("its heuristics read more of tensors than their shapes")
     return made
-
-
-def specialization_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Hashable:
-    """What the compiled code follows from of a call's arguments: calls with another one compile anew."""
-    given = sorted(kwargs.items())
-    return (
-        *map(_specialized, args),
-        *((name, _specialized(value)) for name, value in given if name not in ("grid", "warmup")),
-    )
-
-
-def _specialized(value: Any) -> Hashable:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return "int", value == 1, value % 16 == 0, -(2**31) <= value < 2**31
-    if isinstance(value, tuple):
-        return tuple(map(_specialized, value))
-    if is_descriptor(value):
-        return "descriptor", _specialized(value.base), tuple(value.base.shape)
-    if is_tensor(value):
-        return "tensor", value.dtype, value.data_ptr() % 16 == 0
-    return type(value).__qualname__
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from forecast_autotune.policy import Policy
@@ -106,18 +107,26 @@ class KeyDecision:
         self.hear(made)
         problem, rows = self.problem, self.guarded.measurements(self.problem)
         config = launch_config(self.call, self._to_serve(made.decision, rows), lambda: rows)
-        publish_decision(
-            self.call,
-            self.key,
-            config,
-            self.guarded,
-            problem,
-            made.decision,
-            made.raw,
-            made.seconds,
-            say=self.settings.summary,
-            resets=False,
-        )
+        try:
+            publish_decision(
+                self.call,
+                self.key,
+                config,
+                self.guarded,
+                problem,
+                made.decision,
+                made.raw,
+                made.seconds,
+                say=self.settings.summary,
+                resets=False,
+            )
+        except (
+            Exception
+        ) as error:  # of a listener: there is no caller here to raise it for, and a choice was made
+            with contextlib.suppress(Warning):
+                warnings.warn(
+                    f"kernel {problem.kernel.name}: a listener failed: {error!r:.300}", stacklevel=2
+                )
         if made.raw is not None:
             offer_advice(self.settings, self.store, problem.kernel, self.tuner.fn)
         return config
@@ -147,7 +156,7 @@ class KeyDecision:
             self.problem.id,
             workers=settings.worker_count(),
             timeout_s=settings.timeout_s,
-            guard=lambda _: nullcontext(),
+            guard=lambda _: contextlib.nullcontext(),
             say=lambda candidate: print_timed_candidate(self.call, candidate),
             compiler=settings.compiler,
             compiled=[c for c in dict.fromkeys((self.served, *self.compiled)) if c in self.call.configs],

@@ -7,9 +7,10 @@ from collections.abc import Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from forecast_integrations.triton.background.arguments import WeakArguments, specialization_of
+from forecast_integrations.triton.background.arguments import WeakArguments
 from forecast_integrations.triton.background.key_decision import KeyDecision, current_device_index
 from forecast_integrations.triton.background.launch_series import LaunchSeries
+from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.protocols import Key, LaunchConfig
 
 
@@ -56,11 +57,13 @@ class PendingKey:
     """Its latest launch, by `time.monotonic`."""
     not_before: float = 0.0
     """When a launch may queue it again, by the same clock."""
-    specialization: Hashable = ()
-    """What candidates are compiled for."""
+    form: Hashable = ()
+    """Of the call that it was met with (`call_form`): candidates are timed at calls of the same form."""
     attempts: int = 0
     captured_at: dict[int, float] = field(default_factory=dict)
     """When a thread has launched it inside a capture that may not have ended, by the thread's number."""
+    is_unfit: bool = False
+    """Whether candidates could not be timed at its latest launch: as if it had not been launched."""
     is_unwanted: bool = False
     """Whether the deciding thread is to put it off."""
 
@@ -88,8 +91,11 @@ class PendingKey:
         decision = self.decision
         if current_device_index() != decision.device:
             return "it was launched on another device than the one that it is decided for"
-        if specialization_of(args, kwargs) != self.specialization:
-            return "its latest arguments compile to other code than its first: other dtypes, alignments or divisors"
+        if call_form(decision.tuner.fn, args, kwargs) != self.form:
+            return (
+                "its latest arguments compile to other code than its first, or take another time: other sizes, dtypes, "
+                "alignments, divisors or constants"
+            )
         functions = decision.call.functions.values()
         if not all(getattr(one, "covers", lambda *_: True)(args, kwargs) for one in functions):
             return "its latest arguments are none that all of its variants were verified for"

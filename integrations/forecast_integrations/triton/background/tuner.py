@@ -22,7 +22,6 @@ from forecast_integrations.triton.background.arguments import (
     UncopyableArgumentsError,
     WeakArguments,
     copied_arguments,
-    specialization_of,
 )
 from forecast_integrations.triton.background.capture_mode import harmless_to_captures
 from forecast_integrations.triton.background.launch_series import LaunchSeries
@@ -30,6 +29,7 @@ from forecast_integrations.triton.background.pending_key import KeyState, Pendin
 from forecast_integrations.triton.background.stall_budget import StallBudget
 from forecast_integrations.triton.device_access import LOCK, capturing_graph, decision_depth
 from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.protocols import LaunchConfig
 
 IDLE_S = 10.0
@@ -71,7 +71,8 @@ class BackgroundTuner:
 
     def add(self, key: PendingKey, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Take on a key that is about to be launched with these arguments; it is queued by its next launch."""
-        key.arguments, key.specialization = WeakArguments.of(args, kwargs), specialization_of(args, kwargs)
+        key.arguments = WeakArguments.of(args, kwargs)
+        key.form = call_form(key.decision.tuner.fn, args, kwargs)
         with self._changed:
             self._keys.add(key)
 
@@ -86,12 +87,14 @@ class BackgroundTuner:
         key.captured_at.pop(threading.get_ident(), None)
         if key.state is KeyState.DONE:
             return self._install(key)
-        key.launched_at = time.monotonic()
+        now = time.monotonic()
+        if not key.is_unfit:
+            key.launched_at = now
         key.arguments = WeakArguments.of(args, kwargs)
         stall_ms = key.decision.settings.stall_ms
         if stall_ms <= 0 or decision_depth():
             return key.served_config
-        if key.state is KeyState.WAITING and key.launched_at >= key.not_before:
+        if key.state is KeyState.WAITING and now >= key.not_before:
             self._enqueue(key)
         series = key.series
         if series is not None and not series.is_launched:
@@ -137,12 +140,12 @@ class BackgroundTuner:
         """Do what the deciding thread wants launched of a key; why not, where that cannot be done."""
         alive = None if key.arguments is None else key.arguments.alive()
         if alive is None:
-            if key.state is KeyState.TUNING:
-                key.is_unwanted = True
+            key.is_unwanted = key.state is not KeyState.WAITING
             return (
                 "it cannot be timed without arguments: those of its latest launch are gone; launch it again"
             )
         if (why := key.why_untimed(*alive)) is not None:
+            key.is_unwanted = key.state is not KeyState.WAITING
             return why
         key.launched_at = time.monotonic()
         if key.state is KeyState.WAITING:
@@ -173,7 +176,8 @@ class BackgroundTuner:
         with self._changed:
             if key.state is not KeyState.WAITING or self._stopped:
                 return
-            key.state, key.is_unwanted = KeyState.QUEUED, False
+            key.state, key.is_unwanted, key.is_unfit = KeyState.QUEUED, False, False
+            key.launched_at = time.monotonic()
             self._queue.append(key)
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="forecast-background", daemon=True)
@@ -223,8 +227,10 @@ class BackgroundTuner:
 
         decision = key.decision
         tuner, functions = decision.tuner, decision.call.functions
-        if key.why_untimed(args, kwargs) is not None:
+        key.is_unfit = key.why_untimed(args, kwargs) is not None
+        if key.is_unfit:
             return
+        key.launched_at = time.monotonic()
         clock = self.budget.clock
         begin, expected = clock(), 0.0
         active = driver.active
@@ -272,6 +278,7 @@ class BackgroundTuner:
     def _decide(self, key: PendingKey) -> None:
         final: LaunchConfig | None = key.served_config
         try:
+            self._check(key)
             with harmless_to_captures():
                 self._select_device(key.decision.device)
                 final = key.decision.make(
@@ -318,6 +325,8 @@ class BackgroundTuner:
                 while not series.is_launched:
                     self._check(key)
                     self._changed.wait(0.25)
+            with self._slicing:  # the slice that ended it has noted when it ends
+                pass
             if series.error is not None:
                 raise series.error
             until = float("inf")

@@ -157,6 +157,27 @@ def call_kind(problem: Problem, fn: KernelFunction) -> str:
     return digest(shown)
 
 
+def call_form(fn: KernelFunction, args: Sequence[object], kwargs: NamedArguments) -> Hashable:
+    """What the code of a call and its time follow from, as far as arguments tell.
+
+    Sizes and strides count exactly, and so does what the compiler sees: with heuristics, every value. Calls of
+    different forms are not to be compared by their times.
+    """
+    exact = heuristic_layers(fn) != []
+    named = {**dict(zip(fn.arg_names, args, strict=False)), **kwargs}
+    return tuple(
+        (a.name, a.kind, a.dtype, _seen_value(a, exact), a.shape, a.stride, a.aligned)
+        for a in call_arguments(fn, named)
+    )
+
+
+def _seen_value(argument: Argument, exact: bool) -> Hashable:
+    value = argument.value
+    if exact or argument.kind == "constexpr":
+        return value
+    return _specialisation(value) if type(value) is int else None
+
+
 def launch_grid(grid: CallGrid, named: NamedArguments, parameters: NamedArguments) -> tuple[int, ...] | None:
     """The launch grid under these parameters; None when the grid function cannot say."""
     if not callable(grid):

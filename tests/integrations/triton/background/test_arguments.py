@@ -15,11 +15,11 @@ from forecast_integrations.triton.background.arguments import (
     UncopyableArgumentsError,
     WeakArguments,
     copied_arguments,
-    specialization_of,
     stand_in_call,
 )
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.describe import call_form
 from tests.integrations.null import blocks, double
 
 
@@ -121,9 +121,25 @@ def test_heuristics_that_read_values_cannot_be_stood_in_for() -> None:
     assert stand_in_call(call_of(tuner, x, x, n, grid=(1,)), tuner.configs[0]).args[2] == n
 
 
-def test_a_stand_in_call_compiles_to_what_the_call_does() -> None:
+def test_a_stand_in_call_has_the_form_of_the_call() -> None:
     x, n = torch.ones(4097)[1:], 4096
-    given = specialization_of((x, x, n), {"flag": True, "grid": (1,)})
-    assert given == specialization_of((StandInTensor(x), StandInTensor(x), 32), {"flag": False, "grid": (2,)})
-    for others in ((torch.ones(8), x, n), (x, x.double(), n), (x, x, 1), (x, x, 17), (x, x, 2**40)):
-        assert given != specialization_of(others, {"flag": True})
+    given = call_form(double, (x, x, n), {"BLOCK": 64})
+    assert given == call_form(double, (StandInTensor(x), StandInTensor(x), 32), {"BLOCK": 64})
+    for others in (
+        (torch.ones(4096), x, n),
+        (x, x.double(), n),
+        (x, x, 1),
+        (x, x, 17),
+        (x, x, 2**40),
+        (x, x[:2048], n),
+        (x, torch.ones(8192)[::2], n),
+    ):
+        assert given != call_form(double, others, {"BLOCK": 64})
+    assert given != call_form(double, (x, x, n), {"BLOCK": 128})
+
+
+def test_with_heuristics_every_value_is_of_a_calls_form() -> None:
+    x = torch.ones(4096)
+    reads = triton.heuristics({"BLOCK": lambda args: args["n"]})(double)
+    assert call_form(reads, (x, x, 32), {}) != call_form(reads, (x, x, 64), {})
+    assert call_form(double, (x, x, 32), {}) == call_form(double, (x, x, 64), {})

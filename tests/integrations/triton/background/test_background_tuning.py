@@ -120,7 +120,7 @@ def test_inside_a_capture_nothing_is_timed_and_nothing_switches(
     with pytest.raises(CaptureError, match=r"settle\(\)"):
         settle()
     monkeypatch.setattr(background_tuner, "capturing_graph", lambda: False)
-    (key,) = tuner._engine._pending.values()
+    (key,) = tuner._engine.pending.values()
     while key.state.value != "done":
         launch(tuner, x)
         time.sleep(0.001)
