@@ -62,7 +62,7 @@ def replay_session(session: Path, device: str, seed: int) -> dict[str, Any]:
         "sources": len(sources),
         "judged": judged,
         "best": state.nodes[state.best].provenance.note,
-        "gain": 2**-state.score,
+        "gain": 2**-state.best_score,
         "evidence": state.evidence(state.best),
         "interval": None if best is None else best.facts.get("interval"),
     }
