@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar, cast
@@ -14,6 +16,9 @@ from typing import Any, Generic, TypeVar, cast
 from forecast_autotune.ranks.job_store import JobStoreLostError, KeyValueStore
 
 T = TypeVar("T")
+
+_EXIT_S = 2.0
+"""How long the end of the process waits for a call that is under way, in seconds."""
 
 
 class _StoreCall(Generic[T]):
@@ -48,7 +53,7 @@ class StoreConnection:
 
     Clients of such stores wait as long as their server is silent, and some take one call at a time. Here a call
     that is not answered within `timeout_s` seconds ends the connection: it and all later ones raise
-    `JobStoreLostError`. The thread is a daemon and starts with the first call.
+    `JobStoreLostError`. The thread is a daemon, starts with the first call and ends before the interpreter does.
     """
 
     def __init__(self, open_store: Callable[[], KeyValueStore], *, timeout_s: float, beat_s: float) -> None:
@@ -60,6 +65,7 @@ class StoreConnection:
         """Keys to beat on, with how many blocks are entered for each."""
         self._lost = ""
         self._process = os.getpid()
+        _connections.add(self)
 
     def get(self, key: str) -> str | None:
         """What the key holds; None where it holds nothing."""
@@ -87,6 +93,15 @@ class StoreConnection:
                 self._beating[key] -= 1
                 if not self._beating[key]:
                     del self._beating[key]
+
+    def close(self) -> None:
+        """End the thread, and wait `_EXIT_S` seconds at most for the call that it makes."""
+        self._lost = self._lost or "the process ends"
+        with self._mutex:
+            thread = self._thread
+        if thread is not None and os.getpid() == self._process:
+            self._calls.put(_StoreCall(lambda store: None))
+            thread.join(_EXIT_S)
 
     def _call(self, act: Callable[[KeyValueStore], T]) -> T:
         if os.getpid() != self._process:
@@ -125,3 +140,16 @@ class StoreConnection:
                 for key in keys:
                     with suppress(Exception):  # the next call finds out
                         store.set(key, str(next(beats)))
+
+
+_connections: weakref.WeakSet[StoreConnection] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    # The interpreter unwinds a thread that returns from C++ after its end, and a C++ frame that may not be unwound
+    # aborts the process then: exit status 134 of a program that has done all its work.
+    for connection in list(_connections):
+        connection.close()
+
+
+atexit.register(_close_all)

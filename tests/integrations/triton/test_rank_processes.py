@@ -98,6 +98,23 @@ def test_a_rank_whose_store_is_gone_tunes_by_itself(
     assert "rank 0 tunes by itself from here on" in found["warnings"][0]
 
 
+def test_a_process_that_ends_while_it_gives_a_sign_of_life_ends_well(agent: TCPStore) -> None:
+    # Without a pause between signs of life, the end of the interpreter always meets one under way.
+    program = """
+import sys
+from torch.distributed import TCPStore
+from forecast_autotune.ranks.connection import StoreConnection
+from forecast_integrations.triton.rank_sharing import TorchKeyValueStore
+
+def opened():
+    return TorchKeyValueStore(TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False))
+
+StoreConnection(opened, timeout_s=10.0, beat_s=0.0).beating("beat").__enter__()
+"""
+    ended = subprocess.run([sys.executable, "-c", program, str(agent.port)], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def test_a_job_under_torchrun_shares_agrees_and_survives_a_kill(
     clean_environment: None, tmp_path: Path
 ) -> None:
