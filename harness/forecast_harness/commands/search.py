@@ -144,8 +144,8 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> Search
         lanes = stack.enter_context(
             contextlib.closing(_lanes(options, output, target, seeds[0], device, folder))
         )
-        if checking is not None and (error := checking.exception()) is not None:
-            raise error
+        if checking is not None:
+            checking.result()
         server = _server(options, output, folder, stack)
         watch = LiveDisplay(
             output.errors, quiet=options.quiet, lanes=lanes, where="" if server is None else server.url

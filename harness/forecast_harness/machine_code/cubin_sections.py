@@ -165,8 +165,7 @@ def _referred_section(sections: Sequence[CubinSection], table: CubinSection, ent
     if place + _SYMBOL.size > len(symbols):
         raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol that is not there")
     number = int(_SYMBOL.unpack_from(symbols, place)[3])
-    if not number or (
-        number >= _FIRST_RESERVED and number != _ABSOLUTE
-    ):  # `malloc`, for one, is in no section
+    is_nowhere = number == 0  # `malloc`, for one
+    if is_nowhere or (number >= _FIRST_RESERVED and number != _ABSOLUTE):
         raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol in section {number:#x}")
     return number

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.store.files import write_atomically
+
 _POLL_S = 0.2
 _SUFFIXES = {".py": "", ".cu": "cuda"}
 """Of sources, and the language they are in; empty: the target's."""
@@ -87,8 +89,8 @@ def _place_for(request: Mapping[str, Any], folder: Path) -> Path:
             return place
     place = folder / f"{len(places) + 1:04d}"
     place.mkdir(parents=True)
-    (place / _READABLE).write_text(readable_request(request), encoding="utf-8")
-    (place / _REQUEST).write_text(json.dumps(request, indent=1), encoding="utf-8")
+    write_atomically(place / _READABLE, readable_request(request).encode())
+    write_atomically(place / _REQUEST, json.dumps(request, indent=1).encode())
     return place
 
 

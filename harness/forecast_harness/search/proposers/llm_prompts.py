@@ -5,15 +5,14 @@ A changed template is a new version: what was written by another prompt is not c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.packs.schema import Pack, PackFormat
 from forecast_harness.search.history.events import ProposalRequest
-from forecast_harness.search.proposers.target_facts import traffic_and_operations
+from forecast_harness.search.proposers.target_facts import timed_work
 from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
 from forecast_harness.variants.llm_writing import IDEAS as KERNEL_IDEAS
 
@@ -114,15 +113,13 @@ def repair_stage(judged: NodeResult) -> str:
 
 def workload_rates(target: SearchTarget, judged: NodeResult | None) -> Iterator[str]:
     """Time, memory traffic and arithmetic of each workload of a pack, by its definition's counts."""
-    given: Mapping[str, Any] | None = target.payload.get("pack")
-    if judged is None or given is None:
+    if judged is None or "pack" not in target.payload:
         return
-    pack = Pack.from_json(given)
-    axes = {w.name: w.axes for w in pack.workloads}
+    every = timed_work(target)
     for name, seconds in judged.seconds.items():
         text = f"{name}: {1e6 * seconds:.4g} us"
-        if name in axes and pack.definition.format is PackFormat.OWN and seconds > 0:
-            moved, flops = traffic_and_operations(pack.definition, axes[name])
+        if (work := every.get(name)) is not None and seconds > 0:
+            moved, flops = work["bytes"], work["flops"]
             text += f", at least {moved / seconds / 1e9:.3g} GB/s and {flops / seconds / 1e9:.3g} Gflop/s"
             text += f" ({flops / max(moved, 1):.3g} flop per byte)"
         yield text

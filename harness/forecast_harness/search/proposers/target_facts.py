@@ -16,10 +16,8 @@ _BYTES_OF_BITS = {"64": 8, "32": 4, "16": 2, "8": 1}
 
 def target_facts(target: SearchTarget) -> InputFacts:
     """What is known of a target's inputs and outputs; nothing for kernels and foreign tasks."""
-    given: Mapping[str, Any] | None = target.payload.get("pack")
-    if target.kind is not TargetKind.PACK or given is None:
-        return InputFacts()
-    return pack_facts(Pack.from_json(given))
+    pack = _own_pack(target)
+    return InputFacts() if pack is None else pack_facts(pack)
 
 
 def pack_facts(pack: Pack) -> InputFacts:
@@ -44,20 +42,25 @@ def pack_facts(pack: Pack) -> InputFacts:
 
 def timed_work(target: SearchTarget) -> dict[str, dict[str, Any]]:
     """What one launch of each workload of a pack of our own format has to do: `axes`, `bytes` and `flops`."""
-    given: Mapping[str, Any] | None = target.payload.get("pack")
-    if target.kind is not TargetKind.PACK or given is None:
-        return {}
-    pack = Pack.from_json(given)
-    if pack.definition.format is not PackFormat.OWN:
+    if (pack := _own_pack(target)) is None:
         return {}
     found = {}
     for work in pack.workloads:
-        moved, flops = traffic_and_operations(pack.definition, work.axes)
+        moved, flops = _traffic_and_operations(pack.definition, work.axes)
         found[work.name] = {"axes": dict(work.axes), "bytes": moved, "flops": flops}
     return found
 
 
-def traffic_and_operations(about: Definition, axes: Mapping[str, int]) -> tuple[int, int]:
+def _own_pack(target: SearchTarget) -> Pack | None:
+    """A target's pack of our own format; None for kernels and foreign tasks."""
+    given: Mapping[str, Any] | None = target.payload.get("pack")
+    if target.kind is not TargetKind.PACK or given is None:
+        return None
+    pack = Pack.from_json(given)
+    return pack if pack.definition.format is PackFormat.OWN else None
+
+
+def _traffic_and_operations(about: Definition, axes: Mapping[str, int]) -> tuple[int, int]:
     """Bytes that must be moved and useful operations at one size."""
     known = {**{n: a.value for n, a in about.axes.items() if a.value is not None}, **axes}
     if about.bytes:
