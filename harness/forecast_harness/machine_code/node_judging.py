@@ -3,8 +3,8 @@
 Many threads share one device: each compiles, checks and times one node, and the runner takes one request after
 the other, so the device works while others compile. What is dear is done for those that may still win: one config
 is compiled, checked on a small call and timed against the rival's seconds before others are; and only a node that
-is faster is verified in full, in a sandbox, before it is called so. What is no solution of kernels alone is judged
-as host code, and so is everything where the runner fails and that is asked for.
+may become the fastest of all is verified in full, in a sandbox, while others go on. What is no solution of kernels
+alone is judged as host code, and so is everything where the runner fails and that is asked for.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,13 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.compile_workers import BuildResult
-from forecast_harness.machine_code.node_trial import NodeRefused, NodeTrial, NoMachineCode, PathFailed
+from forecast_harness.machine_code.node_trial import (
+    NodeRefused,
+    NodeTrial,
+    NoMachineCode,
+    PathFailed,
+    RaceResult,
+)
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient, TimingAnswer
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
@@ -33,10 +40,11 @@ from forecast_harness.machine_code.trials import (
     TrialConfig,
     first_violation,
 )
+from forecast_harness.machine_code.verification_turns import VerificationTurns
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS, HostJudge, truncated_feedback
+from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS, HostJudge
 from forecast_harness.search.judging.race_rules import log2_ratio
 from forecast_harness.search.records import Node, NodeResult
 from forecast_harness.timing.device import DeviceBusy, exclusive
@@ -57,6 +65,8 @@ _MOST_FAILURES = 3
 """Failures of our own in a row after which all is judged as host code."""
 _LAST_JOB_S = 5.0
 """How long a job of host code may take after the end."""
+_PAUSE_FOR_OTHERS_S = 0.06
+"""Between uses of the device, while host code is judged: who waits for a lock of files looks every 50 ms."""
 PATH = "machine code"
 
 
@@ -88,7 +98,11 @@ class MachineCodeJudge:
         self._host: HostJudge | None = None
         self._cache_lock = threading.Lock()
         self._device_mutex = threading.RLock()
-        """Held by whoever uses the device: what others do there meanwhile would be in a time."""
+        """Held by whoever uses the runner: what others do there meanwhile would be in a time."""
+        self._host_mutex = threading.RLock()
+        """Held by whoever uses the judge of host code, which takes the device's lock where it times."""
+        self._is_host_judging = False
+        self._turns = VerificationTurns(_LOG2_GAIN)
         self._built: dict[str, Future[BuildResult]] = {}
         self._rival_seconds: dict[tuple[str, str], float] = {}
         self._failures = 0
@@ -105,7 +119,7 @@ class MachineCodeJudge:
                 found = self._judged(job)
                 self._failures = 0
             except NodeRefused as refused:
-                found = self._refused(refused)
+                found = refused.result(self._device, PATH)
             except (NoMachineCode, RecordError) as error:
                 why = str(error)
             except (PathFailed, SandboxError, DeviceBusy) as error:  # a lost runner is the second one
@@ -114,8 +128,8 @@ class MachineCodeJudge:
                 why = str(error)
                 self._note_failure(why)
         if found is None:
-            with self._device_mutex:
-                found = self._host_judge().judge(job)
+            with self._host_judging() as host:
+                found = host.judge(job)
             found = replace(found, facts={**found.facts, "path": "host code", "path_reason": why[:300]})
         else:
             found = replace(found, device_seconds=self._used.seconds)
@@ -123,8 +137,8 @@ class MachineCodeJudge:
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """As the judge of host code does: in a lane of its own, with the whole protocol. Raises `LaneFailure`."""
-        with self._device_mutex:
-            return self._host_judge().confirm(confirm)
+        with self._host_judging() as host:
+            return host.confirm(confirm)
 
     def try_seed(self, job: NodeJob) -> str:
         """Why this target cannot be judged through machine code, by its seed; '' if it can.
@@ -145,24 +159,35 @@ class MachineCodeJudge:
     def end(self) -> None:
         """Judge nothing more: nodes under way fail before their next use of the device."""
         self._ended.set()
+        self._turns.end()
 
     def close(self) -> None:
         """End the judge of host code; another is made when it is needed. Runner and builder are their owner's.
 
         After `end` it is ended even if it is at work, which it may be for a while before.
         """
-        held = self._device_mutex.acquire(timeout=_LAST_JOB_S if self._ended.is_set() else -1)
+        held = self._host_mutex.acquire(timeout=_LAST_JOB_S if self._ended.is_set() else -1)
         try:
             host, self._host = self._host, None
         finally:
             if held:
-                self._device_mutex.release()
+                self._host_mutex.release()
         if host is not None:
             host.close()
 
     def _go_on(self) -> None:
         if self._ended.is_set():
             raise LaneFailure("the lanes are closed", self._device)
+
+    @contextmanager
+    def _host_judging(self) -> Iterator[HostJudge]:
+        """The judge of host code for the time of one job; it may time, and leaves the device to others meanwhile."""
+        with self._host_mutex:
+            self._is_host_judging = True
+            try:
+                yield self._host_judge()
+            finally:
+                self._is_host_judging = False
 
     def _host_judge(self) -> HostJudge:
         self._go_on()
@@ -244,39 +269,59 @@ class MachineCodeJudge:
     def _given_up(self, trial: NodeTrial) -> NodeResult:
         ratio = trial.log_ratio(trial.best) / math.log(2)
         text = f"Right on a small call, and given up: {2**ratio:.2f} times slower."
-        return self._measured(trial, trial.best, ratio, _UNPAIRED_SD, trial.seconds[trial.best], text, {})
+        found = RaceResult(ratio, _UNPAIRED_SD, trial.seconds[trial.best], trial.rival_s, 0)
+        return self._measured(trial, found, text, {"verified_in_full": False})
 
     def _raced(self, trial: NodeTrial) -> NodeResult:
-        """The best config beside the other node; verified in full where it is the faster one."""
+        """The best config beside the other node; verified in full where it may become the fastest of all."""
         best = trial.best
-        ratio, error, seconds, theirs, blocks = self._race(trial, best, _RACE)
-        if (
-            ratio < _LOG2_GAIN
-        ):  # what earlier programs may have left in memory of the driver's own decides nothing
-            with self._device_mutex:
-                self._go_on()
-                self._runner.renew()
-                again = self._race(trial, best, _CHECKED_RACE)
-            if again[0] > ratio:
-                ratio, error, seconds, theirs, blocks = again
-        facts: dict[str, Any] = {"blocks": blocks}
-        if ratio < _LOG2_GAIN:
-            with self._device_mutex:
-                verified = self._host_judge().verify_in_full(trial.job.node, trial.configs[best])
-            if verified.wrong:
-                raise NodeRefused(verified.outcome, "verify", verified.wrong, verified.facts)
-            facts |= {**verified.facts, "verified_in_full": True}
-        else:
-            ratio = max(0.0, ratio)  # what was not verified in full is never called faster
-        each = [f"{n} {1e6 * s:.1f} us against {1e6 * theirs[n]:.1f} us" for n, s in seconds.items()]
+        found = self._race(trial, best, _RACE)
+        facts: dict[str, Any] = {"verified_in_full": False}
+        if found.log2_ratio < _LOG2_GAIN:
+            score = trial.job.against_score
+            with self._turns.take(score + found.log2_ratio, score) as is_first:
+                # What earlier programs may have left in memory of the driver's own decides nothing.
+                found = max(found, self._race_again(trial, best, renew=is_first), key=lambda f: f.log2_ratio)
+                if is_first and found.log2_ratio < _LOG2_GAIN:
+                    facts |= self._verified_in_full(trial, best)
+                    self._turns.note_verified(score + found.log2_ratio)
+        if found.log2_ratio >= _LOG2_GAIN:
+            found = replace(found, log2_ratio=max(0.0, found.log2_ratio))
+        ratio = found.log2_ratio
+        each = [
+            f"{n} {1e6 * s:.1f} us against {1e6 * found.theirs[n]:.1f} us" for n, s in found.seconds.items()
+        ]
         word = "slower" if ratio > 0 else "faster" if ratio < 0 else "faster or slower"
         text = f"Right, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
-        return self._measured(trial, best, ratio, error, seconds, text, facts)
+        if ratio < 0 and not facts["verified_in_full"]:
+            text += " Not verified in full: a faster one is."
+        return self._measured(trial, found, text, {**facts, "blocks": found.blocks})
 
-    def _race(
-        self, trial: NodeTrial, number: int, limits: TimingLimits
-    ) -> tuple[float, float, dict[str, float], dict[str, float], int]:
-        """A config beside the rival: log2 of the time ratio, its error, seconds of both by workload, and blocks.
+    def _measured(
+        self, trial: NodeTrial, found: RaceResult, text: str, facts: Mapping[str, Any]
+    ) -> NodeResult:
+        return trial.result(found, text, {**facts, "path": PATH}, self._device)
+
+    def _race_again(self, trial: NodeTrial, number: int, *, renew: bool) -> RaceResult:
+        """Beside the rival once more, with outputs compared; with a new runner, if so asked."""
+        if not renew:
+            return self._race(trial, number, _CHECKED_RACE)
+        with self._device_mutex:
+            self._go_on()
+            self._runner.renew()
+            return self._race(trial, number, _CHECKED_RACE)
+
+    def _verified_in_full(self, trial: NodeTrial, number: int) -> dict[str, Any]:
+        """Facts of the verification in a sandbox. Raises `NodeRefused`, `LaneFailure`."""
+        # It times nothing that is kept, so the device may serve others at the same time.
+        with self._host_mutex:
+            verified = self._host_judge().verify_in_full(trial.job.node, trial.configs[number])
+        if verified.wrong:
+            raise NodeRefused(verified.outcome, "verify", verified.wrong, verified.facts)
+        return {**verified.facts, "verified_in_full": True}
+
+    def _race(self, trial: NodeTrial, number: int, limits: TimingLimits) -> RaceResult:
+        """A config beside the rival.
 
         Outputs of as many launches as `limits` says are compared with what is right. Raises as `_timed` does.
         """
@@ -293,47 +338,7 @@ class MachineCodeJudge:
                 raise NodeRefused(Outcome.INCORRECT, "time", said)
         least = min(len(b) for b in blocks)
         ratio, error = log2_ratio([statistics.fmean(b[n] for b in blocks) for n in range(least)])
-        return ratio, error, seconds, theirs, least
-
-    def _measured(
-        self,
-        trial: NodeTrial,
-        number: int,
-        ratio: float,
-        error: float,
-        seconds: Mapping[str, float],
-        text: str,
-        facts: Mapping[str, Any],
-    ) -> NodeResult:
-        config = dict(trial.configs[number])
-        if config:
-            text += f" Its best config is {config}."
-        ranked = [
-            {"config": dict(trial.configs[n]), "log2_ratio": trial.log_ratio(n) / math.log(2)}
-            for n in trial.seconds
-        ]
-        return NodeResult(
-            Outcome.OK,
-            log2_ratio=ratio,
-            sd=error,
-            seconds=dict(seconds),
-            config=config,
-            measurements=len(trial.seconds),
-            device=self._device,
-            stage="time",
-            feedback=truncated_feedback(f"{text} {trial.note}"),
-            facts={"verified_in_full": False, **facts, "path": PATH, "configs": ranked},
-        )
-
-    def _refused(self, refused: NodeRefused) -> NodeResult:
-        return NodeResult(
-            refused.outcome,
-            measurements=1,
-            device=self._device,
-            stage=refused.stage,
-            feedback=truncated_feedback(refused.detail),
-            facts={**refused.facts, "path": PATH},
-        )
+        return RaceResult(ratio, error, seconds, theirs, least)
 
     # --- building, checking, timing ---
 
@@ -364,11 +369,8 @@ class MachineCodeJudge:
         programs = [self._trials.sealed(p) for p in built.programs]
         call = self._trials.calls.small
         try:
-            with self._device_mutex:
-                self._go_on()
-                began = time.perf_counter()
+            with self._device_use():
                 answer = self._runner.check(programs[0], call.given)
-                self._used.seconds = self._spent + time.perf_counter() - began
         except ProgramFault as fault:
             raise NodeRefused(FAULT_OUTCOMES[fault.kind], "verify", fault.detail) from fault
         if said := first_violation(answer.violations) or call.wrong(programs[0], answer.launches):
@@ -382,11 +384,8 @@ class MachineCodeJudge:
 
     def _timed(self, programs: Sequence[Program], workload: str, limits: TimingLimits) -> TimingAnswer:
         try:
-            with self._device_mutex, exclusive(self._lock_name, folder=self._locks):
-                self._go_on()
-                began = time.perf_counter()
+            with self._device_use():
                 answer = self._runner.time(programs, self._trials.calls.timed[workload].given, limits)
-                self._used.seconds = self._spent + time.perf_counter() - began
         except ProgramFault as fault:
             if fault.candidate != programs[-1].candidate:
                 raise PathFailed(f"the node beside it failed: {fault.detail}") from fault
@@ -395,10 +394,19 @@ class MachineCodeJudge:
             raise NodeRefused(Outcome.INCORRECT, "time", said)
         return answer
 
-    @property
-    def _spent(self) -> float:
-        """Seconds that this thread's job has used the device."""
-        return float(getattr(self._used, "seconds", 0.0))
+    @contextmanager
+    def _device_use(self) -> Iterator[None]:
+        """One use of the runner, alone on the device as far as others ask for it; counted for this thread's job."""
+        with self._device_mutex:
+            self._go_on()
+            if self._is_host_judging:
+                time.sleep(_PAUSE_FOR_OTHERS_S)
+            with exclusive(self._lock_name, folder=self._locks):
+                began = time.perf_counter()
+                try:
+                    yield
+                finally:
+                    self._used.seconds = getattr(self._used, "seconds", 0.0) + time.perf_counter() - began
 
 
 def block_means(seconds: Sequence[float], recorded: bool) -> list[float]:

@@ -12,6 +12,8 @@ from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.trials import TrialConfig
 from forecast_harness.search.history.events import NodeJob
+from forecast_harness.search.judging.lane_judge import truncated_feedback
+from forecast_harness.search.records import NodeResult
 
 
 class NodeRefused(Exception):
@@ -23,6 +25,17 @@ class NodeRefused(Exception):
         super().__init__(detail)
         self.outcome, self.stage, self.detail, self.facts = outcome, stage, detail, dict(facts or {})
 
+    def result(self, device: str, path: str) -> NodeResult:
+        """What is said of the node."""
+        return NodeResult(
+            self.outcome,
+            measurements=1,
+            device=device,
+            stage=self.stage,
+            feedback=truncated_feedback(self.detail),
+            facts={**self.facts, "path": path},
+        )
+
 
 class NoMachineCode(Exception):
     """A node that is to be judged as host code; the text says why."""
@@ -30,6 +43,21 @@ class NoMachineCode(Exception):
 
 class PathFailed(Exception):
     """A failure of our own: nothing is known of the node; the text says what failed."""
+
+
+@dataclass(frozen=True)
+class RaceResult:
+    """A config beside the rival."""
+
+    log2_ratio: float
+    """Of its time over the rival's."""
+    error: float
+    """Standard error of `log2_ratio`."""
+    seconds: Mapping[str, float]
+    """By workload."""
+    theirs: Mapping[str, float]
+    """The rival's."""
+    blocks: int
 
 
 @dataclass
@@ -53,3 +81,25 @@ class NodeTrial:
     def best(self) -> int:
         """The fastest config so far."""
         return min(self.seconds, key=self.log_ratio)
+
+    def result(self, found: RaceResult, text: str, facts: Mapping[str, Any], device: str) -> NodeResult:
+        """What is said of the node, by its fastest config's race; `text` is for people."""
+        config = dict(self.configs[self.best])
+        if config:
+            text += f" Its best config is {config}."
+        ranked = [
+            {"config": dict(self.configs[n]), "log2_ratio": self.log_ratio(n) / math.log(2)}
+            for n in self.seconds
+        ]
+        return NodeResult(
+            Outcome.OK,
+            log2_ratio=found.log2_ratio,
+            sd=found.error,
+            seconds=dict(found.seconds),
+            config=config,
+            measurements=len(self.seconds),
+            device=device,
+            stage="time",
+            feedback=truncated_feedback(f"{text} {self.note}"),
+            facts={**facts, "configs": ranked},
+        )

@@ -120,6 +120,11 @@ class NodeResult:
             )
 
     @property
+    def may_lead(self) -> bool:
+        """Whether it may be called the fastest: it ran, and nothing of its verification was left out."""
+        return self.log2_ratio is not None and self.facts.get("verified_in_full") is not False
+
+    @property
     def evidence(self) -> str:
         """What a confirmation says of "faster than `against`": `confirmed`, `undecided` or `refuted`.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.judging.lane_judge import FullVerification
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from tests.harness.machine_code.noting_host import NotingHost
@@ -209,8 +211,47 @@ def test_a_pool_of_judges_shares_one_device_and_loses_nothing(judged: Judged) ->
         Outcome.OK,
     ]
     assert [r.outcome for r in found] == 2 * wanted
-    assert sorted(judged.host.verified) == ["node-0", "node-11", "node-5", "node-6"]
+    assert set(judged.host.verified) & {"node-5", "node-11"}, "the fastest, or another that is as fast"
+    for lead in (found[5], found[11]):
+        assert lead.log2_ratio == pytest.approx(-0.7, abs=0.1)
+    assert len(judged.host.verified) < 4, "of two that are equally fast one is verified"
     assert threading.active_count() < 50
+
+
+def test_one_that_is_slower_than_what_is_verified_meanwhile_is_timed_checked_and_does_not_lead(
+    judged: Judged,
+) -> None:
+    once, waiting = judged.host.verify_in_full, judged.judge._turns._waiting
+    begun, others_wait = threading.Event(), threading.Event()
+
+    def verify(node: Node, config: Any) -> FullVerification:
+        begun.set()
+        assert others_wait.wait(60)
+        return once(node, config)
+
+    judged.host.verify_in_full = verify  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        fast = pool.submit(judged.judge.judge, job("fast", "honest 20000"))
+        assert begun.wait(60)
+        # While one is verified, the device is free for others.
+        slower = judged.judge.judge(job("slower", "honest 90000"))
+        second = pool.submit(judged.judge.judge, job("second", "honest 24000"))
+        while not waiting:
+            time.sleep(0.01)
+        others_wait.set()
+        leads, follows = fast.result(60), second.result(60)
+    assert slower.outcome is Outcome.OK
+    assert judged.host.verified == ["fast"]
+    assert (leads.may_lead, follows.may_lead) == (True, False)
+    assert follows.log2_ratio == pytest.approx(-1, abs=0.1)
+    assert "Not verified in full" in follows.feedback
+
+
+def test_a_wrong_value_at_the_timed_size_is_seen_without_full_verification(judged: Judged) -> None:
+    judged.judge._turns.note_verified(-9.0)
+    found = judged.judge.judge(job("late", "late 24000"))
+    assert found.outcome is Outcome.INCORRECT
+    assert judged.host.verified == []
 
 
 def test_after_the_end_nothing_more_is_judged_and_a_host_judge_at_work_is_ended(judged: Judged) -> None:

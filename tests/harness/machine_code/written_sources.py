@@ -41,11 +41,14 @@ class WrittenBuilder:
         if kind == "lost":
             return BuildResult(request, infrastructure="the server was lost")
         ns = int(cost or 50_000) * 4 // warps
+        wrong = [code.copy((2, 0), (0, 0), 4 * SMALL), code.spend(ns)]
         operations = {
             "honest": honest(ns),
-            "wrong": [code.copy((2, 0), (0, 0), 4 * SMALL), code.spend(ns)],
+            "wrong": wrong,
+            "late": honest(ns),
             "faulty": [code.fail(700)],
             "wide": honest(ns) if warps == 4 else [code.fail(700)],
         }[kind]
-        programs = tuple(addition(request.candidate, operations, n) for n in (SMALL, COUNT))
-        return BuildResult(request, programs)
+        large = wrong if kind == "late" else operations
+        cases = ((operations, SMALL), (large, COUNT))
+        return BuildResult(request, tuple(addition(request.candidate, *case) for case in cases))

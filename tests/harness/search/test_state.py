@@ -195,3 +195,28 @@ def test_status_texts(finished: tuple[list[Event], SearchState]) -> None:
     apply_event(early, Lost("job-2", node, 1, "gone"))
     assert early.status(node) == "dropped"
     assert SearchState().text == "not started"
+
+
+def test_a_node_that_was_not_verified_in_full_leads_nowhere(
+    finished: tuple[list[Event], SearchState],
+) -> None:
+    events, state = finished
+    name = state.incumbent
+    assert name not in state.seeds
+
+    def unverified(event: Event) -> Event:
+        if not isinstance(event, Finished) or event.node != name:
+            return event
+        return replace(event, judged=replace(event.judged, facts={"verified_in_full": False}))
+
+    kept = [unverified(e) for e in events if not isinstance(e, Stopped)]
+    place = next(n for n, e in enumerate(kept) if isinstance(e, Finished) and e.node == name)
+    before, after = replay_events(kept[:place]), replay_events(kept[: place + 1])
+    assert after.scores[name] < before.scores[before.incumbent]
+    assert (after.incumbent, after.best) == (before.incumbent, before.best)
+    assert after.history[-1].best == before.history[-1].best
+    assert after.status(name) == "not verified in full"
+    with_it = replay_events(kept)
+    views = [batch_view(with_it, b) for b in range(1, max(with_it.batches) + 1) if with_it.batch(b).chosen]
+    assert any(name in v.scores for v in views)
+    assert name not in {v.incumbent for v in views}

@@ -25,7 +25,7 @@ class BatchView:
     exhausted: Mapping[str, frozenset[str]]
     """Arms that have nothing more, by parent."""
     incumbent: str
-    """Id of the best; ties go to the one accepted first."""
+    """Id of the best that may lead; ties go to the one accepted first."""
     arms: Mapping[str, ArmStats]
     """Of the batches that it may know of."""
     spent: SearchCost
@@ -100,7 +100,8 @@ def _with_results(state: SearchState, seen: BatchView, number: int) -> BatchView
         raise RecordError(f"batch {number} has not ended, and batch {seen.batch + 1} rests on its results")
     came = {n: j for n, j in sorted(batch.finished.items())}
     scores = {**seen.scores, **{n: state.scores[n] for n, j in came.items() if j.log2_ratio is not None}}
-    order = [n for n in seen.nodes if n in scores]
+    judged = {**seen.judged, **came}
+    order = [n for n in seen.nodes if n in scores and (n == seen.seeds[0] or judged[n].may_lead)]
     incumbent = min(order, key=lambda n: scores[n], default=seen.incumbent)
     before = seen.scores.get(seen.incumbent)
     better = before is None or scores[incumbent] < before - MIN_PROGRESS
@@ -110,7 +111,7 @@ def _with_results(state: SearchState, seen: BatchView, number: int) -> BatchView
     return replace(
         seen,
         scores=scores,
-        judged={**seen.judged, **came},
+        judged=judged,
         incumbent=incumbent,
         arms=arms,
         spent=seen.spent + batch.forecasting_cost + batch.measuring_cost,

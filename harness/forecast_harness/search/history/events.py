@@ -202,6 +202,8 @@ class NodeJob:
     batch: int
     trials: int
     confirm: bool = False
+    against_score: float = 0.0
+    """log2(time / time of the first seed) of `against`."""
 
 
 @dataclass(frozen=True)

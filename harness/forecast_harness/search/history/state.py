@@ -7,7 +7,7 @@ know; it does not depend on the order in which results came, or on results of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from forecast_autotune.errors import RecordError
@@ -117,8 +117,13 @@ class SearchState:
 
     @property
     def incumbent(self) -> str:
-        """Id of the fastest by search measurements, ties by acceptance; the first seed before any."""
-        return min(self.scores, key=lambda n: self.scores[n], default=self.seeds[0])
+        """Id of the fastest that may lead by search measurements, ties by acceptance; the first seed before any."""
+        return self._fastest(())
+
+    def _fastest(self, without: Collection[str]) -> str:
+        able = [n for n in self.scores if n not in without and self.judged[n].may_lead]
+        first = [n for n in self.seeds[:1] if n in self.scores and n not in without]
+        return min([*first, *able], key=lambda n: self.scores[n], default=self.seeds[0])
 
     @property
     def best(self) -> str:
@@ -133,8 +138,7 @@ class SearchState:
             first = self.seeds[0]
             proven = [n for n in again if self.evidence(n) == "confirmed"]
             return min(proven or [first, *again], key=lambda n: 0.0 if n == first else again[n])
-        left = {n: s for n, s in self.scores.items() if n not in refuted}
-        return min(left, key=lambda n: left[n], default=self.seeds[0])
+        return self._fastest(refuted)
 
     @property
     def best_score(self) -> float:
@@ -170,7 +174,8 @@ class SearchState:
         if (judged := self.judged.get(node)) is not None:
             if judged.log2_ratio is None:
                 return str(judged.outcome).replace("_", " ")
-            return self.evidence(node) or "measured"
+            is_right = judged.may_lead or judged.log2_ratio >= 0.0
+            return self.evidence(node) or ("measured" if is_right else "not verified in full")
         if node in self.pool:
             return "deferred"
         if any(node in b.dropped for b in self.batches.values()):
@@ -322,7 +327,7 @@ def _finished(state: SearchState, event: Finished) -> None:
             event.batch,
             state.reason(event.node),
             score,
-            before if score is None else min(before, score),
+            before if score is None or not judged.may_lead else min(before, score),
             state.spent_on["measurements"].device_seconds,
         )
     )

@@ -190,6 +190,7 @@ def _job(state: SearchState, node: Node, against: str, number: int) -> NodeJob:
         target=state.target,
         batch=number,
         trials=state.settings.trials,
+        against_score=state.scores.get(against, 0.0),
     )
 
 
