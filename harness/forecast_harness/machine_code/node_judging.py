@@ -315,9 +315,11 @@ class MachineCodeJudge:
         """Facts of the verification in a sandbox. Raises `NodeRefused`, `LaneFailure`."""
         # It times nothing that is kept, so the device may serve others at the same time.
         with self._host_mutex:
-            verified = self._host_judge().verify_in_full(trial.job.node, trial.configs[number])
-        if verified.wrong:
-            raise NodeRefused(verified.outcome, "verify", verified.wrong, verified.facts)
+            host = self._host_judge()
+            verified = host.verify_in_full(trial.job.node, trial.configs[number])
+            if verified.wrong:
+                raise NodeRefused(verified.outcome, "verify", verified.wrong, verified.facts)
+            host.prepare_confirmation()
         return {**verified.facts, "verified_in_full": True}
 
     def _race(self, trial: NodeTrial, number: int, limits: TimingLimits) -> RaceResult:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from forecast_harness.machine_code.runner.health import runner_problem
 from forecast_harness.machine_code.trials import SourceBuilder, TargetTrials
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.devices import device_slug
+from forecast_harness.search.judging.early_opener import EarlyOpener
 from forecast_harness.search.judging.factory import open_judge
 from forecast_harness.search.judging.lane_judge import HostJudge
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
@@ -37,30 +37,6 @@ _JUDGES_PER_WORKER = 2
 
 class NoMachineCodePath(Exception):
     """A target that is not judged through machine code here; the text says why."""
-
-
-class HostJudgeAhead:
-    """Makes judges of host code; the first is opened at once, while other things are, and waits for who asks.
-
-    It is needed in the middle of a search, when everything else waits for it: opening takes some seconds.
-    """
-
-    def __init__(self, make: Callable[[], HostJudge]) -> None:
-        self._make = make
-        self._opening = ThreadPoolExecutor(1, "host-judge")
-        self._first: Future[HostJudge] | None = self._opening.submit(make)
-
-    def __call__(self) -> HostJudge:
-        """The next one. Raises what opening it raises."""
-        first, self._first = self._first, None
-        return self._make() if first is None else first.result()
-
-    def close(self) -> None:
-        """Close the one that nobody has asked for."""
-        first, self._first = self._first, None
-        if first is not None and not first.cancel() and first.exception() is None:
-            first.result().close()
-        self._opening.shutdown()
 
 
 def facts_for_workers(runner: RunnerClient) -> Mapping[str, Any]:
@@ -114,7 +90,8 @@ def open_machine_code_lanes(
         raise NoMachineCodePath(f"the seed is written in {seed.language}, and only Triton is compiled so")
     with ExitStack() as stack:
         try:
-            hosts = [HostJudgeAhead(_host_opener(target, plan, folder)) for plan in plans]
+            # Needed in the middle of a search, when others wait for it.
+            hosts = [EarlyOpener(_host_opener(target, plan, folder)) for plan in plans]
             for host in hosts:
                 stack.callback(host.close)
             runners: list[RunnerClient] = []

@@ -17,7 +17,7 @@ class NotingHost:
     def __init__(self, wrong: Mapping[str, str]) -> None:
         self.asked: list[str] = []
         self.verified: list[str] = []
-        self.closed = False
+        self.closed = self.prepared = False
         self._wrong = wrong
 
     def judge(self, job: NodeJob) -> NodeResult:
@@ -32,6 +32,9 @@ class NotingHost:
         self.verified.append(node.id)
         wrong = self._wrong.get(node.id, "")
         return FullVerification(Outcome.INCORRECT if wrong else Outcome.OK, wrong, {"launches": 9})
+
+    def prepare_confirmation(self) -> None:
+        self.prepared = True
 
     def close(self) -> None:
         self.closed = True

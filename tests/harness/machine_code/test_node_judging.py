@@ -86,6 +86,7 @@ def test_a_faster_node_is_verified_in_full_and_says_by_how_much(judged: Judged) 
     assert (found.against, found.facts["verified_in_full"], found.facts["launches"]) == ("seed", True, 9)
     assert found.device_seconds > 0
     assert judged.host.verified == ["fast"]
+    assert judged.host.prepared
     assert judged.trials.learnt == [("fast", 1)]
 
 

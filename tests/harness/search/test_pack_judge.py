@@ -271,6 +271,11 @@ def test_finalists_are_confirmed_beside_the_seed_in_a_fresh_lane(judge: NodeJudg
 
 def test_finalists_that_there_is_no_time_for_are_left_out_but_the_first(judge: NodeJudge) -> None:
     finalists = (node("fast", FAST), node("wrong", "def run(x):\n    return x\n"))
+    assert isinstance(judge, PackJudge)
+    judge.prepare_confirmation()
+    prepared = judge._next_lane
+    judge.prepare_confirmation()
+    assert judge._next_lane is prepared, "one is enough"
     found = judge.confirm(ConfirmationJob(finalists, {}, SEED, TARGET, seconds=0.1))
     assert list(found) == [SEED.id, "fast"]
     assert found["fast"].stage == "confirm"

@@ -93,7 +93,7 @@ class KernelJudge(SandboxNodeJudge):
         start = time.perf_counter()
         seed, configs = confirm.seed_node, confirm.configs
         found: dict[str, NodeResult] = {}
-        lane = self._open_lane()
+        lane = self._fresh_lane()
         try:
             for node in (seed, *(n for n in confirm.nodes if n.id != seed.id)):
                 began = time.perf_counter()

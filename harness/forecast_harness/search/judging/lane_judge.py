@@ -14,6 +14,7 @@ from forecast_harness.sandbox.api import JobStatus, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.judging.devices import device_slug
+from forecast_harness.search.judging.early_opener import EarlyOpener
 from forecast_harness.search.judging.race_rules import log2_ratio
 from forecast_harness.search.records import Node, NodeResult
 from forecast_harness.verify.plan import VerificationPlan
@@ -45,6 +46,9 @@ class HostJudge(NodeJudge, Protocol):
     def verify_in_full(self, node: Node, config: Mapping[str, Any]) -> FullVerification:
         """Verify with fresh hidden seeds, in a fresh process. Raises `LaneFailure`."""
 
+    def prepare_confirmation(self) -> None:
+        """Open what a confirmation needs in the background."""
+
 
 class SandboxNodeJudge:
     """A sandbox lane, and what it says of nodes. Use from one thread at a time."""
@@ -55,11 +59,23 @@ class SandboxNodeJudge:
         self.name = plan.uuid or f"{plan.device}-{number}"
         self._device = plan.uuid or device_slug(plan.device, plan.index)
         folder.mkdir(parents=True, exist_ok=True)
+        self._next_lane: EarlyOpener[SandboxLane] | None = None
         self._lane = self._open_lane()
 
     def close(self) -> None:
         """End all processes of the lane."""
+        if self._next_lane is not None:
+            self._next_lane.close()
         self._lane.close()
+
+    def prepare_confirmation(self) -> None:
+        """Open a fresh lane in the background: a confirmation will ask for one."""
+        if self._next_lane is None:
+            self._next_lane = EarlyOpener(self._open_lane)
+
+    def _fresh_lane(self) -> SandboxLane:
+        """A lane that no candidate has run in. Raises `LaneFailure`."""
+        return self._open_lane() if self._next_lane is None else self._next_lane()
 
     def _open_lane(self) -> SandboxLane:
         """A fresh lane whose canary sang. Raises `LaneFailure`."""

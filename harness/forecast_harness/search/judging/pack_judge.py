@@ -96,7 +96,7 @@ class PackJudge(SandboxNodeJudge):
             # Half of the time is for verifying, and a winner is timed twice.
             rules = replace(rules, seconds=min(rules.seconds, limit / (4 * max(1, len(others)))))
         found: dict[str, NodeResult] = {}
-        lane = self._open_lane()
+        lane = self._fresh_lane()
         try:
             for done, group in enumerate(groups):
                 if confirmation_must_end(limit, time.perf_counter() - began, done, least=1):

@@ -1,0 +1,59 @@
+"""What takes seconds to open is opened before it is asked for, and closed if it never is."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.judging.early_opener import EarlyOpener
+
+
+class Lane:
+    """Notes that it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_first_one_is_opened_before_anybody_asks() -> None:
+    opened, made = threading.Event(), list[Lane]()
+
+    def make() -> Lane:
+        made.append(Lane())
+        opened.set()
+        return made[-1]
+
+    lanes = EarlyOpener(make)
+    assert opened.wait(60)
+    assert [lanes(), lanes()] == made
+    lanes.close()
+    assert not any(one.closed for one in made)
+
+
+def test_what_nobody_asked_for_is_closed() -> None:
+    opened, lane = threading.Event(), Lane()
+
+    def make() -> Lane:
+        opened.set()
+        return lane
+
+    lanes = EarlyOpener(make)
+    assert opened.wait(60)
+    lanes.close()
+    assert lane.closed
+
+
+def test_who_asks_hears_why_it_could_not_be_opened() -> None:
+    def make() -> Lane:
+        raise LaneFailure("no lane works", "lane")
+
+    lanes = EarlyOpener(make)
+    with pytest.raises(LaneFailure, match="no lane works"):
+        lanes()
+    lanes.close()
+    EarlyOpener(make).close()
