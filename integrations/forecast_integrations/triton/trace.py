@@ -30,6 +30,8 @@ _TIMEOUT_S, _TIMEOUT_PER_JOB_S = 20.0, 2.0
 """Children that take longer are given up, and their share is traced here. Cores are shared, and long kernels
 take a quarter of a second each where nobody else has work."""
 _POLL_S = 0.25
+_NICE = 2
+"""Children yield to the main process, and those that compile to them: what to compile depends on what they say."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class ChildTracer:
         self._call, self._known, self._workers = call, known, workers
         self._problem, self._grids = problem, grids or {}
         self._reader = _Reader(call, None if problem is None else problem.arguments)
-        self._children = ForkedChildren()
+        self._children = ForkedChildren(_NICE)
         self._dispatchers: list[Dispatcher] = []
         self._in_children: dict[str, _TraceJob] = {}
         self._left: dict[str, _TraceJob] = {}
@@ -189,7 +191,7 @@ class ChildTracer:
             return
         jobs = list(self._left.values())
         shares = [jobs[i :: self._workers] for i in range(min(self._workers, len(jobs)))]
-        dispatcher = Dispatcher({"share": lambda i: answer(shares[i])}, len(shares))
+        dispatcher = Dispatcher({"share": lambda i: answer(shares[i])}, len(shares), _NICE)
         self._dispatchers.append(dispatcher)
         for i, share in enumerate(shares):
             dispatched = DispatchedTask(dispatcher, "share", i) if len(shares) > 1 else None

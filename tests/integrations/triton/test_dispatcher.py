@@ -185,15 +185,21 @@ def test_a_killed_child_dies_with_what_it_started_and_no_other_does(owner: Owner
     assert len(owner.children) == 1
 
 
-def test_closing_an_idle_dispatcher_does_not_wait_for_it(owner: Owner) -> None:
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_closing_does_not_wait_for_the_dispatcher(owner: Owner, tmp_path: Path, is_busy: bool) -> None:
     owner.start("square", 2)
     assert owner.answers() == {("square", 2): 4}
+    at_work = []
+    if is_busy:
+        owner.start("sleep", str(tmp_path))
+        at_work = noted(tmp_path, 2)
     pid = owner.dispatcher._pid
     os.kill(pid, signal.SIGSTOP)
     owner.close()
     assert is_running(pid)
     os.kill(pid, signal.SIGCONT)
     assert eventually(lambda: pid not in children_of(HERE))
+    assert eventually(lambda: not any(map(is_running, at_work)))
 
 
 def test_closing_ends_children_and_what_they_started(owner: Owner, tmp_path: Path) -> None:
