@@ -344,8 +344,8 @@ class StoreContract:
     def test_keeps_what_was_added(self) -> None:
         store, table = self.make(), example_table()
         noted = replace(table.measurements[0], extra={"message": "über", "spills": 3})
-        for m in [*table.measurements[1:], noted]:
-            store.add(table.problem, m)
+        store.add(table.problem, table.measurements[1])
+        store.add_all(table.problem, [*table.measurements[2:], noted])
         found = store.measurements(table.problem)
         assert found == [*table.measurements[1:], noted]
         assert found[-1].extra == noted.extra

@@ -38,7 +38,8 @@ from forecast_autotune.store.log import decode
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import tune
-from forecast_autotune.tuning.task import TuningTask
+from forecast_autotune.tuning.results import IN_TURNS
+from forecast_autotune.tuning.task import TuningTask, utc_now
 
 LIST = 12
 """Problems on the list of a round: more than can be decided before the kill."""
@@ -80,7 +81,7 @@ class SlowTableMeasurer(TableMeasurer):
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         time.sleep(self._chance.random() * 0.008)
         rows = [self._table[c] for c in candidates]
-        return [replace(m, protocol=m.protocol + "-turns") for m in rows]
+        return [replace(m, protocol=m.protocol + IN_TURNS, at=utc_now()) for m in rows]
 
 
 class AnnouncingStore(Store):

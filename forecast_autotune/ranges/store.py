@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,9 @@ class RangeStore:
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
         """Nothing: its parts are committed already."""
+
+    def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
+        """Nothing: their parts are committed already."""
 
     def decision(self, problem: Problem) -> Decision | None:
         """The stored decision on the range."""

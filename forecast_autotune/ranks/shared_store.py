@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,13 @@ class SharedStore:
         self._local.add(problem, measurement)
         if posted is None and measurement.outcome.is_label:
             self._board.post(measurement)
+
+    def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
+        """Keep measurements of this rank's own that belong together; those of which others know nothing are posted."""
+        self._local.add_all(problem, measurements)
+        for measurement in measurements:
+            if measurement.candidate not in self._board.rows and measurement.outcome.is_label:
+                self._board.post(measurement)
 
     def keep(self, measurements: Iterable[Measurement]) -> None:
         """Keep what other ranks measured, but for what is held: ranks may share a directory."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,8 +80,6 @@ class Store:
         """Notes on what was skipped or not saved; each was also issued once as a `StoreWarning`."""
         return list(self._notes.texts)
 
-    # --- one problem ---
-
     def measurements(self, problem: Problem) -> list[Measurement]:
         """Everything measured of this problem by any process so far, oldest first."""
         with self._mutex:
@@ -111,15 +109,19 @@ class Store:
         return [Relative(t.problem, tuple(t.measurements)) for t in near] + others
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
-        """Commit one measurement: on return, a kill cannot lose it (a power cut can, until `sync`).
+        """Commit one measurement; see `add_all`."""
+        self.add_all(problem, [measurement])
 
-        When the disk refuses, it is kept in memory and the store warns once. Raises `RecordError` if
-        the measurement is about another problem, or holds values that JSON cannot.
+    def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
+        """Commit measurements, all or none: on return, a kill cannot lose them (a power cut can, until `sync`).
+
+        When the disk refuses, they are kept in memory and the store warns once. Raises `RecordError` if
+        a measurement is about another problem, or holds values that JSON cannot.
         """
-        entry = LogEntry.of(problem, measurement)
         with self._mutex:
-            self._directory(problem).add([entry])
-        self.layers.offer(problem, measurement)
+            self._directory(problem).add([LogEntry.of(problem, m) for m in measurements])
+        for measurement in measurements:
+            self.layers.offer(problem, measurement)
 
     def decision(self, problem: Problem) -> Decision | None:
         """The stored decision: one small file is opened. A damaged file is noted and counts as none."""

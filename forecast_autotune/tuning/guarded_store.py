@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict
@@ -63,6 +63,14 @@ class GuardedStore:
     def add(self, problem: Problem, measurement: Measurement) -> None:
         """As `TuningStore`."""
         self._ask("add", lambda: self._kept.append(measurement), problem, measurement)
+
+    def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
+        """As `TuningStore`; one by one where a user's own store has nothing else."""
+        if hasattr(self._store, "add_all"):
+            self._ask("add_all", lambda: self._kept.extend(measurements), problem, measurements)
+            return
+        for measurement in measurements:
+            self.add(problem, measurement)
 
     def decision(self, problem: Problem) -> Decision | None:
         """As `TuningStore`."""

@@ -345,7 +345,7 @@ class _TuningRun:
     def _retime_finalists(self, measurer: Measurer) -> None:
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
         close = self.results.close_to_best(oracle=self.settings.mode is Mode.EXHAUSTIVE)
-        if len(close) > 1:
+        if len(close) > 1 and not self.results.resume_comparison(close):
             with _measurer_errors():
                 compared = measurer.compare(close)
             self.results.add_comparison([self._with_grid(m) for m in compared])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ FINALIST_MARGIN = 0.06
 """Share by which a finalist may be slower than the fastest: what is farther away cannot be a matter of noise."""
 ORACLE_FINALIST_MARGIN = 0.12
 """The same where everything is measured, for any number of them: an oracle must not be a matter of luck."""
+IN_TURNS = "-turns"
+"""Ends the protocol of times that were taken side by side."""
 NEGLIGIBLE_GAIN = 0.005
 """A variant takes the base's place if it is faster by more than this share, and by more than noise."""
 
@@ -46,10 +49,21 @@ class TaskResults:
 
     def add_comparison(self, timed: Sequence[Measurement]) -> None:
         """Commit times that were taken side by side: the winner is one of these, as only they were timed alike."""
-        for m in timed:
-            self._commit(m)
-            self._finalists.add(m.candidate)
+        self._store.add_all(self.problem, timed)
+        self.rows += timed
+        self._finalists.update(m.candidate for m in timed)
         self.labels = latest_labels(self.rows)
+
+    def resume_comparison(self, close: Sequence[Candidate]) -> bool:
+        """Whether these were compared last, by a decision that was ended before it was stored; if so, they are the
+        finalists.
+        """
+        upwards = itertools.dropwhile(lambda m: not m.protocol.endswith(IN_TURNS), reversed(self.rows))
+        last = [id(m) for m in itertools.takewhile(lambda m: m.protocol.endswith(IN_TURNS), upwards)]
+        if not all(id(self.labels[c]) in last for c in close):
+            return False
+        self._finalists.update(close)
+        return True
 
     def outcomes(self) -> dict[Candidate, Measurement]:
         """What is known per candidate; one that met a broken harness has no label, but is not tried again now."""

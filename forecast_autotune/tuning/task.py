@@ -39,6 +39,10 @@ class TuningStore(Protocol):
         """Commit one measurement; on return a kill cannot lose it."""
         ...
 
+    def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
+        """Commit what belongs together: a kill leaves all of it or none."""
+        ...
+
     def decision(self, problem: Problem) -> Decision | None:
         """The stored decision, if any."""
         ...

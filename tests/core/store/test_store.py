@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Device, Evidence, Measurement, Outcome, Problem
 from forecast_autotune.records.table import latest_labels, read_tables
-from forecast_autotune.store import Store, StoreWarning
+from forecast_autotune.store import Store, StoreWarning, directory
 from forecast_autotune.store.files import device_directory, kernel_directory, problem_file
 from forecast_autotune.store.similarity import feature_distance, similarity_features
+from forecast_autotune.testing import example_table
 from tests.core.store.stored import A100, H200, decided, log_of, measured, problem
 
 # --- measurements ---
@@ -44,6 +45,18 @@ def test_a_measurement_is_on_disk_when_add_returns_and_seen_by_others(tmp_path: 
         writer.add(p, measured(p, block))
         assert reader.measurements(p) == [measured(p, b) for b in range(block + 1)]
         assert Store(tmp_path).measurements(p) == [measured(p, b) for b in range(block + 1)]
+
+
+def test_what_is_added_together_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, store, written = example_table(), Store(tmp_path), list[bytes]()
+
+    def noted(path: Path, payload: bytes, *, exclusive: bool) -> None:
+        written.append(payload)
+
+    monkeypatch.setattr(directory, "append", noted)
+    store.add_all(table.problem, table.measurements[:3])
+    (payload,) = written  # so a kill leaves all of it, or a line that is torn and not read
+    assert payload.count(b'"type":"measurement"') == 3
 
 
 def test_only_new_bytes_are_read_again(tmp_path: Path) -> None:

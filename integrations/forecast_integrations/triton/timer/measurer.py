@@ -13,6 +13,7 @@ from forecast_autotune.errors import DeviceLostError
 from forecast_autotune.features.ptx import ptx_facts
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.telemetry.spans import record, span
+from forecast_autotune.tuning.results import IN_TURNS
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.triton.compile.pool import make_pool
 from forecast_integrations.triton.compile.protocol import CompilePool, CompileResult
@@ -152,7 +153,7 @@ class TritonMeasurer:
             return []  # each of them ran before; the single timings stand
         finally:
             self._timing_s += time.perf_counter() - begin
-        return [self._ok(c, t, None, {}, "-turns") for c, t in zip(candidates, times, strict=True)]
+        return [self._ok(c, t, None, {}, IN_TURNS) for c, t in zip(candidates, times, strict=True)]
 
     def spent(self) -> MeasuringCost:
         """Seconds so far; `timing_s` is wall time spent on the device."""

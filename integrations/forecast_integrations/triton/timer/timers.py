@@ -49,8 +49,8 @@ class TimingLengths:
 
     look_ms: float = 5.0
     """Milliseconds of a first look at a candidate."""
-    full_ms: float = 10.0
-    """Milliseconds in all for a candidate that may still win."""
+    full_ms: float = 5.0
+    """Milliseconds in all for a candidate that may still win: finalists are timed in turns, which tells more."""
     compare_ms: float = 24.0
     """Per finalist, when they are timed in turns."""
     contender: float = 1.1
