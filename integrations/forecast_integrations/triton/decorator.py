@@ -15,6 +15,7 @@ from forecast_autotune.settings import Budget, Mode
 from forecast_autotune.space import Space
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_integrations.triton.compile.compiler_hash import COMPILER_HASH
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
 from forecast_integrations.triton.fallback import triton_key
 from forecast_integrations.triton.problem.key import Bucket, KeyMaker
@@ -64,6 +65,7 @@ class ForecastAutotuner(Autotuner):
         self._local = threading.local()
         self._configs: Sequence[LaunchConfig] | _DeferredConfigs = ()
         super().__init__(fn, arg_names, configs, *args, **kwargs)
+        COMPILER_HASH.start_early()
         self._engine = TuningEngine(options)
         self._make_key = KeyMaker(self.arg_names, options.bucket or options.settings().bucket)
         if space is not None:

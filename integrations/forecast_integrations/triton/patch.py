@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from triton.runtime.autotuner import Autotuner
 
+from forecast_integrations.triton.compile.compiler_hash import COMPILER_HASH
 from forecast_integrations.triton.decorator import ForecastAutotuner
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
 from forecast_integrations.triton.problem.key import KeyMaker
@@ -65,6 +66,7 @@ def patch_triton() -> None:
     """Serve every Triton autotuner in this process. Calling it twice changes nothing."""
     global _original, _serving
     _serving = True
+    COMPILER_HASH.start_early()
     if _original is None:
         _original = Autotuner.run
         Autotuner.run = _run

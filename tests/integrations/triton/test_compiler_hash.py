@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,77 @@ def test_a_forked_process_computes_its_own(computed_by: Path) -> None:
 
     assert list(run_in_children([adopt], 20.0)) == [module.triton_key()]
     shared.stop()
+
+
+@pytest.fixture
+def hashing(monkeypatch: pytest.MonkeyPatch, computed_by: Path) -> Iterator[threading.Event]:
+    """A machine with a GPU's driver, where the hash takes until this is set."""
+    compute, may_end = module.triton_key, threading.Event()
+
+    @functools.lru_cache
+    def slow() -> str:
+        if os.getpid() == HERE:
+            may_end.wait(60)
+        return str(compute())
+
+    monkeypatch.setattr(module, "triton_key", slow)
+    monkeypatch.setattr(compiler_hash, "_DEVICE_FILES", (__file__,))
+    yield may_end
+    may_end.set()
+
+
+@pytest.mark.parametrize("begun_first", [True, False])
+def test_children_take_it_from_the_thread_that_began_early(
+    hashing: threading.Event, computed_by: Path, begun_first: bool
+) -> None:
+    shared = CompilerHash()
+    shared.start_early()
+    shared.start_early()
+    if begun_first:
+        shared.start()
+        assert shared._children is None, "a child would compute it a second time"
+        threading.Timer(0.1, hashing.set).start()
+    else:
+        hashing.set()
+        shared.settle()
+        shared.start()
+
+    def digest() -> str:
+        shared.adopt()
+        return hashlib.sha256(module.triton_key().encode()).hexdigest()
+
+    answers = list(run_in_children([digest] * 2, 20.0))
+    shared.settle()
+    assert answers == [hashlib.sha256(module.triton_key().encode()).hexdigest()] * 2
+    assert computed_by.read_text().split() == [str(HERE)], "once, in this process"
+    shared.stop()
+
+
+def test_without_a_driver_nothing_begins_early(computed_by: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_hash, "_DEVICE_FILES", ("/nowhere/driver",))
+    shared = CompilerHash()
+    shared.start_early()
+    assert not shared._is_under_way()
+    assert computed_by.read_text() == ""
+
+
+def test_a_hash_that_cannot_be_computed_early_is_computed_later(
+    computed_by: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, tries = module.triton_key, iter([OSError("the disk"), None])
+
+    @functools.lru_cache
+    def fails_once() -> str:
+        if (error := next(tries)) is not None:
+            raise error
+        return str(compute())
+
+    monkeypatch.setattr(module, "triton_key", fails_once)
+    monkeypatch.setattr(compiler_hash, "_DEVICE_FILES", (__file__,))
+    shared = CompilerHash()
+    shared.start_early()
+    shared.settle()
+    assert computed_by.read_text().split() == [str(HERE)]
 
 
 def test_a_decision_computes_it_once_here_and_once_in_a_child(device: Any, computed_by: Path) -> None:

@@ -1,9 +1,10 @@
 """Triton's hash of its own files, computed once for all compile children.
 
 Every key of Triton's cache begins with it, and the first compilation of a process reads the whole compiler
-(400 to 500 MB) for it: 0.2 to 0.6 s. One child computes it and leaves it in shared memory for the others. Only
-children, which are ours, are told: this process asks Triton itself, while it has nothing else to do, so that a
-wrong hash could cost a second compilation and never select a wrong binary.
+(400 to 500 MB) for it: 0.2 to 0.6 s. A thread computes it from the first decorated kernel on, and has mostly done so
+when that is launched. Where it has not begun by then, one child computes it and leaves it in shared memory for the
+others. Only children, which are ours, are told: this process asks Triton itself, so that a wrong hash could cost a
+second compilation and never select a wrong binary.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import importlib
 import mmap
 import os
+import threading
 import time
 from typing import Any
 
@@ -21,6 +23,8 @@ from forecast_integrations.triton.compile.forked_children import DispatchedTask,
 _BYTES = 1 << 16
 """Room for the text: a version and 64 hex digits for each of Triton's source files."""
 _COMPUTING, _KNOWN, _FAILED = 0, 1, 2
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Of NVIDIA's driver, AMD's, and either in a virtual machine of Windows: without any, nothing will be compiled."""
 _WAIT_S = 2.0
 """A child that waited this long computes the hash itself."""
 
@@ -33,6 +37,24 @@ class CompilerHash:
         self._shared: mmap.mmap | None = None
         """One byte of state and four of length before the text."""
         self._owner = 0
+        self._early: threading.Thread | None = None
+
+    def start_early(self) -> None:
+        """Begin computing it in a thread, once per process; reading and digesting hold no lock of the interpreter.
+
+        Nothing happens without a GPU's driver.
+        """
+        if self._early is None and any(map(os.path.exists, _DEVICE_FILES)):
+            self._early = threading.Thread(target=self._compute_early, name="compiler-hash", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no room for another thread
+                self._early.start()
+
+    def _compute_early(self) -> None:
+        with contextlib.suppress(Exception):  # it fails again where it is needed
+            self._publish(_module().triton_key())
+
+    def _is_under_way(self) -> bool:
+        return self._early is not None and self._early.is_alive()
 
     def start(self, dispatcher: Dispatcher | None = None) -> None:
         """Begin computing it in a child, unless this process knows it or has begun.
@@ -45,6 +67,10 @@ class CompilerHash:
         self._children = None  # a forked process' copy of its parent's: not its own to wait for
         with contextlib.suppress(OSError):
             self._shared = mmap.mmap(-1, _BYTES)
+            if self._is_under_way():
+                if _is_known():  # the thread may have found nobody to tell
+                    self._publish(_module().triton_key())
+                return
             self._children = ForkedChildren()
             dispatched = DispatchedTask(dispatcher, "hash") if dispatcher is not None else None
             self._children.start("hash", self.compute, dispatched)
@@ -64,6 +90,8 @@ class CompilerHash:
 
     def settle(self) -> None:
         """Have this process know it as well, from Triton itself."""
+        if self._early is not None and self._is_under_way():
+            self._early.join()
         text = _module().triton_key()
         if self._shared is not None:
             self._publish(text)  # whoever still waits for the child need not
