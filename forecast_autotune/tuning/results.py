@@ -31,6 +31,7 @@ class TaskResults:
         """The record that measurements are filed under."""
         self.rows = [m for m in store.measurements(problem) if m.candidate in candidates.row_of]
         """All measurements, in order."""
+        self._earlier = tuple(self.rows)
         self.labels = latest_labels(self.rows)
         """The latest measurement per candidate, of those that say something of it."""
         self.known = len(self.labels)
@@ -58,7 +59,7 @@ class TaskResults:
         """Whether these were compared last, by a decision that was ended before it was stored; if so, they are the
         finalists.
         """
-        upwards = itertools.dropwhile(lambda m: not m.protocol.endswith(IN_TURNS), reversed(self.rows))
+        upwards = itertools.dropwhile(lambda m: not m.protocol.endswith(IN_TURNS), reversed(self._earlier))
         last = [id(m) for m in itertools.takewhile(lambda m: m.protocol.endswith(IN_TURNS), upwards)]
         if not all(id(self.labels[c]) in last for c in close):
             return False
