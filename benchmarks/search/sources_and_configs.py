@@ -165,7 +165,7 @@ def timing_noise(table: Table) -> dict[str, float | int]:
     alone: dict[Any, float] = {}
     apart = []
     for row in table.measurements:
-        if row.ok and row.protocol.endswith("-turns") and row.candidate in alone:
+        if row.ok and row.in_turns and row.candidate in alone:
             apart.append(abs(math.log2(row.ms / alone[row.candidate])))
         elif row.ok:
             alone[row.candidate] = row.ms

@@ -30,8 +30,6 @@ from forecast_autotune.store import Store
 from forecast_autotune.store.log import decode
 
 CASE = "matmul/2048x2048x2048"
-TURNS_SUFFIX = "-turns"
-"""Ending of the protocol under which the finalists are timed once more, side by side."""
 READY_S, DONE_S = 240.0, 240.0
 
 
@@ -109,7 +107,7 @@ def audit_store(folder: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
     held = [m for table in tables for m in table.measurements]
     times = Counter((m.problem, m.candidate, m.protocol) for m in held)
     claimed = sum(r["decision"]["measured"] for r in results)
-    single = sum(not m.protocol.endswith(TURNS_SUFFIX) for m in held)
+    single = sum(not m.in_turns for m in held)
     return {
         "problems": len(tables),
         "measurements": len(held),

@@ -31,6 +31,7 @@ from benchmarks.lib import result_files
 from benchmarks.lib.processes import child_processes
 from forecast_autotune.records import Candidate, Decision, Kernel, Measurement, Problem
 from forecast_autotune.records.json_fields import MALFORMED
+from forecast_autotune.records.measurement import IN_TURNS
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store, StoreWarning
@@ -38,7 +39,6 @@ from forecast_autotune.store.log import decode
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import tune
-from forecast_autotune.tuning.results import IN_TURNS
 from forecast_autotune.tuning.task import TuningTask, utc_now
 
 LIST = 12

@@ -45,9 +45,7 @@ class SharedStore:
         if posted is not None and same_run(posted, measurement):
             self.keep([measurement])
             return
-        self._local.add(problem, measurement)
-        if posted is None and measurement.outcome.is_label:
-            self._board.post(measurement)
+        self.add_all(problem, [measurement])
 
     def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
         """Keep measurements of this rank's own that belong together; those of which others know nothing are posted."""

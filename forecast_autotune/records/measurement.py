@@ -10,6 +10,9 @@ from forecast_autotune.records.base import LARGEST_MS, LARGEST_S, SCHEMA, Extra
 from forecast_autotune.records.candidate import Candidate, Outcome
 from forecast_autotune.records.codec import Record, json_option
 
+IN_TURNS = "-turns"
+"""Ends the protocol of times that were taken side by side."""
+
 
 @dataclass(frozen=True)
 class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
@@ -46,6 +49,11 @@ class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
     def ok(self) -> bool:
         """Whether the candidate ran and has a time."""
         return self.outcome is Outcome.OK
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether it was timed side by side with others."""
+        return self.protocol.endswith(IN_TURNS)
 
     @property
     def ms(self) -> float:

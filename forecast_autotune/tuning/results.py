@@ -17,8 +17,6 @@ FINALIST_MARGIN = 0.06
 """Share by which a finalist may be slower than the fastest: what is farther away cannot be a matter of noise."""
 ORACLE_FINALIST_MARGIN = 0.12
 """The same where everything is measured, for any number of them: an oracle must not be a matter of luck."""
-IN_TURNS = "-turns"
-"""Ends the protocol of times that were taken side by side."""
 NEGLIGIBLE_GAIN = 0.005
 """A variant takes the base's place if it is faster by more than this share, and by more than noise."""
 
@@ -32,6 +30,7 @@ class TaskResults:
         self.rows = [m for m in store.measurements(problem) if m.candidate in candidates.row_of]
         """All measurements, in order."""
         self._earlier = tuple(self.rows)
+        """Those that were there before this decision."""
         self.labels = latest_labels(self.rows)
         """The latest measurement per candidate, of those that say something of it."""
         self.known = len(self.labels)
@@ -43,7 +42,8 @@ class TaskResults:
 
     def add(self, m: Measurement) -> None:
         """Commit one measurement of this decision."""
-        self._commit(m)
+        self._store.add(self.problem, m)
+        self.rows.append(m)
         self.tried[m.candidate] = m
         if m.outcome.is_label:
             self.labels[m.candidate] = m
@@ -59,8 +59,8 @@ class TaskResults:
         """Whether these were compared last, by a decision that was ended before it was stored; if so, they are the
         finalists.
         """
-        upwards = itertools.dropwhile(lambda m: not m.protocol.endswith(IN_TURNS), reversed(self._earlier))
-        last = [id(m) for m in itertools.takewhile(lambda m: m.protocol.endswith(IN_TURNS), upwards)]
+        upwards = itertools.dropwhile(lambda m: not m.in_turns, reversed(self._earlier))
+        last = {id(m) for m in itertools.takewhile(lambda m: m.in_turns, upwards)}
         if not all(id(self.labels[c]) in last for c in close):
             return False
         self._finalists.update(close)
@@ -90,10 +90,6 @@ class TaskResults:
         if (base := _fastest_of_base(within)) is not None and base not in close:
             close[-1] = base
         return [m.candidate for m in close]
-
-    def _commit(self, m: Measurement) -> None:
-        self._store.add(self.problem, m)
-        self.rows.append(m)
 
 
 def prefer_base(fast: Sequence[Measurement], tolerance: float) -> Measurement:

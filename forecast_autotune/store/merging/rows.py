@@ -16,11 +16,13 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.json_fields import MALFORMED
+from forecast_autotune.records.measurement import IN_TURNS
 from forecast_autotune.store.files import KernelName, kernel_of
 from forecast_autotune.store.log import decode
 
 PROBLEM, MEASUREMENT, DECISION = "problem", "measurement", "decision"
 KINDS = (PROBLEM, MEASUREMENT, DECISION)
+_IN_TURNS = f'{IN_TURNS}","'.encode()
 
 
 def canonical_line(data: Mapping[str, Any]) -> bytes:
@@ -85,7 +87,7 @@ class Row:
     @property
     def order(self) -> tuple[object, ...]:
         """Sorts rows: problems first, oldest first; of one second, comparisons after what they compare."""
-        return KINDS.index(self.kind), self.at, b'-turns","' in self.line, self.problem, self.digest
+        return KINDS.index(self.kind), self.at, _IN_TURNS in self.line, self.problem, self.digest
 
 
 def _validated(kind: str, data: Mapping[str, Any]) -> tuple[str, str, KernelName | None]:

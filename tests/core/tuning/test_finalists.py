@@ -9,9 +9,10 @@ import pytest
 
 from forecast_autotune.policy import Exhaustive
 from forecast_autotune.records import Candidate, Measurement, Outcome
+from forecast_autotune.records.measurement import IN_TURNS
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
-from forecast_autotune.tuning.results import FINALIST_MARGIN, IN_TURNS
+from forecast_autotune.tuning.results import FINALIST_MARGIN
 from tests.core.tuning.loop import TABLE, Bench, decide
 
 
@@ -37,7 +38,7 @@ def test_finalists_are_timed_side_by_side_and_that_time_counts() -> None:
 
 
 class Turns(Bench):
-    """Times in turns as the table has it, in another order of the two fastest."""
+    """In turns, each candidate is a little faster than the one before it."""
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         super().compare(candidates)

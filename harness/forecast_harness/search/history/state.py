@@ -121,9 +121,9 @@ class SearchState:
         return self._fastest(())
 
     def _fastest(self, without: Collection[str]) -> str:
-        able = [n for n in self.scores if n not in without and self.judged[n].may_lead]
-        first = [n for n in self.seeds[:1] if n in self.scores and n not in without]
-        return min([*first, *able], key=lambda n: self.scores[n], default=self.seeds[0])
+        first = self.seeds[0]
+        able = [n for n in self.scores if n not in without and (n == first or self.judged[n].may_lead)]
+        return min(able, key=lambda n: self.scores[n], default=first)
 
     @property
     def best(self) -> str:

@@ -45,9 +45,10 @@ class CompilerHash:
         Nothing happens without a GPU's driver.
         """
         if self._early is None and any(map(os.path.exists, _DEVICE_FILES)):
-            self._early = threading.Thread(target=self._compute_early, name="compiler-hash", daemon=True)
+            thread = threading.Thread(target=self._compute_early, name="compiler-hash", daemon=True)
             with contextlib.suppress(RuntimeError):  # no room for another thread
-                self._early.start()
+                thread.start()
+                self._early = thread
 
     def _compute_early(self) -> None:
         with contextlib.suppress(Exception):  # it fails again where it is needed
@@ -90,7 +91,7 @@ class CompilerHash:
 
     def settle(self) -> None:
         """Have this process know it as well, from Triton itself."""
-        if self._early is not None and self._is_under_way():
+        if self._early is not None:
             self._early.join()
         text = _module().triton_key()
         if self._shared is not None:

@@ -101,8 +101,7 @@ class Dispatcher:
                 return
 
     def close(self) -> None:
-        """End all children, and the dispatcher. Returns at once: what they have used takes them a tenth of a second
-        to free."""
+        """End all children, and the dispatcher. Returns at once: freeing their memory takes a tenth of a second."""
         self._closed = True
         if self._owner != os.getpid():  # a fork's copy: the dispatcher is its parent's
             for end, _ in self._ends:

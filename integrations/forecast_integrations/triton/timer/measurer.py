@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from forecast_autotune.errors import DeviceLostError
 from forecast_autotune.features.ptx import ptx_facts
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
+from forecast_autotune.records.measurement import IN_TURNS
 from forecast_autotune.telemetry.spans import record, span
-from forecast_autotune.tuning.results import IN_TURNS
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.triton.compile.pool import make_pool
 from forecast_integrations.triton.compile.protocol import CompilePool, CompileResult
