@@ -45,15 +45,15 @@ def children_of(pid: int) -> list[int]:
 def sleep_noted(folder: str) -> None:
     """Sleep, with a grandchild that sleeps as well; a file per pid tells of both."""
     grandchild = subprocess.Popen(["sleep", "600"])
-    for pid in (os.getpid(), grandchild.pid):
-        (Path(folder) / str(pid)).touch()
+    for role, pid in (("child", os.getpid()), ("grandchild", grandchild.pid)):
+        (Path(folder) / f"{role}-{pid}").touch()
     time.sleep(600)
 
 
-def noted(folder: Path, count: int) -> list[int]:
+def noted(folder: Path, count: int, role: str = "*") -> list[int]:
     """So many pids, once they are all there."""
-    assert eventually(lambda: len(list(folder.iterdir())) >= count)
-    return [int(file.name) for file in folder.iterdir()]
+    assert eventually(lambda: len(list(folder.glob(f"{role}-*"))) >= count)
+    return [int(file.name.rpartition("-")[2]) for file in folder.glob(f"{role}-*")]
 
 
 def fail(_: object) -> None:
@@ -303,9 +303,9 @@ sys.path.insert(0, {folder!r})
 {before}
 from test_dispatcher import Owner
 owner = Owner(16)
-for _ in range(4):
-    owner.start("sleep", sys.argv[1])
 try:
+    for _ in range(4):
+        owner.start("sleep", sys.argv[1])
     while True:
         owner.children.finished(1.0)
 except KeyboardInterrupt:
@@ -321,8 +321,7 @@ def test_no_child_outlives_its_owner(how: signal.Signals, before: str, tmp_path:
     script = _SCRIPT.format(folder=str(Path(__file__).parent), before=before)
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
     pids = noted(tmp_path, 8)
-    dispatched = [pid for pid in pids if "sleep" not in Path(f"/proc/{pid}/comm").read_text()]
-    assert len(dispatched) == 4
+    dispatched = noted(tmp_path, 4, "child")
     process.send_signal(how)
     code = process.wait(PATIENCE_S)
     assert code == (-how if how == signal.SIGKILL else 0)
