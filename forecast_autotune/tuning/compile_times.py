@@ -24,9 +24,10 @@ UNKNOWN_S = 0.6
 _LEAST_COMPILED = 2
 _USUAL, _USUAL_S = 2.0, 0.5
 """Multiple of the median compilation, and seconds beyond it, that say nothing of a candidate's speed yet."""
-_PENALTY = 0.8
-"""log2 of run time for each doubling beyond that: of recorded candidates, those that compiled 3 to 5 times as long
-as their neighbours were 1.6 to 3 times as slow as the best in the median, those beyond 5 times 3 to 8 times."""
+_PENALTY = 1.6
+"""log2 of run time for each doubling beyond that. Of recorded lists of libraries, candidates that compiled 2, 3 and 4
+times as long as the earlier half were 1.9, 3.3 and 6 times as slow as the best of the others in the median; of those
+beyond 2.5 times, 0.5 % were faster than it."""
 
 
 class ExpectedCompilations(NamedTuple):

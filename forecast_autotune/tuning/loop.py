@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from forecast_autotune.errors import is_told_to_caller
@@ -26,6 +26,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Surrogate
 from forecast_autotune.tuning.compile_times import CompileTimes
 from forecast_autotune.tuning.fact_collection import store_facts
+from forecast_autotune.tuning.first_compilations import FirstCompilations
 from forecast_autotune.tuning.forecaster import TaskForecaster
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.host_seconds import seconds_saved
@@ -177,6 +178,7 @@ class _TuningRun:
         self.compile_times = CompileTimes(self.candidates, forecaster.traces)
         self.audited = False
         self.llm = LLMEffect()
+        self._ahead = FirstCompilations(forecaster, policy, settings)
 
     def decide(self, make: Callable[[], Measurer]) -> Decision:
         """Raises `NoWorkingConfigError` when every candidate fails."""
@@ -186,8 +188,11 @@ class _TuningRun:
                 with _measurer_errors():
                     measurer = make()
                     if not measurer.ready():
-                        measurer.prefetch(self._first_compilations(measurer))
+                        measurer.prefetch(self._ahead.at_once(measurer.workers))
             self.forecaster.prepare()
+            if measurer is not None and (guess := self._ahead.guessed(measurer.workers, self.relatives)):
+                with _measurer_errors():
+                    measurer.prefetch(guess)
             while True:
                 state = self._state(measurer, self._forecast())
                 plan = self._plan(state)
@@ -212,17 +217,6 @@ class _TuningRun:
             self.forecaster.traces.close()
             if measurer is not None:
                 measurer.close()
-
-    def _first_compilations(self, measurer: Measurer) -> Sequence[Candidate]:
-        """What to compile before anything is forecast: a list that fits the workers, once or twice.
-
-        A longer one waits for its forecasts, which take a tenth of a second: few of it would be wanted.
-        """
-        if self.settings.budget.measurements is not None:
-            return ()
-        everything = isinstance(self.policy, Exhaustive)
-        fits = isinstance(self.policy, WallTime) and len(self.candidates) <= 2 * measurer.workers
-        return self.candidates if everything or fits else ()
 
     def _state(self, measurer: Measurer | None, forecasts: Forecasts) -> TuningState:
         spent = MeasuringCost()

@@ -109,12 +109,37 @@ def test_a_list_that_fits_the_workers_twice_compiles_before_anything_is_traced(w
     assert bench.made == bench.closed == 1
 
 
-def test_a_longer_list_waits_for_its_forecasts() -> None:
+def test_half_of_the_workers_compile_the_best_guesses_of_a_longer_list_while_it_is_traced() -> None:
     log: list[tuple[str, int]] = []
-    bench = Logged(log, len(NAMES) // 2 - 1)
-    run(bench, log)
+    workers, told = len(NAMES) // 2 - 1, Told(truth())
+    bench = Logged(log, workers)
+    decision = run(bench, log, surrogate=told)
+    assert log[:3] == [("prefetch", 0), ("prefetch", workers // 2), ("trace", 12)]
+    order = sorted(NAMES, key=lambda c: WIDE.by_candidate()[c].ms if WIDE.by_candidate()[c].ok else math.inf)
+    assert bench.ahead == order[: workers // 2]
+    assert [query.provisional for query in told.queries[:2]] == [True, False]
+    assert decision.chosen == BEST
+
+
+def test_one_worker_waits_for_the_forecasts_of_its_list() -> None:
+    bench = Logged(workers=1)
+    run(bench)
     assert bench.ahead == []
-    assert next(name for name, _ in log if name != "prefetch") == "trace"
+
+
+def test_a_guess_that_fails_costs_nothing() -> None:
+    say = truth()
+
+    def fail(query: Query) -> Forecasts:
+        if query.provisional:
+            raise ValueError("no idea")
+        return say(query)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decision = run(Logged(workers=4), surrogate=Told(fail))
+    assert decision.chosen == BEST
+    assert decision.measured < len(NAMES)
 
 
 def test_a_limited_number_of_measurements_compiles_nothing_ahead() -> None:

@@ -1,4 +1,4 @@
-"""Triton's launcher stubs are built in children; a launch in this process finds them in Triton's cache."""
+"""Triton's launcher stubs are built ahead; a launch in this process finds them in Triton's cache."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_descriptors_of_the_host(device: Any, generating: BuiltHere) -> None:
 
 
 @generates
-def test_a_c_compiler_that_fails_in_the_child_changes_nothing(
+def test_a_c_compiler_that_fails_ahead_changes_nothing(
     device: Any, generating: BuiltHere, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The launch builds the launcher itself, as without us, and says itself what is wrong."""

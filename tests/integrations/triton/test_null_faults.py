@@ -244,15 +244,19 @@ def test_kill_9_loses_and_repeats_nothing(device: Any, tmp_path: Path) -> None:
     for number in range(10):
         pid = child(tune)
         wanted = before.total() + 1 + number % 3
-        limit = time.monotonic() + 60
-        while measured().total() < wanted and os.waitpid(pid, os.WNOHANG) == (0, 0):
+        limit, ended = time.monotonic() + 60, (0, 0)
+        while measured().total() < wanted and (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
             assert time.monotonic() < limit, "the child makes no progress"
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        if ended == (0, 0):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         after = measured()
         assert before <= after, "lost"
         assert set(after.values()) == {1}, "measured twice"
         before = after
+        if ended != (0, 0):  # on a busy machine each gets further than it was to
+            assert ended[1] == 0
+            break
     assert 10 <= before.total() <= 48
     tune()
     final = measured()

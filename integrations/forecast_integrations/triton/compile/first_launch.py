@@ -9,13 +9,12 @@ from typing import Any
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.compile.compiler_hash import COMPILER_HASH
 from forecast_integrations.triton.compile.dispatcher import Dispatcher
-from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs, build_stub
+from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.source import innermost
 
 CHILD_TASKS: Mapping[str, Callable[[Any], object]] = {
     "hash": lambda _: COMPILER_HASH.compute(),
-    "stub": build_stub,
 }
 """What a dispatcher must know for a `FirstLaunch` to use it."""
 
@@ -27,9 +26,9 @@ class FirstLaunch:
     """
 
     def __init__(self, call: KernelCall, timeout_s: float, dispatcher: Dispatcher | None = None) -> None:
-        """`timeout_s` is the most that a preparation in a child may take; children are the dispatcher's."""
+        """`timeout_s` is the most that a preparation may take; children are the dispatcher's."""
         self._call = call
-        self._stubs = LauncherStubs(call, timeout_s, dispatcher)
+        self._stubs = LauncherStubs(call, timeout_s)
         self._dispatcher = dispatcher
         self._idle_time_used = False
 
@@ -39,7 +38,7 @@ class FirstLaunch:
             COMPILER_HASH.start(self._dispatcher)
 
     def start(self, candidates: Sequence[Candidate]) -> None:
-        """Begin, in children, what launches of these candidates will need."""
+        """Begin what launches of these candidates will need."""
         with contextlib.suppress(Exception):
             self._stubs.start(candidates)
 

@@ -1,26 +1,31 @@
-"""Launcher stubs, built in children while candidates compile.
+"""Launcher stubs, built while candidates compile.
 
 Triton up to 3.6 launches through a C extension module generated from a kernel's signature. It runs a C
 compiler for it at the first launch of each signature, in the process that launches (about 0.3 s). The source
 of that module is known before anything is compiled, and Triton keeps the result in its cache by the source's
-hash: a child builds it there meanwhile. Later releases generate nothing, and neither do other backends' here.
+hash: the compiler runs on it meanwhile, before any child is forked, as a fork of a process with CUDA takes 20 ms.
+Later releases generate nothing, and neither do other backends' here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import selectors
+import shutil
+import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from forecast_autotune.records import Candidate
-from forecast_integrations.triton.compile.dispatcher import Dispatcher
-from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
+from forecast_integrations.triton.compile.child_process import kill_group
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import heuristic_values
 from forecast_integrations.triton.problem.source import innermost
@@ -28,6 +33,11 @@ from forecast_integrations.triton.protocols import KernelFunction, NamedArgument
 
 _MODULE = "__triton_launcher"
 """What Triton calls the generated module."""
+_FLAGS = ("-O1", "-shared", "-fPIC", "-w")
+"""Triton's, but for its -O3, which takes a fifth longer: a stub calls functions one after the other."""
+_LAST_S = 0.5
+"""Between the end of its output and its own."""
+_FILE = f"{_MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 class LauncherStubs:
@@ -36,17 +46,14 @@ class LauncherStubs:
     Whatever goes wrong here is left to the launch, which builds the stub itself as ever.
     """
 
-    def __init__(self, call: KernelCall, timeout_s: float, dispatcher: Dispatcher | None = None) -> None:
-        """`timeout_s` is the most that one build may take.
-
-        A `dispatcher` must know `build_stub` as its task `stub`.
-        """
-        self._call, self._timeout_s, self._dispatcher = call, timeout_s, dispatcher
+    def __init__(self, call: KernelCall, timeout_s: float) -> None:
+        """`timeout_s` is the most that all builds may take."""
+        self._call, self._timeout_s = call, timeout_s
         self._seen: set[object] = set()
-        self._children = ForkedChildren()
+        self._builds: list[_StubBuild] = []
 
     def start(self, candidates: Sequence[Candidate]) -> None:
-        """Start building what these candidates need and Triton's cache lacks, a child per stub."""
+        """Start building what these candidates need and Triton's cache lacks, a process per stub."""
         for candidate in candidates if _launcher_module() is not None else ():
             # A heuristic of the user's may fail in any way, and Triton's internals may change.
             with contextlib.suppress(Exception):
@@ -58,20 +65,19 @@ class LauncherStubs:
                 self._seen.add(mark)
                 signature = launch_signature(kernel, args, kwargs)
                 if (source := missing_stub(signature)) is not None:
-                    self._children.start(mark, partial(build_stub, source), self._dispatched(source))
+                    self._builds.append(_StubBuild(source))
 
     def wait(self) -> None:
-        """Wait for the builds: one that has begun ends sooner than one that begins now."""
+        """Wait for the builds, and put them into Triton's cache: one that has begun ends sooner than another."""
         limit = time.perf_counter() + self._timeout_s
-        while len(self._children) and (left := limit - time.perf_counter()) > 0:
-            self._children.finished(left)
+        while self._builds:
+            with contextlib.suppress(Exception):  # the launch says what is wrong
+                self._builds.pop(0).finish(limit - time.perf_counter())
 
     def close(self) -> None:
         """Stop what is still being built."""
-        self._children.close()
-
-    def _dispatched(self, source: str) -> DispatchedTask | None:
-        return None if self._dispatcher is None else DispatchedTask(self._dispatcher, "stub", source)
+        while self._builds:
+            self._builds.pop().close()
 
     def _bound(self, candidate: Candidate) -> tuple[Any, Sequence[object], NamedArguments]:
         call = self._call
@@ -108,30 +114,72 @@ def missing_stub(signature: dict[str, Any]) -> str | None:
     module = _launcher_module()
     if module is None:
         return None
+    tiles = _descriptor_metadata(signature)
+    source: str = module.make_launcher({}, signature, tiles)
+    return source if _stub_cache(source).get_file(_FILE) is None else None
+
+
+class _StubBuild:
+    """A C compiler at work on one stub."""
+
+    def __init__(self, source: str) -> None:
+        """Raises `OSError`, and `RuntimeError` where the user builds with something else."""
+        from triton import knobs
+
+        if knobs.build.impl is not None:
+            raise RuntimeError("only Triton's own way of building is known here")
+        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        if compiler is None:
+            raise RuntimeError("there is no C compiler")
+        scheme = sysconfig.get_default_scheme()
+        paths = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)
+        module, self._source = _launcher_module(), source
+        self._scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._folder = Path(self._scratch.name)
+        (self._folder / "stub.c").write_text(source)
+        includes = [*module.include_dirs, str(self._folder), paths["include"], *knobs.build.backend_dirs]
+        self._process = subprocess.Popen(
+            [
+                *(compiler, "stub.c", *_FLAGS, "-o", _FILE),
+                *(f"-l:{name}" if ".so" in name else f"-l{name}" for name in module.libraries),
+                *(f"-L{folder}" for folder in module.library_dirs()),
+                *(f"-I{folder}" for folder in includes if folder is not None),
+            ],
+            cwd=self._folder,
+            stdout=subprocess.PIPE,  # which ends when it does, and can be waited for
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._output = self._process.stdout
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for it, and put it into Triton's cache."""
+        try:
+            with selectors.DefaultSelector() as selector:
+                # `wait` with a limit looks every 50 ms.
+                selector.register(self._output, selectors.EVENT_READ)
+                selector.select(max(0.0, timeout_s))
+            if self._process.wait(_LAST_S) == 0:
+                _stub_cache(self._source).put((self._folder / _FILE).read_bytes(), _FILE, binary=True)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End it."""
+        if self._process.poll() is None:
+            kill_group(self._process.pid)
+            self._process.wait()
+        self._output.close()
+        self._scratch.cleanup()
+
+
+def _stub_cache(source: str) -> Any:
+    """Where Triton keeps what is built from this source."""
     from triton.runtime.build import platform_key
     from triton.runtime.cache import get_cache_manager
 
-    tiles = _descriptor_metadata(signature)
-    source: str = module.make_launcher({}, signature, tiles)
-    key = hashlib.sha256((source + platform_key()).encode("utf-8")).hexdigest()
-    file = f"{_MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    if get_cache_manager(key).get_file(file) is not None:
-        return None
-    return source
-
-
-def build_stub(source: str) -> None:
-    """Compile a stub into Triton's cache. Raises `RuntimeError` where this Triton builds none."""
-    module = _launcher_module()
-    if module is None:
-        raise RuntimeError("the active driver has no launcher that is generated: nothing can be built for it")
-    module.compile_module_from_src(
-        src=source,
-        name=_MODULE,
-        library_dirs=module.library_dirs(),
-        include_dirs=module.include_dirs,
-        libraries=module.libraries,
-    )
+    return get_cache_manager(hashlib.sha256((source + platform_key()).encode("utf-8")).hexdigest())
 
 
 def _launcher_module() -> Any:
