@@ -8,6 +8,14 @@ from typing import Any
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The null device computes in the host's memory, also on a machine with another device."""
+    from forecast_integrations.triton.background import arguments
+
+    monkeypatch.setattr(arguments, "has_accelerator", lambda: False)
+
+
 @pytest.fixture
 def background(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The active device, in background mode; timing takes at most 500 of a second's 1000 milliseconds."""
