@@ -44,7 +44,8 @@ class GraphRecorder:
 
     def __init__(self, cuda: Any) -> None:
         self._graph, self._use, self._current = cuda.CUDAGraph, cuda.stream, cuda.current_stream
-        self._stream, self._pool, self._pause = cuda.Stream(), cuda.graph_pool_handle(), cuda._sleep
+        self.stream, self._pool, self._pause = cuda.Stream(), cuda.graph_pool_handle(), cuda._sleep
+        """`stream`: the one that all is recorded on."""
         self.nothing()  # loaded now: nothing may be loaded while a graph is recorded
         self.empty: RecordedGraph = self.record(self.nothing)[0]
         """Of nothing. The pool lasts as long as a graph that uses it."""
@@ -53,20 +54,22 @@ class GraphRecorder:
         """The least that can be recorded."""
         self._pause(1)
 
-    def record(self, call: Callable[[], Any], pause: int = 0) -> tuple[RecordedGraph, Any]:
+    def record(self, call: Callable[[], Any], pause: int = 0, pool: Any = None) -> tuple[RecordedGraph, Any]:
         """The graph of a `pause` (clock cycles), then of what `call` launches; and what it returned.
+
+        `pool`: the id of a pool of torch's to allocate from instead of the one that all share.
 
         Nothing runs yet. Raises what `call` raises, and `RuntimeError` for what cannot be recorded: waiting
         for the device, or work on another stream that is not joined.
         """
         graph = self._graph()
-        self._stream.wait_stream(self._current())
+        self.stream.wait_stream(self._current())
         collects = gc.isenabled()
         gc.disable()  # what is collected may give something back to the device, which ends a recording
         try:
-            with self._use(self._stream):
+            with self._use(self.stream):
                 # Only this thread is watched: the program may well allocate in another one.
-                graph.capture_begin(self._pool, "thread_local")
+                graph.capture_begin(pool or self._pool, "thread_local")
                 try:
                     if pause:
                         self._pause(pause)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from forecast_autotune.records.codec import Record
@@ -27,6 +29,7 @@ class ContestUnavailable(Exception):
     """A way to the clock that two solutions cannot take; the text says why, and nothing is said of them."""
 
 
+_CONTESTS = 2
 BENCH_LIMITS = ResourceLimits(wall_s=600.0, trusted_s=600.0, cpu_s=1200.0)
 
 
@@ -64,13 +67,10 @@ def compare_solutions(
     A solution is called faster only if two contests, in separate fresh processes with separate seeds, both
     find it so; the gain that is kept is the second one's, which was not selected for being large. Solutions
     that fail verification, or are caught during a contest, have no times. `first_contest` is another way to the clock
-    for the first of the two; where it raises `ContestUnavailable`, and for the second, it is the sandbox.
+    for the first of the two, where no candidate can touch it; where it raises `ContestUnavailable`, and for the
+    second, it is the sandbox.
     """
-
-    def in_sandbox(incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
-        return _run_timing_job(pack, incumbent, candidate, lane, plan, rules, limits)
-
-    contests = (first_contest or in_sandbox, in_sandbox)
+    in_sandbox = partial(_run_timing_job, pack, lane, plan, rules, limits)
     everyone = [against, *solutions] if against is not None else list(solutions)
     verdicts = [verify(pack, one, lane, plan=plan) for one in everyone]
     accepted = [n for n, verdict in enumerate(verdicts) if verdict.accepted]
@@ -82,7 +82,9 @@ def compare_solutions(
         first = accepted[0]
         found[first] = replace(found[first], outcome="incumbent")
         for n in accepted[1:]:
-            found[n], labels = _compare_candidate(everyone[first], everyone[n], verdicts[n], plan, contests)
+            found[n], labels = _compare_candidate(
+                everyone[first], everyone[n], verdicts[n], plan, first_contest, in_sandbox
+            )
             if labels and not found[first].labels:
                 found[first] = replace(found[first], labels=labels)
     return [found[n] for n in range(len(everyone))]
@@ -93,18 +95,23 @@ def _compare_candidate(
     candidate: Solution,
     verdict: SolutionVerdict,
     plan: VerificationPlan,
-    contests: Sequence[Contest],
+    first_contest: Contest | None,
+    in_sandbox: Callable[[Solution, Solution, float | None], Mapping[str, Any]],
 ) -> tuple[BenchResult, dict[str, TimingSummary]]:
     """One candidate's contest and, if it wins, its confirmation; its entry and the incumbent's labels."""
     duels: list[Mapping[str, Any]] = []
     checked = verdict.checked
     outcome, gain = "", None
     labels: tuple[dict[str, TimingSummary], dict[str, TimingSummary]] = ({}, {})
-    for contest in contests:
-        try:
-            value = contest(incumbent, candidate)
-        except ContestUnavailable:
-            value = contests[-1](incumbent, candidate)
+    trusted_gain: float | None = None
+    for number in range(_CONTESTS):
+        value: Mapping[str, Any] | None = None
+        if number == 0 and first_contest is not None:
+            with contextlib.suppress(ContestUnavailable):
+                value = first_contest(incumbent, candidate)
+                trusted_gain = value["duel"]["gain"] if "duel" in value else None
+        if value is None:
+            value = in_sandbox(incumbent, candidate, trusted_gain)
         if "caught" in value:
             reasons = tuple(Reason.from_json(r) for r in value["reasons"])
             if value["caught"] == 0:
@@ -131,12 +138,13 @@ def _compare_candidate(
 
 def _run_timing_job(
     pack: Pack,
-    incumbent: Solution,
-    candidate: Solution,
     lane: SandboxLane,
     plan: VerificationPlan,
     rules: StoppingRules,
     limits: ResourceLimits,
+    incumbent: Solution,
+    candidate: Solution,
+    trusted_gain: float | None,
 ) -> Mapping[str, Any]:
     files: dict[str, str] = {}
     contestants = []
@@ -144,8 +152,9 @@ def _run_timing_job(
         files |= {f"{folder}/{name}": text for name, text in {**one.files, "solution.py": one.source}.items()}
         file = f"{folder}/solution.py"
         contestants.append({"file": file, "entry": one.entry, "language": str(one.language)})
-    payload = {"pack": pack.to_json(), "contestants": contestants}
+    payload: dict[str, Any] = {"pack": pack.to_json(), "contestants": contestants}
     payload |= {"plan": plan.to_json(), "rules": rules.to_json()}
+    payload |= {} if trusted_gain is None else {"trusted_gain": trusted_gain}
     job = SandboxJob("forecast_harness.verify.timing_job:main", payload, files)
     with exclusive(plan.device_lock):
         result = lane.run(job, cell_limits_for(pack, limits, plan.device))

@@ -8,7 +8,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -170,13 +170,22 @@ class Cell:
         said, given = self._converse(frame, arrays, descriptor)
         return self._accepted(said, given, nonce, time.perf_counter() - began)
 
-    def ask_in_window(self, entry: str, payload: Mapping[str, Any] = _EMPTY) -> CellAnswer:
+    def ask_in_window(
+        self,
+        entry: str,
+        payload: Mapping[str, Any] = _EMPTY,
+        reveal: Callable[[], None] | None = None,
+        collect: Callable[[], None] | None = None,
+    ) -> CellAnswer:
         """Put a question to a frozen cell, which runs from the question to the answer and no longer.
 
         `seconds` of the answer is all the time in which any of the cell's processes could run, by this
         process's clock: it begins before the question is sent and they are resumed, and ends when they have
         been stopped again. Afterwards the cell is frozen. Raises `CandidateFault`, also where a process has
         run while it was stopped.
+
+        `reveal` is called first, and `collect` after the answer, both on that clock, which ends with `collect` where
+        there is one: what is written later does not count any more.
         """
         nonce, frame = self._question(entry, payload, _EMPTY)
         if not self._frozen:
@@ -184,13 +193,20 @@ class Cell:
         self._must_have_stood_still()
         self._frozen = False
         began = time.perf_counter()
+        if reveal is not None:
+            reveal()
         try:
             self._channel.sendall(frame)
         except OSError:
             raise self._how_it_ended() from None
         self._order(process_stops.RESUME)
         said, given = self._converse(None, _EMPTY)
-        ended = self._stop()
+        if collect is None:
+            ended = self._stop()
+        else:
+            collect()
+            ended = time.perf_counter()
+            self._stop()
         return self._accepted(said, given, nonce, ended - began)
 
     def _question(self, entry: str, payload: Mapping[str, Any], arrays: TensorArrays) -> tuple[str, bytes]:

@@ -92,6 +92,7 @@ class SandboxLane:
         self._server: subprocess.Popen[bytes] | None = None
         self._messages: list[dict[str, Any]] = []
         self._jobs = 0
+        self._given_up = False
         self._level: ContainmentLevel | None = None
         self._apart = True
         self.refused: dict[str, str] = {}
@@ -146,14 +147,24 @@ class SandboxLane:
         self._level = None
         shutil.rmtree(self._scratch, ignore_errors=True)
 
+    def give_up(self) -> None:
+        """End the job under way, if there is one: its `run` raises `SandboxError`. Call it from another thread.
+
+        The lane stays open, and starts its server again for the next job.
+        """
+        if self._server is not None and self._run_lock.locked():
+            self._given_up = True
+            self._ask_to_stop()
+
     def run(self, job: SandboxJob, limits: ResourceLimits | None = None) -> JobResult:
         """Do one job in fresh processes and say whose doing the result is. Never raises for a candidate.
 
         After any fault the canary runs: a fault is the candidate's only on a machine shown to be healthy.
         An unhealthy lane tries its canary again at the next job and returns `infra_error` until it sings.
-        Raises `SandboxError` if the lane is not open or its server cannot be replaced.
+        Raises `SandboxError` if the lane is not open, its server cannot be replaced, or the job was given up.
         """
         with self._run_lock:
+            self._given_up = False
             began = time.perf_counter()
             level = self.level
             try:
@@ -161,6 +172,9 @@ class SandboxLane:
                     self._start(level)
                 return self._attributed(job, limits or ResourceLimits(), began)
             except _ServerLost as error:
+                if self._given_up:
+                    self._stop()
+                    raise SandboxError("the job was given up") from error
                 detail = f"the server was lost and replaced: {error}; {self._log()}"
                 self._restart()
                 spent = time.perf_counter() - began
@@ -355,11 +369,7 @@ class SandboxLane:
     def _stop(self) -> None:
         if self._server is None:
             return
-        with contextlib.suppress(_ServerLost, OSError):
-            self._tell({"op": "stop"})
-            # Not closed yet: a server that cannot answer an earlier message takes the lane for dead, does not
-            # read this one, and removes the lane's files.
-            self._control.shutdown(socket.SHUT_WR)
+        self._ask_to_stop()
         try:
             self._server.wait(_STOP_TIMEOUT_S)  # it kills what it has started, orphans too, then leaves
         except subprocess.TimeoutExpired:
@@ -367,6 +377,13 @@ class SandboxLane:
             self._server.wait()
         self._control.close()
         self._server = None
+
+    def _ask_to_stop(self) -> None:
+        with contextlib.suppress(_ServerLost, OSError):
+            self._tell({"op": "stop"})
+            # Not closed yet: a server that cannot answer an earlier message takes the lane for dead, does not
+            # read this one, and removes the lane's files.
+            self._control.shutdown(socket.SHUT_WR)
 
     def _restart(self) -> None:
         if self._server is not None:

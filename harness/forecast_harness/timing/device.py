@@ -179,12 +179,12 @@ class DeviceTimer:
         with suppress(OSError):
             self._driver = ctypes.CDLL("libcuda.so.1")
         self._clock = time.perf_counter
-        self._recorder = GraphRecorder(cuda)
+        self.recorder = GraphRecorder(cuda)
         self._replays: dict[object, int] = {}
         """How often launches of a key are replayed; 0: they are not."""
         self._overhead = min(self._time_call(lambda: None)[1] for _ in range(20))
         self._chance = random.SystemRandom()
-        self._pausing = self._recorder.pause_cost(self._timed_replay, self._synchronize, _PAUSE_ROUNDS)
+        self._pausing = self.recorder.pause_cost(self._timed_replay, self._synchronize, _PAUSE_ROUNDS)
 
     def flush(self) -> None:
         """Leave nothing of earlier launches in the L2."""
@@ -237,7 +237,7 @@ class DeviceTimer:
         The candidate sees no difference while it is recorded, so a lie about the replays gains nothing.
         """
         if protocol != EVENTS_PROTOCOL and (count := self._replays.get(key, 0)):
-            self._time_with_graph(call or self._recorder.nothing, inputs, count, replayed=False)
+            self._time_with_graph(call or self.recorder.nothing, inputs, count, replayed=False)
         else:
             self._time_with_events(lambda: None)
 
@@ -276,7 +276,7 @@ class DeviceTimer:
         self._synchronize()
         behind = pause_lengths() if count == _MOST_REPLAYS else [0]
         try:
-            recorded = [self._recorder.record(call, pause) for pause in behind]
+            recorded = [self.recorder.record(call, pause) for pause in behind]
         except Exception:  # whatever the candidate raises where it may not wait for the device
             return None
         self._synchronize()
@@ -291,7 +291,7 @@ class DeviceTimer:
             inputs.restore(result)
             if before is not None:
                 spoiled = inputs.output_copies(result)
-            events.append(self._timed_replay(graph if replayed else self._recorder.empty))
+            events.append(self._timed_replay(graph if replayed else self.recorder.empty))
         self._synchronize()
         if before is not None and left_untouched(before, spoiled, inputs.output_copies(result)):
             return None

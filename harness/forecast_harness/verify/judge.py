@@ -204,7 +204,7 @@ class SolutionJudge:
                 return reply.reasons
             with self._phase_timer.phase("check"):
                 sure = (quick or work is not None) and self._is_surely_right(reply)
-                finding, ratio = (None, 0.0) if sure else self._compared(reply)
+                finding, ratio = (None, 0.0) if sure else self.compare(reply.case, reply.tensors)
         self._checked += 1
         self._timed_checked += work is not None
         self._last_check = time.perf_counter()
@@ -217,10 +217,9 @@ class SolutionJudge:
             return False
         return reply.case.is_surely_right(reply.tensors)
 
-    def _compared(self, reply: LaunchResult) -> tuple[CheckFinding, float]:
-        if is_large(reply.case):
-            return reply.case.check(reply.tensors, self._compute_device)
-        return reply.case.check(reply.tensors)  # sooner done than sent
+    def compare(self, case: LaunchCase, outputs: Sequence[torch.Tensor]) -> tuple[CheckFinding, float]:
+        """`LaunchCase.check`, on the device where that is sooner done."""
+        return case.check(outputs, self._compute_device) if is_large(case) else case.check(outputs)
 
     def _varied_trials(self) -> list[Reason]:
         inputs = self._definition.inputs.values()

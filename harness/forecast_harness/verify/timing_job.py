@@ -9,9 +9,10 @@ import random
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,17 @@ from forecast_harness.sandbox.jobs import CellAnswer
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
-from forecast_harness.timing.paired_comparison import ComparisonOutcome, StoppingRules, run_comparison
+from forecast_harness.timing.paired_comparison import (
+    ComparisonOutcome,
+    ComparisonResult,
+    StoppingRules,
+    run_comparison,
+)
 from forecast_harness.timing.plausibility import underreported_share
 from forecast_harness.timing.processors import reserve_processors
+from forecast_harness.verify.audited_cells import AuditedCells, AuditRejected
 from forecast_harness.verify.judge import SolutionJudge
+from forecast_harness.verify.launches.exported_memory import ExportError
 from forecast_harness.verify.launches.launcher import LaunchTimes
 from forecast_harness.verify.launches.null_cell import NullCell
 from forecast_harness.verify.longer_checks import check_timed_longer
@@ -35,6 +43,7 @@ from forecast_harness.verify.problems.external_tasks import problem_of
 from forecast_harness.verify.problems.problem import LaunchCase
 from forecast_harness.verify.verdict import Reason, ReasonCode
 from forecast_harness.verify.verification_job import reason_of_fault
+from forecast_harness.verify.window_audit import AuditUnavailable, AuditVerdict, ClockedCells, WindowAudit
 
 _WARM_UP_LAUNCHES = 3
 _WARM_UP_WINDOWS = 11
@@ -49,6 +58,13 @@ _REDRAW_SHARE = 0.2
 """Share of pairs whose arguments are drawn anew, where that is quick."""
 _MOST_HIDDEN_TIME = 0.1
 """By how much the shares of launches that took longer than reported may differ between contestants."""
+_MOST_AUDIT_ROUNDS, _MOST_AUDIT_S = 400, 4.0
+"""Of windows in which the judge's own clock is asked whether a candidate is faster."""
+_MOST_HONEST_CLAIM = math.log(1.1)
+"""A gain by clocks in the cells up to which it may be chance, or a difference of methods, that the judge's own shows
+none: then it is undecided, and nobody is accused."""
+_CLOCK_DIFFERENCE = 0.02
+"""Of log seconds: how far two ways to time honest launches may differ."""
 
 
 class ContestantRejected(Exception):
@@ -174,6 +190,15 @@ class CellClock:
             measured.clear()
         self._warm = True
 
+    @property
+    def workloads(self) -> Sequence[Workload]:
+        """What is timed."""
+        return self._workloads
+
+    def typical_seconds(self, name: str) -> float:
+        """The incumbent's median at a workload."""
+        return statistics.median(self.seconds[INCUMBENT, name])
+
     def serving_gain(self, margin: float) -> float:
         """The gain that a candidate could feign by serving its launches with lighter code than everybody's.
 
@@ -257,11 +282,13 @@ def open_null_cell(work: JobContext, cells: ExitStack, processors: Sequence[int]
 
 
 def main(work: JobContext) -> CellAnswer:
-    """Run one duel. The payload has `pack`, `contestants` (incumbent, candidate), `plan` and `rules`; on a device
-    `reveal_late` tries what is not the rule yet, see `Launcher.reveals_late`.
+    """Run one duel. The payload has `pack`, `contestants` (incumbent, candidate), `plan` and `rules`, and may have a
+    `trusted_gain`, by a clock that neither can touch; on a device `reveal_late` tries what is not the rule yet, see
+    `Launcher.reveals_late`.
 
-    The value has `run_comparison`, `seconds` (per contestant and workload, all samples), `protocols` (per workload),
-    `checks`, `checked` (of the candidate) and, when somebody was caught, `caught` (0 or 1) and `reasons` instead.
+    The value has `duel`, `seconds` (per contestant and workload, all samples), `protocols` (per workload), `checks`,
+    `checked` (of the candidate), `audit` (what the judge's own clock said, if it was asked) and, when somebody was
+    caught, `caught` (0 or 1) and `reasons` instead.
     """
     asked = work.payload
     pack, plan = Pack.from_json(asked["pack"]), VerificationPlan.from_json(asked["plan"])
@@ -300,12 +327,50 @@ def main(work: JobContext) -> CellAnswer:
             wider = replace(rules, margin=rules.margin + serving)
             ended = run_comparison(clock, wider, judges[0].rng.getrandbits(32))
             clock.check_times()
+            audit: Mapping[str, Any] = {}
             if ended.outcome is ComparisonOutcome.FASTER:
                 clock.check_longer()
+                if plan.device != "cpu" and not is_plausible(ended, asked.get("trusted_gain")):
+                    typical = {w.name: clock.typical_seconds(w.name) for w in clock.workloads}
+                    as_launched = [n for n, found in clock.protocols.items() if found == EVENTS_PROTOCOL]
+                    given = (typical, clock.workloads, plan.device, as_launched)
+                    opened = partial(AuditedCells, work, cells, pack, judges, (first, second), *given)
+                    ended, audit = audited(ended, opened, rules, judges[CANDIDATE].rng)
             ended = ended.with_own_gain(clock.own_gain(), rules.margin)
-        except ContestantRejected as found:
+        except (ContestantRejected, AuditRejected) as found:
             return CellAnswer({"caught": found.which, "reasons": [r.to_json() for r in found.reasons]})
     seconds: dict[str, Any] = {f"{which}:{name}": found for (which, name), found in clock.seconds.items()}
     said = {"duel": ended.to_json(), "seconds": seconds, "protocols": clock.protocols}
     checked = judges[CANDIDATE].checked_launches.to_json()
-    return CellAnswer({**said, "checks": clock.checks, "checked": checked, "seed": seed})
+    return CellAnswer({**said, "checks": clock.checks, "checked": checked, "seed": seed, "audit": audit})
+
+
+def is_plausible(ended: ComparisonResult, trusted_gain: float | None) -> bool:
+    """Whether clocks in the cells say no more than what is known from one that nobody could touch."""
+    if trusted_gain is None:
+        return False
+    return statistics.median(ended.differences) <= math.log1p(trusted_gain) + _CLOCK_DIFFERENCE
+
+
+def audited(
+    ended: ComparisonResult, open_cells: Callable[[], ClockedCells], rules: StoppingRules, rng: random.Random
+) -> tuple[ComparisonResult, Mapping[str, Any]]:
+    """The end of a comparison that a candidate won by clocks in the cells, after the judge's own clock was asked.
+
+    And what that clock showed. Raises `AuditRejected` where it says that there is no gain.
+    """
+    audit = WindowAudit(statistics.median(ended.differences), rules.margin)
+    try:
+        verdict = audit.run(open_cells(), rng, _MOST_AUDIT_ROUNDS, _MOST_AUDIT_S)
+    except (ExportError, AuditUnavailable) as error:
+        reason = f"the judge's own clock could not be asked: {error}"
+        return replace(ended, outcome=ComparisonOutcome.UNDECIDED, reason=reason), {}
+    shown = (
+        f"{math.expm1(audit.gain):.1%} by the judge's own clock, {math.expm1(audit.claimed):.1%} by its own"
+    )
+    if verdict is AuditVerdict.CONTRADICTS and audit.claimed > _MOST_HONEST_CLAIM:
+        raise AuditRejected(CANDIDATE, [Reason(ReasonCode.CLOCK, f"its gain is {shown}", "windows")])
+    if verdict is not AuditVerdict.AGREES:
+        reason = f"its gain is {shown} ({len(audit.differences())} windows)"
+        ended = replace(ended, outcome=ComparisonOutcome.UNDECIDED, reason=reason)
+    return ended, audit.to_json()

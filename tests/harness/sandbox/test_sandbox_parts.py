@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,8 @@ from forecast_harness.sandbox.api import (
     strongest_level,
 )
 from forecast_harness.sandbox.containment import confine, levels, linux
-from tests.harness.lanes import lane, run
-from tests.waiting import is_running
+from tests.harness.lanes import SMALL, lane, run
+from tests.waiting import is_running, wait_until
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
@@ -289,6 +291,22 @@ def test_two_lanes_and_two_threads_do_not_mix() -> None:
         for thread in threads:
             thread.join()
     assert results == {n: 2 * n for n in range(6)}
+
+
+@on_linux
+def test_a_job_that_is_given_up_ends_with_its_processes_and_the_lane_goes_on() -> None:
+    with lane() as opened, ThreadPoolExecutor(1) as pool:
+        opened.give_up()
+        assert run(opened, "honest").status is JobStatus.OK, "there was nothing to give up"
+        hanging = pool.submit(run, opened, "hangs", limits=replace(SMALL, wall_s=120))
+        server = opened.server_pid
+        wait_until(lambda: bool(linux.children(server)))
+        started = linux.children(server)
+        opened.give_up()
+        with pytest.raises(SandboxError, match="given up"):
+            hanging.result(60)
+        wait_until(lambda: not any(is_running(pid) for pid in (server, *started)))
+        assert run(opened, "honest").status is JobStatus.OK
 
 
 @on_linux

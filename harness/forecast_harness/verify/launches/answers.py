@@ -29,6 +29,7 @@ ANSWER_ERRORS = (
 _LEAST_SECONDS, _MAX_SECONDS = 1e-12, 1e7
 _MAX_ERROR = 1e308
 _MAX_OUTPUTS = 256
+_MOST_BATCHED = 256
 _MAX_DIMENSIONS = 32
 _MAX_ELEMENTS = 1 << 42
 _MAX_COUNT = 1 << 48
@@ -198,6 +199,8 @@ _launch_fields: dict[str, Check] = {
     "harness": _harness,
 }
 _noticed = _object({"harness": _harness})
+_batch_outputs = _list_of(_outputs, _MOST_BATCHED)
+_batch_places = _list_of(_list_of(_integer(0, (1 << 63) - 1), _MAX_OUTPUTS), _MOST_BATCHED)
 _windowed = _object(
     {name: check for name, check in _launch_fields.items() if name != "harness"}
     | {"places": _list_of(_integer(0, (1 << 63) - 1), _MAX_OUTPUTS)},
@@ -214,6 +217,11 @@ _FORMS: dict[str, Check] = {
     "launch": _launched,
     "window": _windowed,
     "arm": _noticed,
+    "attach": _object({}),
+    "arm_batch": _object(
+        {"outputs": _batch_outputs, "places": _batch_places, "recorded": _boolean, "harness": _harness}
+    ),
+    "batch": _object({}, {"outputs": _batch_outputs, "places": _batch_places}),
     "report": _noticed,
     "again": _read_again,
     "idle": _asked_idly,

@@ -61,6 +61,20 @@ class StoppableCell(Protocol):
         """Resume them."""
 
 
+class DescriptorCell(StoppableCell, Protocol):
+    """A cell that can be handed a descriptor with a question, of memory to map."""
+
+    def ask(
+        self,
+        entry: str,
+        payload: Mapping[str, Any],
+        arrays: Mapping[str, TensorBytes],
+        *,
+        descriptor: int | None = None,
+    ) -> CellAnswer:
+        """Ask while all of its processes run."""
+
+
 @dataclass(frozen=True)
 class LaunchTimes:
     """How long one launch took."""

@@ -30,9 +30,9 @@ from forecast_harness.verify.launches.arena import Arena, aligned_size
 from forecast_harness.verify.launches.launcher import (
     CELL_ENTRIES,
     CellClient,
+    DescriptorCell,
     Launcher,
     LaunchResult,
-    StoppableCell,
     launch_payload,
 )
 from forecast_harness.verify.launches.outputs import process_findings
@@ -48,18 +48,8 @@ _REPORT_SHARE = 0.05
 
 
 @runtime_checkable
-class WindowedCell(StoppableCell, Protocol):
+class WindowedCell(DescriptorCell, Protocol):
     """A cell that can be stopped, and asked within a window; see `sandbox.Cell`."""
-
-    def ask(
-        self,
-        entry: str,
-        payload: Mapping[str, Any],
-        arrays: Mapping[str, TensorBytes],
-        *,
-        descriptor: int | None = None,
-    ) -> CellAnswer:
-        """Ask while all of its processes run."""
 
     def ask_in_window(self, entry: str, payload: Mapping[str, Any]) -> CellAnswer:
         """Resume it, ask, and stop it; the answer's `seconds` are all in between."""
