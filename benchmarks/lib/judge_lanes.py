@@ -29,7 +29,7 @@ OBJECT_STORE_BYTES = 80 << 20
 """Bytes of each raylet's object store, the least that Ray allows."""
 
 
-class LedgerJudge:
+class LedgerJudge(NodeJudge):
     """A judge that notes when a judgement begins and ends, in a line each that is written at once."""
 
     def __init__(self, judge: NodeJudge, lane: str, folder: Path) -> None:

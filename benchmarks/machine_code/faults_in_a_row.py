@@ -28,7 +28,7 @@ from benchmarks.lib.machine_code.opened import add_fake_option, add_launch_optio
 from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_harness.machine_code.compile_workers import CompileWorkers
-from forecast_harness.machine_code.opening import facts_for_workers
+from forecast_harness.machine_code.fit_runner import facts_for_workers
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient
 

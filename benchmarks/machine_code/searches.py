@@ -58,7 +58,7 @@ def search_target(target: str, path: str, options: Any) -> dict[str, Any]:
                 state = replay_events(read_log(log))
                 now = time.perf_counter() - began
                 judged += [now] * (len(state.judged) - len(judged))
-                if faster_s is None and min(state.scores.values(), default=0.0) < 0:
+                if faster_s is None and state.scores.get(state.incumbent, 0.0) < 0:
                     faster_s = now
         reader.join()
         spent = time.perf_counter() - began
@@ -91,7 +91,7 @@ def told(state: SearchState | None, judged: list[float], spent: float) -> dict[s
         "outcomes": dict(Counter(str(r.outcome) for r in results)),
         "paths": dict(Counter(str(r.facts.get("path", "host code")) for r in results)),
         "reasons": dict(Counter(str(r.facts["path_reason"]) for r in results if "path_reason" in r.facts)),
-        "gain": 2 ** -min(state.scores.values(), default=0.0),
+        "gain": 2 ** -state.scores.get(state.incumbent, 0.0),
         "confirmed": state.evidence(state.best) if state.scores else "",
         "device_seconds": sum(r.device_seconds for r in results),
         "stopped": state.stopped.reason if state.stopped else "",

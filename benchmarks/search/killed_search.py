@@ -65,7 +65,7 @@ MOST_KILLS = 6
 """Kills of one search."""
 
 
-class LedgerPackJudge:
+class LedgerPackJudge(NodeJudge):
     """The real judge of a pack's solutions; the times are a table's."""
 
     def __init__(self, judge: NodeJudge, ledger: CallLedger) -> None:

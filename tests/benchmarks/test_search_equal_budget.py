@@ -42,7 +42,7 @@ from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.forecasters.lineage import LineageForecaster
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, ProposalRequest
-from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.proposers import open_proposer
 from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
@@ -151,7 +151,7 @@ def test_rounds_are_children_of_what_ran_and_depend_on_nothing_later() -> None:
     assert [[n.id for n in nodes_due(problem, proposers, plan, number)] for number in range(6)] == rounds
 
 
-class Short:
+class Short(NodeJudge):
     """A judge whose lane fails for good once it has judged so many."""
 
     def __init__(self, judged: list[str], most: int) -> None:

@@ -79,7 +79,7 @@ class PoolProposer:
         """Nothing is held."""
 
 
-class PoolJudge:
+class PoolJudge(NodeJudge):
     """Answers with what was recorded, at once."""
 
     def __init__(self, problem: PoolProblem) -> None:

@@ -48,7 +48,7 @@ from forecast_harness.search.forecasters.variant_tracing import (
     most_promising,
 )
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
-from forecast_harness.search.interfaces import Forecaster, LaneFailure
+from forecast_harness.search.interfaces import Forecaster, LaneFailure, NodeJudge
 from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.records import (
     Node,
@@ -189,7 +189,7 @@ class RecordTraceReader:
         """Nothing is held."""
 
 
-class NestedJudge:
+class NestedJudge(NodeJudge):
     """Judges a source by the best of the configs that an arm times, from the record."""
 
     def __init__(

@@ -27,6 +27,7 @@ from forecast_harness.search.history.events import (
     ProposalRequest,
     Proposed,
 )
+from forecast_harness.search.interfaces import NodeJudge
 from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.planning.scheduler import action_key
 from forecast_harness.search.records import (
@@ -116,7 +117,7 @@ class LandscapeProposer:
         pass
 
 
-class LandscapeJudge:
+class LandscapeJudge(NodeJudge):
     """Looks times up."""
 
     def __init__(self, ledger: CallLedger | None = None, delay_s: float = 0.0) -> None:

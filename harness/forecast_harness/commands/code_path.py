@@ -33,7 +33,8 @@ def open_machine_code(
         return None
     if device != "cuda":
         raise UsageError("--path machine-code needs a CUDA device: the driver knows none, so leave it out")
-    from forecast_harness.machine_code.opening import NoMachineCodePath, open_machine_code_lanes
+    from forecast_harness.machine_code.fit_runner import NoMachineCodePath
+    from forecast_harness.machine_code.opening import open_machine_code_lanes
     from forecast_harness.search.judging.devices import verification_plan
 
     plans = [verification_plan(device, number) for number in range(lanes)]

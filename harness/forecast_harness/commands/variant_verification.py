@@ -96,7 +96,7 @@ class VariantWork:
             raise UsageError(
                 "--path machine-code needs a CUDA device: leave it out, or give --device a number"
             )
-        from forecast_harness.machine_code.opening import NoMachineCodePath
+        from forecast_harness.machine_code.fit_runner import NoMachineCodePath
         from forecast_harness.machine_code.variant_gate import open_variant_gate
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -2,9 +2,10 @@
 
 Many threads share one device: each compiles, checks and times one node, and the runner takes one request after
 the other, so the device works while others compile. What is dear is done for those that may still win: one config
-is compiled, checked on a small call and timed against the rival's seconds before others are; and only a node that
-may become the fastest of all is verified in full, in a sandbox, while others go on. What is no solution of kernels
-alone is judged as host code, and so is everything where the runner fails and that is asked for.
+is compiled, checked on a small call and timed against the rival's seconds before others are. Full verification is a
+job of its own, `verify`, which the search asks for where a node may become the fastest of all, while others are
+judged. What is no solution of kernels alone is judged as host code, and so is everything where the runner fails and
+that is asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from forecast_harness.machine_code.node_trial import (
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient, TimingAnswer
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
+from forecast_harness.machine_code.shared_host import SharedHostJudge, WorkUnderWay
 from forecast_harness.machine_code.trials import (
     FAULT_OUTCOMES,
     SourceBuilder,
@@ -40,21 +42,19 @@ from forecast_harness.machine_code.trials import (
     TrialConfig,
     first_violation,
 )
-from forecast_harness.machine_code.verification_turns import VerificationTurns
 from forecast_harness.sandbox.jobs import SandboxError
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
+from forecast_harness.search.history.batches import MIN_PROGRESS
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS, HostJudge
 from forecast_harness.search.judging.race_rules import log2_ratio
-from forecast_harness.search.records import Node, NodeResult
+from forecast_harness.search.records import FullVerification, Node, NodeResult
 from forecast_harness.timing.device import DeviceBusy, exclusive
 
 _HOPELESS = 1.3
 """Times the rival's seconds, at which a config is given up."""
 _FIRST_CONFIGS = 2
 """Configs of which one must not be hopeless for others to be compiled."""
-_LOG2_GAIN = math.log2(1 - 0.005)
-"""Of the share by which a node must be faster to be verified in full; one that is less ahead counts as equal."""
 _UNPAIRED_SD = 0.1
 """Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
 _RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=0)
@@ -63,8 +63,6 @@ _BLOCK = 4
 """Launches that are taken together, where they are not behind pauses."""
 _MOST_FAILURES = 3
 """Failures of our own in a row after which all is judged as host code."""
-_LAST_JOB_S = 5.0
-"""How long a job of host code may take after the end."""
 _PAUSE_FOR_OTHERS_S = 0.06
 """Between uses of the device, while host code is judged: who waits for a lock of files looks every 50 ms."""
 PATH = "machine code"
@@ -93,24 +91,24 @@ class MachineCodeJudge:
     ) -> None:
         """`device_lock`: the device's name among all processes that time on it; `locks`: where the locks lie."""
         self._runner, self._builder, self._trials = runner, builder, trials
-        self._make_host, self._device, self._insist, self._on_failure = host, device, insist, on_failure
+        self._device, self._insist, self._on_failure = device, insist, on_failure
         self._lock_name, self._locks = device_lock, locks
-        self._host: HostJudge | None = None
-        self._cache_lock = threading.Lock()
+        self._work = WorkUnderWay(device)
+        self._host = SharedHostJudge(host, self._work)
+        self._cache_lock = threading.RLock()
         self._device_mutex = threading.RLock()
         """Held by whoever uses the runner: what others do there meanwhile would be in a time."""
-        self._host_mutex = threading.RLock()
-        """Held by whoever uses the judge of host code, which takes the device's lock where it times."""
-        self._is_host_judging = False
-        self._turns = VerificationTurns(_LOG2_GAIN)
+        self._lead = math.inf
+        """Lowest score that was claimed here, and not refused later."""
+        self._building: set[Future[BuildResult]] = set()
         self._built: dict[str, Future[BuildResult]] = {}
         self._rival_seconds: dict[tuple[str, str], float] = {}
         self._failures = 0
         self._used = threading.local()
-        self._ended = threading.Event()
 
     def judge(self, job: NodeJob) -> NodeResult:
         """Check, tune and time a node beside `job.against`. Raises `LaneFailure`."""
+        self._work.begin()
         began, self._used.seconds = time.perf_counter(), 0.0
         why = "the runner failed too often" if self._failures >= _MOST_FAILURES else ""
         found: NodeResult | None = None
@@ -120,6 +118,8 @@ class MachineCodeJudge:
                 self._failures = 0
             except NodeRefused as refused:
                 found = refused.result(self._device, PATH)
+            except CancelledError as error:
+                raise LaneFailure("given up", self._device) from error
             except (NoMachineCode, RecordError) as error:
                 why = str(error)
             except (PathFailed, SandboxError, DeviceBusy) as error:  # a lost runner is the second one
@@ -128,16 +128,29 @@ class MachineCodeJudge:
                 why = str(error)
                 self._note_failure(why)
         if found is None:
-            with self._host_judging() as host:
+            with self._host.held(timing=True) as host:
                 found = host.judge(job)
             found = replace(found, facts={**found.facts, "path": "host code", "path_reason": why[:300]})
         else:
             found = replace(found, device_seconds=self._used.seconds)
         return replace(found, against=job.against.id, wall_seconds=time.perf_counter() - began)
 
+    def verify(self, job: VerificationJob) -> FullVerification:
+        """Verify a node in a sandbox, on hidden sizes and values. Raises `LaneFailure`."""
+        # It times nothing that is kept, so the device may serve others at the same time.
+        self._work.begin()
+        began = time.perf_counter()
+        with self._host.held(timing=False) as host:
+            found = host.verify(job)
+            host.prepare_confirmation()
+        if not found.is_right:
+            self._lead = math.inf
+        return replace(found, wall_seconds=time.perf_counter() - began)
+
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """As the judge of host code does: in a lane of its own, with the whole protocol. Raises `LaneFailure`."""
-        with self._host_judging() as host:
+        self._work.begin()
+        with self._host.held(timing=True) as host:
             return host.confirm(confirm)
 
     def try_seed(self, job: NodeJob) -> str:
@@ -158,42 +171,23 @@ class MachineCodeJudge:
 
     def end(self) -> None:
         """Judge nothing more: nodes under way fail before their next use of the device."""
-        self._ended.set()
-        self._turns.end()
+        self._work.end()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """See `NodeJudge`. Nothing more is compiled for nodes under way, and none uses the device again."""
+        self._work.give_up()
+        with self._cache_lock:
+            building, self._building = list(self._building), set()
+        for one in building:
+            one.cancel()
+        with self._cache_lock:
+            self._built = {key: built for key, built in self._built.items() if not built.cancelled()}
+        self._host.give_up()
 
     def close(self) -> None:
-        """End the judge of host code; another is made when it is needed. Runner and builder are their owner's.
-
-        After `end` it is ended even if it is at work, which it may be for a while before.
-        """
-        held = self._host_mutex.acquire(timeout=_LAST_JOB_S if self._ended.is_set() else -1)
-        try:
-            host, self._host = self._host, None
-        finally:
-            if held:
-                self._host_mutex.release()
-        if host is not None:
-            host.close()
-
-    def _go_on(self) -> None:
-        if self._ended.is_set():
-            raise LaneFailure("the lanes are closed", self._device)
-
-    @contextmanager
-    def _host_judging(self) -> Iterator[HostJudge]:
-        """The judge of host code for the time of one job; it may time, and leaves the device to others meanwhile."""
-        with self._host_mutex:
-            self._is_host_judging = True
-            try:
-                yield self._host_judge()
-            finally:
-                self._is_host_judging = False
-
-    def _host_judge(self) -> HostJudge:
-        self._go_on()
-        if self._host is None:
-            self._host = self._make_host()
-        return self._host
+        """End the judge of host code; another is made when it is needed. Runner and builder are their owner's."""
+        self._host.close()
 
     def _note_failure(self, reason: str) -> None:
         with self._cache_lock:
@@ -270,57 +264,42 @@ class MachineCodeJudge:
         ratio = trial.log_ratio(trial.best) / math.log(2)
         text = f"Right on a small call, and given up: {2**ratio:.2f} times slower."
         found = RaceResult(ratio, _UNPAIRED_SD, trial.seconds[trial.best], trial.rival_s, 0)
-        return self._measured(trial, found, text, {"verified_in_full": False})
+        return self._measured(trial, found, text, {})
 
     def _raced(self, trial: NodeTrial) -> NodeResult:
-        """The best config beside the other node; verified in full where it may become the fastest of all."""
+        """The best config beside the other node; twice, where it seems to be faster."""
         best = trial.best
         found = self._race(trial, best, _RACE)
-        facts: dict[str, Any] = {"verified_in_full": False}
-        if found.log2_ratio < _LOG2_GAIN:
+        if found.log2_ratio < -MIN_PROGRESS:
+            # What earlier programs may have left in memory of the driver's own lets none take the lead.
             score = trial.job.against_score
-            with self._turns.take(score + found.log2_ratio, score) as is_first:
-                # What earlier programs may have left in memory of the driver's own decides nothing.
-                found = max(found, self._race_again(trial, best, renew=is_first), key=lambda f: f.log2_ratio)
-                if is_first and found.log2_ratio < _LOG2_GAIN:
-                    facts |= self._verified_in_full(trial, best)
-                    self._turns.note_verified(score + found.log2_ratio)
-        if found.log2_ratio >= _LOG2_GAIN:
+            leads = score + found.log2_ratio < self._lead - MIN_PROGRESS
+            found = max(found, self._race_again(trial, best, renew=leads), key=lambda f: f.log2_ratio)
+            if found.log2_ratio < -MIN_PROGRESS:
+                self._lead = min(self._lead, score + found.log2_ratio)
+        if found.log2_ratio >= -MIN_PROGRESS:
             found = replace(found, log2_ratio=max(0.0, found.log2_ratio))
         ratio = found.log2_ratio
         each = [
             f"{n} {1e6 * s:.1f} us against {1e6 * found.theirs[n]:.1f} us" for n, s in found.seconds.items()
         ]
         word = "slower" if ratio > 0 else "faster" if ratio < 0 else "faster or slower"
-        text = f"Right, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
-        if ratio < 0 and not facts["verified_in_full"]:
-            text += " Not verified in full: a faster one is."
-        return self._measured(trial, found, text, {**facts, "blocks": found.blocks})
+        text = f"Right at these sizes, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
+        return self._measured(trial, found, text, {"blocks": found.blocks})
 
     def _measured(
         self, trial: NodeTrial, found: RaceResult, text: str, facts: Mapping[str, Any]
     ) -> NodeResult:
-        return trial.result(found, text, {**facts, "path": PATH}, self._device)
+        return trial.result(found, text, {**facts, "path": PATH, "verified_in_full": False}, self._device)
 
     def _race_again(self, trial: NodeTrial, number: int, *, renew: bool) -> RaceResult:
         """Beside the rival once more, with outputs compared; with a new runner, if so asked."""
         if not renew:
             return self._race(trial, number, _CHECKED_RACE)
         with self._device_mutex:
-            self._go_on()
+            self._work.check()
             self._runner.renew()
             return self._race(trial, number, _CHECKED_RACE)
-
-    def _verified_in_full(self, trial: NodeTrial, number: int) -> dict[str, Any]:
-        """Facts of the verification in a sandbox. Raises `NodeRefused`, `LaneFailure`."""
-        # It times nothing that is kept, so the device may serve others at the same time.
-        with self._host_mutex:
-            host = self._host_judge()
-            verified = host.verify_in_full(trial.job.node, trial.configs[number])
-            if verified.wrong:
-                raise NodeRefused(verified.outcome, "verify", verified.wrong, verified.facts)
-            host.prepare_confirmation()
-        return {**verified.facts, "verified_in_full": True}
 
     def _race(self, trial: NodeTrial, number: int, limits: TimingLimits) -> RaceResult:
         """A config beside the rival.
@@ -356,7 +335,11 @@ class MachineCodeJudge:
             return self._built[key]
 
     def _build(self, node: Node, config: TrialConfig) -> Future[BuildResult]:
-        return self._builder.submit(self._trials.request(node, config))
+        built = self._builder.submit(self._trials.request(node, config))
+        with self._cache_lock:
+            self._building.add(built)
+        built.add_done_callback(self._building.discard)
+        return built
 
     def _checked(self, built: BuildResult) -> Sequence[Program]:
         """A config's programs, right on the small call. Raises `NodeRefused`, `NoMachineCode`, `PathFailed`."""
@@ -400,8 +383,8 @@ class MachineCodeJudge:
     def _device_use(self) -> Iterator[None]:
         """One use of the runner, alone on the device as far as others ask for it; counted for this thread's job."""
         with self._device_mutex:
-            self._go_on()
-            if self._is_host_judging:
+            self._work.check()
+            if self._host.is_timing:
                 time.sleep(_PAUSE_FOR_OTHERS_S)
             with exclusive(self._lock_name, folder=self._locks):
                 began = time.perf_counter()

@@ -2,59 +2,47 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_harness.machine_code.compile_workers import CompileWorkers
+from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
 from forecast_harness.machine_code.kernel_trials import KernelTrials
 from forecast_harness.machine_code.node_judging import MachineCodeJudge
+from forecast_harness.machine_code.pack_contest import PackContests
 from forecast_harness.machine_code.pack_trials import PackTrials
 from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner.driver import LIBRARY
-from forecast_harness.machine_code.runner.health import runner_problem
 from forecast_harness.machine_code.trials import SourceBuilder, TargetTrials
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.early_opener import EarlyOpener
 from forecast_harness.search.judging.factory import open_judge
 from forecast_harness.search.judging.lane_judge import HostJudge
+from forecast_harness.search.judging.pack_judge import PackJudge
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
-from forecast_harness.timing import device as devices
 from forecast_harness.verify.plan import VerificationPlan
 
-FLUSH_BYTES = 0
-"""What a runner writes to empty its device's caches; 0: what suits the device."""
-_HEALTH_TRIES, _HEALTH_PAUSE_S = 10, 1.0
-"""Others may use the device at the moment, and a clock that waits for them tells no time."""
 _JUDGES_PER_WORKER = 2
 """Nodes under way for each compile worker, so that none waits while nodes are on the device."""
 
 
-class NoMachineCodePath(Exception):
-    """A target that is not judged through machine code here; the text says why."""
-
-
-def facts_for_workers(runner: RunnerClient) -> Mapping[str, Any]:
-    """What compile workers are told of a runner's device."""
-    blocks = int(runner.facts["multiprocessors"])
-    return {
-        "arch": int(runner.facts["arch"]),
-        "name": runner.facts["name"],
-        "properties": {"multiprocessor_count": blocks},
-    }
-
-
 class MachineCodeLanes(LocalJudgePool):
-    """Judges at work, many for each device; closing it ends runners and compile workers, too."""
+    """Judges at work, many for each device; closing it ends runners and compile workers, too.
+
+    One lane more than there are nodes at a time: full verification goes on beside them.
+    """
 
     def __init__(self, judges: list[MachineCodeJudge], count: int, held: ExitStack) -> None:
         self._held, self._judges = held, judges
-        super().__init__(lambda number: judges[number % len(judges)], count)
+        super().__init__(lambda number: judges[number % len(judges)], count + 1)
+
+    @property
+    def capacity(self) -> int:
+        """Nodes that are judged at once."""
+        return max(1, super().capacity - 1)
 
     def close(self) -> None:
         """End all."""
@@ -91,19 +79,24 @@ def open_machine_code_lanes(
     with ExitStack() as stack:
         try:
             # Needed in the middle of a search, when others wait for it.
-            hosts = [EarlyOpener(_host_opener(target, plan, folder)) for plan in plans]
+            own: list[list[tuple[RunnerClient, SourceBuilder]]] = [[] for _ in plans]
+            hosts = [
+                EarlyOpener(_host_opener(target, plan, folder, mine))
+                for plan, mine in zip(plans, own, strict=True)
+            ]
             for host in hosts:
                 stack.callback(host.close)
             runners: list[RunnerClient] = []
             for plan in plans:
                 progress(f"starting the runner of device {plan.index}")
-                runners.append(stack.enter_context(open_fit_runner(plan)))
+                runners.append(stack.enter_context(open_fit_runner(plan, spare=True)))
             if len({int(r.facts["arch"]) for r in runners}) > 1:
                 raise NoMachineCodePath("the devices differ in what code they take")
             progress("starting compile workers")
             builder = stack.enter_context(CompileWorkers(facts_for_workers(runners[0]), workers))
             judges = []
-            for runner, plan, host in zip(runners, plans, hosts, strict=True):
+            for runner, plan, host, mine in zip(runners, plans, hosts, own, strict=True):
+                mine.append((runner, builder))
                 progress(f"launching the seed on device {plan.index}")
                 where = folder / "machine-code" / str(plan.index)
                 trials = _open_trials(target, plan, where, runner, builder)
@@ -127,29 +120,6 @@ def open_machine_code_lanes(
         return MachineCodeLanes(judges, _JUDGES_PER_WORKER * builder.count, stack.pop_all())
 
 
-@contextmanager
-def open_fit_runner(plan: VerificationPlan) -> Iterator[RunnerClient]:
-    """A runner of a device that has proved its health.
-
-    Raises `NoMachineCodePath` for one that has not, and `RunnerLost` where it does not start.
-    """
-    # By its UUID: the driver's own number may be another card's, by CUDA_VISIBLE_DEVICES or CUDA_DEVICE_ORDER.
-    index = 0 if plan.uuid else plan.index
-    with RunnerClient(LIBRARY, index, visible=plan.uuid, flush_bytes=FLUSH_BYTES) as runner:
-        for _ in range(_HEALTH_TRIES):
-            if not (said := runner_problem(runner)):
-                break
-            time.sleep(_HEALTH_PAUSE_S)
-        else:
-            raise NoMachineCodePath(said)
-        if plan.uuid and runner.facts["name"] != (named := devices.identity(plan.index)[0]):
-            raise NoMachineCodePath(
-                f"the runner has {runner.facts['name']!r} for device {plan.index}, the driver's tools have {named!r}: "
-                "set CUDA_DEVICE_ORDER=PCI_BUS_ID and leave CUDA_VISIBLE_DEVICES unset"
-            )
-        yield runner
-
-
 def _open_trials(
     target: SearchTarget, plan: VerificationPlan, folder: Path, runner: RunnerClient, builder: SourceBuilder
 ) -> TargetTrials:
@@ -158,10 +128,22 @@ def _open_trials(
     return KernelTrials(target, plan, folder, runner, builder)
 
 
-def _host_opener(target: SearchTarget, plan: VerificationPlan, folder: Path) -> Callable[[], HostJudge]:
+def _host_opener(
+    target: SearchTarget,
+    plan: VerificationPlan,
+    folder: Path,
+    own: Sequence[tuple[RunnerClient, SourceBuilder]] = (),
+) -> Callable[[], HostJudge]:
+    """Opens a judge of host code; `own`: the search's runner and compile workers, once it has them."""
+
     def opened() -> HostJudge:
-        return open_judge(
+        judge = open_judge(
             target, device=plan.device, index=plan.index, folder=folder / "host" / str(plan.index)
         )
+        if isinstance(judge, PackJudge):
+            judge.contests = lambda pack, plan, rules: PackContests(
+                pack, plan, rules, own[0] if own else None
+            )
+        return judge
 
     return opened

@@ -16,8 +16,8 @@ from typing import Any
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_harness.bench import ContestUnavailable
 from forecast_harness.machine_code.compile_workers import BuildRequest, CompileWorkers
+from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
 from forecast_harness.machine_code.node_judging import block_means
-from forecast_harness.machine_code.opening import NoMachineCodePath, facts_for_workers, open_fit_runner
 from forecast_harness.machine_code.pack_calls import PackCalls, PreparedCall
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient, RunnerFaultKind
@@ -104,8 +104,15 @@ class ProgramClock:
 class PackContests:
     """Contests between solutions of one pack on one device, each in a fresh runner and on fresh inputs."""
 
-    def __init__(self, pack: Pack, plan: VerificationPlan, rules: StoppingRules) -> None:
-        self._pack, self._plan, self._rules = pack, plan, rules
+    def __init__(
+        self,
+        pack: Pack,
+        plan: VerificationPlan,
+        rules: StoppingRules,
+        opened: tuple[RunnerClient, SourceBuilder] | None = None,
+    ) -> None:
+        """`opened`: a runner and compile workers that nobody else uses then; by default each contest opens its own."""
+        self._pack, self._plan, self._rules, self._opened = pack, plan, rules, opened
         self._batch = _BATCH
 
     def __call__(self, incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
@@ -116,6 +123,9 @@ class PackContests:
         try:
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                if self._opened is not None:
+                    self._opened[0].renew()
+                    return self.compare(*self._opened, folder, incumbent, candidate)
                 runner = stack.enter_context(open_fit_runner(self._plan))
                 builder = stack.enter_context(CompileWorkers(facts_for_workers(runner), 2))
                 return self.compare(runner, builder, folder, incumbent, candidate)

@@ -13,8 +13,9 @@ from forecast_harness.search.history.events import (
     NodeJob,
     ProposalRequest,
     Proposed,
+    VerificationJob,
 )
-from forecast_harness.search.records import Node, NodeResult
+from forecast_harness.search.records import FullVerification, Node, NodeResult
 
 
 @runtime_checkable
@@ -100,12 +101,29 @@ class NodeJudge(Protocol):
     """Verifies, tunes and times one node, in a process of its own. Plain data in, plain data out."""
 
     def judge(self, job: NodeJob) -> NodeResult:
-        """Raises `LaneFailure` if the lane failed: then nothing is known of the node."""
+        """Raises `LaneFailure` if the lane failed: then nothing is known of the node.
+
+        Where full verification was left to `verify`, `NodeResult.may_lead` says no.
+        """
         ...
+
+    def verify(self, job: VerificationJob) -> FullVerification:
+        """Verify a node with fresh hidden seeds, in a fresh process. Raises `LaneFailure`.
+
+        Never asked of a judge whose `judge` verifies in full.
+        """
+        raise LaneFailure("this judge verifies a node where it judges it")
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """Time the finalists and the seed again, in a fresh process; every result is against the seed."""
         ...
+
+    def give_up(self) -> None:
+        """End what is under way, as far as that goes: it raises `LaneFailure`, and the judge is as good as before.
+
+        Called from another thread.
+        """
+        return
 
     def close(self) -> None:
         """End all processes."""
@@ -127,8 +145,16 @@ class JudgePool(Protocol):
         """Run it on the next free lane, at most once per `job.id`. The future raises `LaneFailure`."""
         ...
 
+    def verify(self, job: VerificationJob) -> Future[FullVerification]:
+        """Like `submit`, and before all jobs that wait."""
+        ...
+
     def confirm(self, confirm: ConfirmationJob) -> Future[Mapping[str, NodeResult]]:
         """Like `submit`, for finalists."""
+        ...
+
+    def give_up(self) -> None:
+        """End what waits and what is under way: nobody asks for it any more."""
         ...
 
     @property

@@ -41,12 +41,12 @@ def write_output(state: SearchState, folder: Path) -> None:
 def store_variants(state: SearchState, store: Store) -> list[Variant]:
     """Put what a kernel's search found into a store, with the checks it passed; the decorator finds it there.
 
-    That is: the nodes confirmed to be faster than the first seed; the `FINALISTS` fastest where none was
-    confirmed or refuted. The config that was best comes first among a variant's own.
+    That is: the nodes confirmed to be faster than the first seed; the `FINALISTS` fastest that are verified in
+    full where none was confirmed or refuted. The config that was best comes first among a variant's own.
     """
     first, confirmed = state.seeds[0], state.confirmed
     proven = {n: j.log2_ratio for n, j in confirmed.items() if j.evidence == "confirmed"}
-    ratios = proven if confirmed else state.scores
+    ratios = proven if confirmed else {n: s for n, s in state.scores.items() if state.judged[n].may_lead}
     faster = {n: r for n, r in ratios.items() if r is not None and r < 0.0 and n != first}
     found: list[Variant] = []
     for node in sorted(faster, key=lambda n: faster[n])[:FINALISTS]:
@@ -140,7 +140,7 @@ def reliability(state: SearchState) -> dict[str, Any] | None:
         if batch.chosen is None or batch.forecasted is None:
             continue
         for node, odds in zip(batch.chosen.nodes, batch.chosen.propensities, strict=True):
-            belief, judged = batch.forecasted.beliefs.get(node), batch.finished.get(node)
+            belief, judged = batch.forecasted.beliefs.get(node), state.judged.get(node)
             if (
                 belief is None
                 or judged is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -85,6 +85,26 @@ _FASTER_OUTCOME = "faster"
 
 
 @dataclass(frozen=True)
+class FullVerification:
+    """What verification with fresh hidden seeds, in a fresh process, says of a node in one config."""
+
+    outcome: Outcome
+    wrong: str = ""
+    """Why it is refused; '' where it is right."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """As in `NodeResult.facts`."""
+    device_seconds: float = 0.0
+    """0 where the device served others meanwhile."""
+    wall_seconds: float = 0.0
+    device: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing was found wrong."""
+        return self.outcome is Outcome.OK
+
+
+@dataclass(frozen=True)
 class NodeResult:
     """What running a node gave. `log2_ratio` is paired: node over `against`, side by side in one process."""
 
@@ -123,6 +143,28 @@ class NodeResult:
     def may_lead(self) -> bool:
         """Whether it may be called the fastest: it ran, and nothing of its verification was left out."""
         return self.log2_ratio is not None and self.facts.get("verified_in_full") is not False
+
+    @property
+    def is_unverified_gain(self) -> bool:
+        """Whether it seemed faster than what it was timed beside, and may not lead before full verification."""
+        return self.log2_ratio is not None and self.log2_ratio < 0.0 and not self.may_lead
+
+    def with_verification(self, found: FullVerification) -> NodeResult:
+        """What is known once it is verified in full: it may lead, or it was refused and has no time."""
+        if self.log2_ratio is None:
+            return self
+        if found.is_right:
+            return replace(self, facts={**self.facts, **found.facts, "verified_in_full": True})
+        return replace(
+            self,
+            outcome=found.outcome,
+            log2_ratio=None,
+            sd=0.0,
+            seconds={},
+            stage="verify",
+            feedback=found.wrong,
+            facts={**self.facts, **found.facts},
+        )
 
     @property
     def evidence(self) -> str:
@@ -207,7 +249,8 @@ class SearchSettings:
     """Share of a batch's measurements given to candidates the forecasts reject, drawn at random."""
     depth: int = 2
     """Batches under way at once: batch n is decided on what batches up to n - depth gave. 1 waits for each
-    batch to end. Fixed, so that what is decided never depends on which result came first."""
+    batch to end. Fixed, so that what is decided never depends on which result came first. Full verification is
+    beside that: what had come of it when a batch ended is known to those that rest on the batch."""
     patience: int = 8
     """Batches in a row without a better node, or without a new one, after which a search ends."""
     trials: int = 12

@@ -36,6 +36,7 @@ from forecast_harness.search.history.events import (
     Started,
     Stopped,
     StopSearch,
+    VerificationJob,
 )
 from forecast_harness.search.history.log import SearchLog, read_log
 from forecast_harness.search.history.state import SearchState, apply_event, replay_events
@@ -43,6 +44,7 @@ from forecast_harness.search.interfaces import Forecaster, JudgePool, LaneFailur
 from forecast_harness.search.output import write_best, write_output
 from forecast_harness.search.planning.plugin_answers import (
     AwaitedAction,
+    LaneAction,
     answer_event,
     ask_plugin,
     failed_answer,
@@ -178,8 +180,9 @@ class _SearchRunner:
     def _step(self, interrupted: threading.Event) -> None:
         """Do what is due; wait for an answer where nothing else is left to do."""
         if self._time_is_up():
+            self._record_answers()
             self.record(Expired(self._elapsed(), at=utc_now()))
-            self._cancel()
+            self._give_up()
         for action in pending_actions(self._state):
             if isinstance(action, RecordChoice):
                 return self.record(action.event)
@@ -190,6 +193,8 @@ class _SearchRunner:
                 continue
             if (kept := self._stored_event(name, action)) is not None:
                 return self.record(kept)
+            if isinstance(action, ConfirmationJob) and self._in_progress:
+                self._give_up()  # a verification: all finalists are verified again
             if self._has_room(action):
                 self._in_progress[name] = self._start(name, action)
         if not self._in_progress:
@@ -211,9 +216,7 @@ class _SearchRunner:
         done = [name for name, ours in self._in_progress.items() if ours.future.done()]
         for name in done:
             event = self._in_progress.pop(name).future.result()
-            # What was given up when the time was up is no lane's failure.
-            if self._state.expired is None or not isinstance(event, Lost) or not event.node:
-                self.record(event)
+            self.record(event)
         return bool(done)
 
     def _elapsed(self) -> float:
@@ -229,11 +232,10 @@ class _SearchRunner:
     def _has_room(self, action: Action) -> bool:
         """Whether its queue is not full."""
         under_way = sum(type(a.action) is type(action) for a in self._in_progress.values())
-        return under_way < (
-            JOBS_PER_LANE * max(1, self._lanes.capacity)
-            if isinstance(action, NodeJob)
-            else MAX_PROPOSAL_REQUESTS
-        )
+        if isinstance(action, VerificationJob):
+            return under_way == 0
+        most = JOBS_PER_LANE * max(1, self._lanes.capacity)
+        return under_way < (most if isinstance(action, NodeJob) else MAX_PROPOSAL_REQUESTS)
 
     def _end_early(self) -> None:
         """Cancel what has not begun, give the rest a little time, and say that there is more to do."""
@@ -250,15 +252,26 @@ class _SearchRunner:
             if ours.lane_future is not None:
                 ours.lane_future.cancel()
 
+    def _give_up(self) -> None:
+        """End what judges are at, except for a confirmation: it comes too late, and that needs the device."""
+        if any(isinstance(a.action, ConfirmationJob) for a in self._in_progress.values()):
+            return  # and nothing else is
+        self._cancel()
+        self._lanes.give_up()
+        # What plug-ins do may be paid for: it is booked if it comes in time.
+        self._in_progress = {n: a for n, a in self._in_progress.items() if a.lane_future is None}
+
     # --- asking ---
 
     def _start(self, name: str, action: AwaitedAction) -> _ActionInProgress:
         """Start it. The future gives the event, which is in its file by then."""
         future: Future[Event] = Future()
-        if isinstance(action, NodeJob | ConfirmationJob):
+        if not isinstance(action, ProposalRequest | NodeForecastRequest):
             theirs: Future[Any] = (
                 self._lanes.confirm(action)
                 if isinstance(action, ConfirmationJob)
+                else self._lanes.verify(action)
+                if isinstance(action, VerificationJob)
                 else self._lanes.submit(action)
             )
             theirs.add_done_callback(
@@ -280,7 +293,7 @@ class _SearchRunner:
             self._answers.store(name, answer)
             return answer_event(action, answer)
 
-    def _answer_of_lane(self, name: str, action: NodeJob | ConfirmationJob, done: Future[Any]) -> Event:
+    def _answer_of_lane(self, name: str, action: LaneAction, done: Future[Any]) -> Event:
         """In the lane's thread, as soon as the result is there."""
         try:
             if done.cancelled():

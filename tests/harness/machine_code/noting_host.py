@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from forecast_autotune.records import Outcome
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
-from forecast_harness.search.judging.lane_judge import FullVerification
-from forecast_harness.search.records import Node, NodeResult
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
+from forecast_harness.search.records import FullVerification, NodeResult
 
 
 class NotingHost:
@@ -18,6 +16,7 @@ class NotingHost:
         self.asked: list[str] = []
         self.verified: list[str] = []
         self.closed = self.prepared = False
+        self.given_up = 0
         self._wrong = wrong
 
     def judge(self, job: NodeJob) -> NodeResult:
@@ -28,13 +27,16 @@ class NotingHost:
         self.asked += [n.id for n in confirm.nodes]
         return {n.id: NodeResult(Outcome.OK, log2_ratio=0.0, stage="confirm") for n in confirm.nodes}
 
-    def verify_in_full(self, node: Node, config: Mapping[str, Any]) -> FullVerification:
-        self.verified.append(node.id)
-        wrong = self._wrong.get(node.id, "")
+    def verify(self, job: VerificationJob) -> FullVerification:
+        self.verified.append(job.node.id)
+        wrong = self._wrong.get(job.node.id, "")
         return FullVerification(Outcome.INCORRECT if wrong else Outcome.OK, wrong, {"launches": 9})
 
     def prepare_confirmation(self) -> None:
         self.prepared = True
+
+    def give_up(self) -> None:
+        self.given_up += 1
 
     def close(self) -> None:
         self.closed = True

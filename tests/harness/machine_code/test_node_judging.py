@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from forecast_harness.machine_code.compile_workers import BuildRequest, BuildRes
 from forecast_harness.machine_code.node_judging import MachineCodeJudge
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.sandbox.jobs import SandboxError
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.judging.lane_judge import FullVerification
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
-from forecast_harness.search.records import Node, SearchTarget, TargetKind
+from forecast_harness.search.records import FullVerification, Node, SearchTarget, TargetKind
 from tests.harness.machine_code.noting_host import NotingHost
 from tests.harness.machine_code.sum_trials import SumTrials
 from tests.harness.machine_code.written_sources import WrittenBuilder
@@ -78,28 +77,42 @@ def job(name: str, source: str, against: Node = SEED) -> NodeJob:
     return NodeJob(f"job-{name}", node(name, source), against, {}, TARGET, 1, 4)
 
 
-def test_a_faster_node_is_verified_in_full_and_says_by_how_much(judged: Judged) -> None:
+def verification(asked: NodeJob) -> VerificationJob:
+    return VerificationJob(f"verify-{asked.node.id}", asked.node, {"num_warps": 4}, TARGET)
+
+
+def test_a_faster_node_says_by_how_much_and_waits_for_full_verification(judged: Judged) -> None:
     found = judged.judge.judge(job("fast", "honest 24000"))
     assert found.outcome is Outcome.OK
     assert found.log2_ratio == pytest.approx(-1, abs=0.1)
     assert found.seconds["large"] == pytest.approx(25e-6, rel=0.1)
-    assert (found.against, found.facts["verified_in_full"], found.facts["launches"]) == ("seed", True, 9)
+    assert (found.against, found.may_lead, found.is_unverified_gain) == ("seed", False, True)
     assert found.device_seconds > 0
-    assert judged.host.verified == ["fast"]
-    assert judged.host.prepared
+    assert judged.host.verified == []
     assert judged.trials.learnt == [("fast", 1)]
 
 
+def test_full_verification_is_a_job_of_its_own(judged: Judged) -> None:
+    fast, cheat = job("fast", "honest 24000"), job("cheat", "honest 20000")
+    right = judged.judge.verify(verification(fast))
+    assert right.is_right
+    assert judged.host.prepared
+    found = judged.judge.judge(fast).with_verification(right)
+    assert (found.may_lead, found.facts["launches"], found.facts["path"]) == (True, 9, "machine code")
+    wrong = judged.judge.verify(verification(cheat))
+    refused = judged.judge.judge(cheat).with_verification(wrong)
+    assert (refused.outcome, refused.log2_ratio, refused.stage) == (Outcome.INCORRECT, None, "verify")
+    assert "hidden size" in refused.feedback
+    assert judged.host.verified == ["fast", "cheat"]
+
+
 @pytest.mark.parametrize(("cost", "ratio"), [(60_000, 0.26), (50_000, 0.0), (49_950, 0.0)])
-def test_what_is_not_shown_to_be_faster_is_neither_verified_in_full_nor_called_so(
-    judged: Judged, cost: int, ratio: float
-) -> None:
+def test_what_is_not_shown_to_be_faster_is_not_called_so(judged: Judged, cost: int, ratio: float) -> None:
     found = judged.judge.judge(job("other", f"honest {cost}"))
     assert found.log2_ratio is not None
     assert found.log2_ratio >= 0
     assert found.log2_ratio == pytest.approx(ratio, abs=0.03)
-    assert judged.host.verified == []
-    assert not found.facts["verified_in_full"]
+    assert not found.is_unverified_gain
 
 
 def test_a_hopeless_source_is_given_up_after_two_configs(tuned: Judged) -> None:
@@ -137,12 +150,6 @@ def test_a_node_that_fails_says_at_which_stage(
     assert (found.outcome, found.stage, found.log2_ratio) == (outcome, stage, None)
     assert found.feedback
     assert judged.host.verified == []
-
-
-def test_a_node_that_verification_refuses_is_not_faster(judged: Judged) -> None:
-    found = judged.judge.judge(job("cheat", "honest 20000"))
-    assert (found.outcome, found.log2_ratio) == (Outcome.INCORRECT, None)
-    assert "hidden size" in found.feedback
 
 
 @pytest.mark.parametrize(("source", "why"), [("host", "torch.mm"), ("odd", "could not be recorded")])
@@ -212,77 +219,131 @@ def test_a_pool_of_judges_shares_one_device_and_loses_nothing(judged: Judged) ->
         Outcome.OK,
     ]
     assert [r.outcome for r in found] == 2 * wanted
-    assert set(judged.host.verified) & {"node-5", "node-11"}, "the fastest, or another that is as fast"
     for lead in (found[5], found[11]):
         assert lead.log2_ratio == pytest.approx(-0.7, abs=0.1)
-    assert len(judged.host.verified) < 4, "of two that are equally fast one is verified"
     assert threading.active_count() < 50
 
 
-def test_one_that_is_slower_than_what_is_verified_meanwhile_is_timed_checked_and_does_not_lead(
-    judged: Judged,
+def test_nodes_are_judged_while_one_is_verified_and_only_what_takes_the_lead_gets_a_new_runner(
+    judged: Judged, runner: RunnerClient
 ) -> None:
-    once, waiting = judged.host.verify_in_full, judged.judge._turns._waiting
-    begun, others_wait = threading.Event(), threading.Event()
+    once = judged.host.verify
+    begun, others_are_judged = threading.Event(), threading.Event()
 
-    def verify(node: Node, config: Any) -> FullVerification:
+    def verify(asked: VerificationJob) -> FullVerification:
         begun.set()
-        assert others_wait.wait(60)
-        return once(node, config)
+        assert others_are_judged.wait(60)
+        return once(asked)
 
-    judged.host.verify_in_full = verify  # type: ignore[method-assign]
-    with ThreadPoolExecutor(2) as pool:
-        fast = pool.submit(judged.judge.judge, job("fast", "honest 20000"))
+    judged.host.verify = verify  # type: ignore[method-assign]
+    fast = job("fast", "honest 20000")
+    before = runner.restarts
+    judged.judge.judge(fast)
+    assert runner.restarts == before + 1
+    with ThreadPoolExecutor(1) as pool:
+        verifying = pool.submit(judged.judge.verify, verification(fast))
         assert begun.wait(60)
-        # While one is verified, the device is free for others.
         slower = judged.judge.judge(job("slower", "honest 90000"))
-        second = pool.submit(judged.judge.judge, job("second", "honest 24000"))
-        while not waiting:
-            time.sleep(0.01)
-        others_wait.set()
-        leads, follows = fast.result(60), second.result(60)
-    assert slower.outcome is Outcome.OK
-    assert judged.host.verified == ["fast"]
-    assert (leads.may_lead, follows.may_lead) == (True, False)
-    assert follows.log2_ratio == pytest.approx(-1, abs=0.1)
-    assert "Not verified in full" in follows.feedback
+        second = judged.judge.judge(job("second", "honest 24000"))
+        others_are_judged.set()
+        assert verifying.result(60).is_right
+    assert slower.outcome is second.outcome is Outcome.OK
+    assert second.log2_ratio == pytest.approx(-1, abs=0.1)
+    assert runner.restarts == before + 1
 
 
 def test_a_wrong_value_at_the_timed_size_is_seen_without_full_verification(judged: Judged) -> None:
-    judged.judge._turns.note_verified(-9.0)
     found = judged.judge.judge(job("late", "late 24000"))
     assert found.outcome is Outcome.INCORRECT
     assert judged.host.verified == []
 
 
-def test_after_the_end_nothing_more_is_judged_and_a_host_judge_at_work_is_ended(judged: Judged) -> None:
-    begun, ended = threading.Event(), threading.Event()
+class Hanging:
+    """Has the host's verification wait until it is given up or closed."""
 
-    def verify(node: Node, config: object) -> object:
-        begun.set()
-        ended.wait(60)
+    def __init__(self, judged: Judged) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+        judged.host.verify = self.verify  # type: ignore[method-assign]
+
+    def verify(self, asked: VerificationJob) -> FullVerification:
+        self.begun.set()
+        assert self.ended.wait(60)
         raise LaneFailure("ended", "lane")
 
-    judged.host.verify_in_full = verify  # type: ignore[assignment]
-    judged.host.close = ended.set  # type: ignore[method-assign]
-    found: list[BaseException] = []
+    @contextmanager
+    def waited_for(self, judged: Judged) -> Iterator[None]:
+        """While it hangs in a thread of its own; what ends it is told to that."""
+        with ThreadPoolExecutor(1) as pool:
+            verifying = pool.submit(judged.judge.verify, verification(job("fast", "honest 24000")))
+            assert self.begun.wait(60)
+            yield
+            with pytest.raises(LaneFailure, match="ended"):
+                verifying.result(60)
 
-    def ask(name: str) -> None:
-        try:
-            judged.judge.judge(job(name, "honest 24000"))
-        except LaneFailure as failure:
-            found.append(failure)
 
-    threads = [threading.Thread(target=ask, args=(name,)) for name in ("fast", "faster")]
-    for one in threads:
-        one.start()
-    assert begun.wait(60)
-    judged.judge.end()
-    judged.judge.close()
-    assert ended.is_set()
-    for one in threads:
-        one.join(60)
-    assert {str(f) for f in found} == {"ended", "the lanes are closed"}
+def test_what_is_given_up_ends_at_once_and_the_judge_goes_on(judged: Judged) -> None:
+    hanging = Hanging(judged)
+    judged.host.give_up = hanging.ended.set  # type: ignore[method-assign]
+    with hanging.waited_for(judged):
+        judged.judge.give_up()
+    assert not judged.host.closed
+    assert judged.judge.judge(job("fast", "honest 24000")).outcome is Outcome.OK
+    judged.judge.confirm(ConfirmationJob((SEED,), {}, SEED, TARGET))
+    assert judged.host.asked == ["seed"]
+
+
+def test_verification_has_a_lane_beside_those_of_nodes_and_confirmation_follows_at_once(
+    judged: Judged,
+) -> None:
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    from forecast_harness.machine_code.opening import MachineCodeLanes
+
+    hanging = Hanging(judged)
+    judged.host.give_up = hanging.ended.set  # type: ignore[method-assign]
+    lanes = MachineCodeLanes([judged.judge], 1, ExitStack())
+    try:
+        assert lanes.capacity == 1
+        verifying = lanes.verify(verification(job("fast", "honest 24000")))
+        assert hanging.begun.wait(60)
+        found = [lanes.submit(job(f"node-{n}", "honest 40000")) for n in range(3)]
+        assert {f.result(60).outcome for f in found} == {Outcome.OK}
+        lanes.give_up()
+        assert list(lanes.confirm(ConfirmationJob((SEED,), {}, SEED, TARGET)).result(60)) == ["seed"]
+        with pytest.raises(LaneFailure, match="ended"):
+            verifying.result(60)
+        assert not judged.host.closed, "what it has opened for the confirmation would be lost"
+        assert lanes.capacity == 1
+    finally:
+        lanes.close()
+
+
+def test_a_node_whose_sources_still_compile_is_given_up_without_waiting_for_them(judged: Judged) -> None:
+    asked, never = threading.Event(), Future[BuildResult]()
+
+    def submit(request: BuildRequest) -> Future[BuildResult]:
+        asked.set()
+        return never
+
+    judged.builder.submit = submit  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        judging = pool.submit(judged.judge.judge, job("fast", "honest 24000"))
+        assert asked.wait(60)
+        while not judging.done():
+            judged.judge.give_up()
+        with pytest.raises(LaneFailure, match="given up"):
+            judging.result(60)
+    assert never.cancelled()
+
+
+def test_after_the_end_nothing_more_is_judged_and_a_host_judge_at_work_is_ended(judged: Judged) -> None:
+    hanging = Hanging(judged)
+    judged.host.close = hanging.ended.set  # type: ignore[method-assign]
+    with hanging.waited_for(judged):
+        judged.judge.end()
+        judged.judge.close()
+    with pytest.raises(LaneFailure, match="the lanes are closed"):
+        judged.judge.judge(job("faster", "honest 20000"))
 
 
 @pytest.mark.parametrize("error", [RecordError("breaks the contract"), SandboxError("a worker was lost")])

@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
-from forecast_harness.machine_code import opening
-from forecast_harness.machine_code.opening import NoMachineCodePath, open_fit_runner
+from forecast_harness.machine_code import fit_runner
+from forecast_harness.machine_code.fit_runner import NoMachineCodePath, open_fit_runner
 from forecast_harness.verify.plan import VerificationPlan
 
 
@@ -19,11 +19,11 @@ from forecast_harness.verify.plan import VerificationPlan
 def test_a_clock_may_be_disturbed_for_a_while(
     fake_driver: Path, monkeypatch: pytest.MonkeyPatch, bad: int, fit: bool
 ) -> None:
-    monkeypatch.setattr(opening, "LIBRARY", str(fake_driver))
-    monkeypatch.setattr(opening, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
-    monkeypatch.setattr(opening, "_HEALTH_PAUSE_S", 0.0)
+    monkeypatch.setattr(fit_runner, "LIBRARY", str(fake_driver))
+    monkeypatch.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    monkeypatch.setattr(fit_runner, "_HEALTH_PAUSE_S", 0.0)
     told = iter(["the device's clock"] * bad + [""] * 3)
-    monkeypatch.setattr(opening, "runner_problem", lambda runner: next(told))
+    monkeypatch.setattr(fit_runner, "runner_problem", lambda runner: next(told))
     if fit:
         with open_fit_runner(VerificationPlan()) as runner:
             assert runner.check_health() == ""

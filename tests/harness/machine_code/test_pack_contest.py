@@ -16,6 +16,7 @@ from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import image
 from forecast_harness import bench
 from forecast_harness.bench import ContestUnavailable
+from forecast_harness.machine_code import opening
 from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult
 from forecast_harness.machine_code.pack_contest import PackContests
 from forecast_harness.machine_code.records import (
@@ -31,9 +32,13 @@ from forecast_harness.machine_code.records import (
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.packs.load import load_pack
 from forecast_harness.packs.schema import Language, Pack, Solution, Workload
-from forecast_harness.timing.paired_comparison import StoppingRules
+from forecast_harness.search.judging.pack_judge import PackJudge
+from forecast_harness.search.targets import open_target
+from forecast_harness.timing.paired_clock import SimulatedPairedClock
+from forecast_harness.timing.paired_comparison import StoppingRules, run_comparison
 from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.timing_job import is_plausible
 from forecast_harness.verify.verdict import SolutionVerdict
 
 M, N = 4, 32
@@ -104,20 +109,71 @@ def test_what_is_no_kernel_alone_meets_elsewhere(runner: RunnerClient, pack: Pac
         contests(triton, Solution("plain", Language.TORCH, "", "run"))
 
 
-def test_a_pair_that_cannot_meet_there_is_timed_in_the_sandbox_twice() -> None:
-    asked: list[str] = []
-    mine, other = (Solution(n, Language.TRITON, n, "run") for n in ("mine", "other"))
+def test_a_searchs_own_runner_is_renewed_for_a_contest(runner: RunnerClient, pack: Pack) -> None:
+    contests = PackContests(pack, VerificationPlan(), RULES, (runner, WrittenDoubles()))
+    before, slow, fast = runner.pid, "2 60000", "2 40000"
+    found = contests(*(Solution(n, Language.TRITON, n, "run") for n in (slow, fast)))
+    assert found["duel"]["outcome"] == "faster"
+    assert runner.pid != before
 
+
+class Sandbox:
+    """Contests in a sandbox that end as they are told to; what they were asked."""
+
+    def __init__(self, *outcomes: str) -> None:
+        self.outcomes, self.asked = list(outcomes), list[tuple[str, float | None]]()
+
+    def __call__(
+        self, incumbent: Solution, candidate: Solution, trusted_gain: float | None
+    ) -> Mapping[str, Any]:
+        self.asked.append((candidate.name, trusted_gain))
+        return ended(self.outcomes.pop(0), 0.5)
+
+
+def ended(outcome: str, gain: float) -> Mapping[str, Any]:
+    duel = {"outcome": outcome, "gain": gain, "differences": [gain]}
+    return {"duel": duel, "seconds": {}, "protocols": {}, "checked": CheckedLaunches(3).to_json()}
+
+
+MINE, OTHER = (Solution(n, Language.TRITON, n, "run") for n in ("mine", "other"))
+
+
+def test_a_pair_that_cannot_meet_there_is_timed_in_the_sandbox_twice() -> None:
     def unavailable(incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
         raise ContestUnavailable("no driver")
 
-    def in_sandbox(incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
-        asked.append(candidate.name)
-        duel = {"outcome": "faster" if len(asked) == 1 else "slower", "gain": -0.1, "differences": [-0.1]}
-        return {"duel": duel, "seconds": {}, "protocols": {}, "checked": CheckedLaunches(3).to_json()}
-
-    verdict = SolutionVerdict("softmax", "other")
-    contests = (unavailable, in_sandbox)
-    found, _ = bench._compare_candidate(mine, other, verdict, VerificationPlan(), contests)
-    assert asked == ["other", "other"]
+    sandbox, verdict = Sandbox("faster", "slower"), SolutionVerdict("softmax", "other")
+    found, _ = bench._compare_candidate(MINE, OTHER, verdict, VerificationPlan(), unavailable, sandbox)
+    assert sandbox.asked == [("other", None), ("other", None)], "its own word backs no second contest"
     assert (found.outcome, found.checked.launches) == ("unconfirmed", 6)
+
+
+def test_the_second_contest_is_told_what_a_clock_that_nobody_can_touch_has_said() -> None:
+    sandbox, verdict = Sandbox("faster"), SolutionVerdict("softmax", "other")
+    found, _ = bench._compare_candidate(
+        MINE, OTHER, verdict, VerificationPlan(), lambda *_: ended("faster", 0.04), sandbox
+    )
+    assert sandbox.asked == [("other", 0.04)]
+    assert (found.outcome, found.gain) == ("faster", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "trusted", "plausible"),
+    [(0.03, 0.03, True), (0.03, None, False), (0.3, 0.03, False), (0.3, 0.4, True)],
+)
+def test_a_claim_needs_no_audit_only_where_a_trusted_clock_says_as_much(
+    claimed: float, trusted: float | None, plausible: bool
+) -> None:
+    clock = SimulatedPairedClock(1e-3, 1 - 1 / (1 + claimed), noise=0.001)
+    assert is_plausible(run_comparison(clock, RULES, 1), trusted) == plausible
+
+
+def test_a_packs_search_through_machine_code_confirms_by_a_runner_first(tmp_path: Path) -> None:
+    target, _ = open_target("softmax", device="cpu")
+    judge = opening._host_opener(target, VerificationPlan(), tmp_path)()
+    try:
+        assert isinstance(judge, PackJudge)
+        assert judge.contests is not None
+        assert isinstance(judge.contests(load_pack("softmax"), VerificationPlan(), RULES), PackContests)
+    finally:
+        judge.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -19,8 +20,8 @@ from forecast_harness.machine_code.runner.client import (
     ProgramFault,
     RunnerClient,
     RunnerFaultKind,
-    RunnerLost,
 )
+from forecast_harness.machine_code.runner.process import RunnerLost
 from forecast_harness.machine_code.runner.session import TimingLimits
 
 SUM = 2
@@ -140,6 +141,36 @@ def test_a_closed_runner_leaves_no_process(fake_driver: Path) -> None:
         os.kill(pid, 0)
     with pytest.raises(RunnerLost, match="closed"):
         runner.check(addition("late", honest(), COUNT), SumCall().given)
+
+
+def test_a_spare_process_takes_over_and_ends_with_its_owner(fake_driver: Path) -> None:
+    call, program = SumCall(), addition("right", honest(), COUNT)
+    before = children()
+    with RunnerClient(str(fake_driver), flush_bytes=1 << 20, spare=True) as runner:
+        pids = [runner.pid]
+        for _ in range(2):
+            others = children() - {runner.pid}
+            runner.renew()
+            assert runner.pid in others, "it was there before it was needed"
+            pids.append(runner.pid)
+            assert call.wrong(program, runner.check(program, call.given).launches) == ""
+        for pid in children() - before - {runner.pid}:
+            os.kill(pid, signal.SIGKILL)
+        runner.renew()
+        assert call.wrong(program, runner.check(program, call.given).launches) == ""
+        assert not children().intersection(pids), "what was replaced has ended"
+    assert children() == before
+
+
+def children() -> set[int]:
+    """Pids of runners that this process has started and that have not ended."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid() and b"runner.service" in (process / "cmdline").read_bytes():
+                found.add(int(process.name))
+    return found
 
 
 MIXED = {

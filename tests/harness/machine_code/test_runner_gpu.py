@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
 from benchmarks.lib.machine_code.sums import SumCall, objection
 from forecast_harness.machine_code.compile_workers import BuildRequest, CompileWorkers
-from forecast_harness.machine_code.opening import facts_for_workers
+from forecast_harness.machine_code.fit_runner import facts_for_workers
 from forecast_harness.machine_code.pack_calls import PackCalls
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient

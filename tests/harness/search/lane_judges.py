@@ -9,9 +9,9 @@ from pathlib import Path
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
-from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
+from forecast_harness.search.interfaces import LaneFailure, NodeJudge
+from forecast_harness.search.records import FullVerification, Node, NodeResult, SearchTarget, TargetKind
 
 TARGET = SearchTarget(TargetKind.PACK, "table", "table-id", "torch", "run", "")
 SEED = Node("seed", "", "torch", (), Provenance(Origin.HAND))
@@ -23,10 +23,11 @@ def job(name: str, source: str = "") -> NodeJob:
     return NodeJob(f"job-{name}", node, SEED, {}, TARGET, 0, 1)
 
 
-class ScriptedJudge:
+class ScriptedJudge(NodeJudge):
     """Does what a node's source says: `sleep S`, `lose N`, `raise`, `exit`.
 
-    `hold` tells its process and waits, for a minute at most, until there is a file `go`; `meet N` until as many
+    `hold` tells its process and waits, for a minute at most, until there is a file `go`, and is lost then if it
+    says why; `meet N` until as many
     processes are at such a job.
 
     Every job that was judged to its end is a line of `folder/ledger`.
@@ -43,6 +44,8 @@ class ScriptedJudge:
         elif word == "hold":
             (self.folder / f"pid-{os.getpid()}").touch()
             self._wait(lambda: (self.folder / "go").exists())
+            if value:
+                raise LaneFailure(value)
         elif word == "meet":
             (self.folder / f"met-{os.getpid()}").touch()
             self._wait(lambda: len(list(self.folder.glob("met-*"))) >= int(value))
@@ -55,6 +58,14 @@ class ScriptedJudge:
         with (self.folder / "ledger").open("a") as file:
             file.write(f"{job.id} {self.number}\n")
         return NodeResult(Outcome.OK, job.against.id, 0.5, device=f"table-{self.number}", stage="time")
+
+    def verify(self, job: VerificationJob) -> FullVerification:
+        with (self.folder / "ledger").open("a") as file:
+            file.write(f"{job.id} {self.number}\n")
+        return FullVerification(Outcome.OK, facts={"lane": self.number})
+
+    def give_up(self) -> None:
+        (self.folder / "go").touch()
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         with (self.folder / "ledger").open("a") as file:

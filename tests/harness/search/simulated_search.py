@@ -16,7 +16,9 @@ from benchmarks.lib.search.synthetic_landscape import (
     LandscapeForecaster,
     LandscapeJudge,
     LandscapeProposer,
+    parse_point,
 )
+from forecast_autotune.records import Outcome
 from forecast_harness.search.history.events import (
     Action,
     ConfirmationJob,
@@ -28,6 +30,7 @@ from forecast_harness.search.history.events import (
     Started,
     Stopped,
     StopSearch,
+    VerificationJob,
 )
 from forecast_harness.search.history.log import decode, encode
 from forecast_harness.search.history.state import SearchState, apply_event, replay_events
@@ -39,7 +42,7 @@ from forecast_harness.search.planning.plugin_answers import (
     lane_failure_event,
 )
 from forecast_harness.search.planning.scheduler import pending_actions
-from forecast_harness.search.records import Node, NodeResult, SearchSettings
+from forecast_harness.search.records import FullVerification, Node, NodeResult, SearchSettings
 
 
 class CountingJudge(LandscapeJudge):
@@ -57,6 +60,30 @@ class CountingJudge(LandscapeJudge):
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         self.confirmed.append([n.id for n in confirm.nodes])
         return super().confirm(confirm)
+
+
+class LateJudge(CountingJudge):
+    """Leaves full verification to `verify`, which refuses some nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verified: list[str] = []
+
+    def judge(self, job: NodeJob) -> NodeResult:
+        found = super().judge(job)
+        return replace(found, facts={**found.facts, "verified_in_full": False})
+
+    def verify(self, job: VerificationJob) -> FullVerification:
+        self.verified.append(job.node.id)
+        if is_cheat(job.node):
+            return FullVerification(Outcome.INCORRECT, "wrong at a hidden size", wall_seconds=2.0)
+        return FullVerification(Outcome.OK, facts={"launches": 9}, wall_seconds=2.0)
+
+
+def is_cheat(node: Node) -> bool:
+    """Whether `LateJudge` refuses it when it verifies: one in three."""
+    a, b = parse_point(node.source)
+    return (5 * a + 3 * b) % 3 == 1 and node.id not in {n.id for n in SEEDS}
 
 
 class SimulatedSearch:
@@ -96,6 +123,8 @@ class SimulatedSearch:
         try:
             if isinstance(action, ConfirmationJob):
                 return answer_event(action, judge_answer(action, self.judge.confirm(action)))
+            if isinstance(action, VerificationJob):
+                return answer_event(action, judge_answer(action, self.judge.verify(action)))
             return answer_event(action, judge_answer(action, self.judge.judge(action)))
         except LaneFailure as error:
             return lane_failure_event(action, error)

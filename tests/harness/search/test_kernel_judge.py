@@ -20,7 +20,12 @@ from forecast_harness.search.forecasters.lineage import UNINFORMED_SD
 from forecast_harness.search.forecasters.timings import Timing
 from forecast_harness.search.forecasters.triton import UNTESTED_DIFFERENCE_SD, TritonForecaster
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer, is_compatible
-from forecast_harness.search.history.events import ConfirmationJob, NodeForecastRequest, NodeJob
+from forecast_harness.search.history.events import (
+    ConfirmationJob,
+    NodeForecastRequest,
+    NodeJob,
+    VerificationJob,
+)
 from forecast_harness.search.judging.kernel_judge import KernelJudge
 from forecast_harness.search.judging.race_rules import RaceRules
 from forecast_harness.search.novelty import node_identity
@@ -118,7 +123,7 @@ def test_a_variants_fault_is_its_outcome(
 
 
 def test_a_variant_is_verified_in_one_config(judge: KernelJudge) -> None:
-    right = judge.verify_in_full(node(NAIVE), CONFIGS[0].to_json())
+    right = judge.verify(VerificationJob("verify-1", node(NAIVE), CONFIGS[0].to_json(), TARGET))
     assert (right.outcome, right.wrong) == (Outcome.OK, "")
     assert "checks_passed" not in right.facts
 

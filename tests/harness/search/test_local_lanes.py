@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from forecast_autotune.records import Outcome
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.judging.pack_judge import PackJudge
 from forecast_harness.search.judging.race_rules import RaceRules
@@ -48,6 +48,48 @@ def test_finalists_are_confirmed_once(table: Callable[[int], NodeJudge], tmp_pat
         assert lanes.confirm(asked).result(30) == lanes.confirm(asked).result(30)
         assert set(lanes.confirm(asked).result(30)) == {"node-a", "node-b"}
         assert judged_jobs(tmp_path) == ["confirm"]
+    finally:
+        lanes.close()
+
+
+def test_a_verification_goes_before_what_waits(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
+    lanes = LocalJudgePool(table, 1)
+    asked = VerificationJob("verify-a", job("a").node, {}, TARGET)
+    try:
+        held = lanes.submit(job("held", "hold"))
+        wait_until(lambda: bool(list(tmp_path.glob("pid-*"))))
+        waiting = [lanes.submit(job(str(n))) for n in range(3)]
+        verifying = lanes.verify(asked)
+        assert lanes.verify(asked) is verifying
+        (tmp_path / "go").touch()
+        assert verifying.result(30).is_right
+        assert [f.result(30).outcome for f in (held, *waiting)] == [Outcome.OK] * 4
+        assert judged_jobs(tmp_path) == ["job-held", "verify-a", "job-0", "job-1", "job-2"]
+    finally:
+        lanes.close()
+
+
+def test_what_is_given_up_is_lost_and_its_lane_stays_open(tmp_path: Path) -> None:
+    made: list[ScriptedJudge] = []
+
+    def make(number: int) -> NodeJudge:
+        made.append(ScriptedJudge(number, tmp_path))
+        return made[-1]
+
+    lanes = LocalJudgePool(make, 1)
+    try:
+        held = lanes.submit(job("held", "hold ended early"))
+        wait_until(lambda: bool(list(tmp_path.glob("pid-*"))))
+        waiting = lanes.submit(job("waiting"))
+        lanes.give_up()
+        with pytest.raises(LaneFailure, match="ended early"):
+            held.result(30)
+        with pytest.raises(LaneFailure, match="given up"):
+            waiting.result(30)
+        assert lanes.submit(job("next")).result(30).outcome is Outcome.OK
+        assert judged_jobs(tmp_path) == ["job-next"]
+        assert len(made) == 1
+        assert not made[0].closed
     finally:
         lanes.close()
 

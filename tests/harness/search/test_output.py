@@ -141,6 +141,13 @@ def test_the_fastest_go_into_the_store_where_none_could_be_confirmed(tmp_path: P
     assert store_variants(kernel_search({"n5": None, "n4": None, "n3": None}), store) == []
 
 
+def test_what_is_not_verified_in_full_goes_into_no_store(tmp_path: Path) -> None:
+    state = kernel_search({})
+    state.judged["n5"] = replace(state.judged["n5"], facts={"verified_in_full": False})
+    kept = store_variants(state, Store(tmp_path))
+    assert [v.source for v in kept] == [KERNEL.replace("NUMBER", str(n)) for n in (4, 3, 2)]
+
+
 def test_a_kernels_finished_search_fills_the_default_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

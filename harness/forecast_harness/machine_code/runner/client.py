@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import select
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,27 +15,13 @@ from typing import Any
 from forecast_autotune.records.codec import Record
 from forecast_harness.machine_code.records import MachineCodeError, Program
 from forecast_harness.machine_code.runner.driver import LIBRARY
-from forecast_harness.machine_code.runner.run_marks import NOBODY, RunMarks, create_marks
+from forecast_harness.machine_code.runner.process import RunnerLost, RunnerProcess
+from forecast_harness.machine_code.runner.run_marks import NOBODY
 from forecast_harness.machine_code.runner.session import TimingLimits, Violation
 from forecast_harness.sandbox import wire
-from forecast_harness.sandbox.containment.levels import module_search_path
 from forecast_harness.sandbox.jobs import SandboxError, TensorBytes, WireError
 
-_COMMAND = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from forecast_harness.machine_code.runner.service import main; main(sys.argv[2])"
-)
 _POLL_S = 0.1
-_ENVIRONMENT = (
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_CACHE_PATH",
-    "HOME",
-)
 _MOST_INPUT_SETS = 16
 
 
@@ -62,10 +43,6 @@ class ProgramFault(SandboxError):
     def __init__(self, kind: RunnerFaultKind, candidate: str, detail: str) -> None:
         super().__init__(f"{candidate}: {kind}: {detail}")
         self.kind, self.candidate, self.detail = kind, candidate, detail
-
-
-class RunnerLost(SandboxError):
-    """The runner failed for reasons that are not a program's: nothing is known of it."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +100,8 @@ class RunnerClient:
     `library`: the driver, by name or path. `launch_s`: seconds of one launch after which its program is said to
     hang; `answer_s`: of a whole request, after which the runner is given up. `flush_bytes`: what is written to
     empty the caches; 0: three times the L2. `visible`: the only device that the runner is to see, by its UUID; '':
-    those that this process sees.
+    those that this process sees. `spare`: whether another process is started ahead, as a driver may need seconds for
+    that; while it starts, it may disturb what is timed.
     """
 
     def __init__(
@@ -136,13 +114,16 @@ class RunnerClient:
         start_s: float = 60.0,
         flush_bytes: int = 0,
         visible: str = "",
+        spare: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._orders = {"library": library, "device": device, "flush_bytes": flush_bytes}
         self._visible = visible
         self._launch_s, self._answer_s, self._start_s, self._clock = launch_s, answer_s, start_s, clock
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._keeps_spare = spare
+        self._runner: RunnerProcess | None = None
+        self._spare: RunnerProcess | None = None
         self._known: list[str] = []
         self._number = 0
         self._closed = True
@@ -166,11 +147,14 @@ class RunnerClient:
         self._closed = True
         with self._lock:
             self._stop()
+            spare, self._spare = self._spare, None
+            if spare is not None:
+                spare.stop()
 
     @property
     def pid(self) -> int:
         """The runner's process id; 0 while there is none."""
-        return self._process.pid if self._process else 0
+        return self._runner.pid if self._runner else 0
 
     # --- requests ---
 
@@ -290,16 +274,17 @@ class RunnerClient:
         self, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
         """One request and its answer. Raises `_RunnerEnded`."""
-        if self._process is None:
+        if self._runner is None:
             raise RunnerLost("the runner is closed; use `with RunnerClient() as runner:`")
+        channel, marks = self._runner.channel, self._runner.marks
         self._number += 1
         began = since = self._clock()
-        seen = self._marks.read()
+        seen = marks.read()
 
         def wait() -> None:
             nonlocal since, seen
-            while not select.select([self._channel], [], [], _POLL_S)[0]:
-                now, marked = self._clock(), self._marks.read()
+            while not select.select([channel], [], [], _POLL_S)[0]:
+                now, marked = self._clock(), marks.read()
                 if marked != seen:
                     since, seen = now, marked
                 elif marked[0] != NOBODY and now - since > self._launch_s:
@@ -310,61 +295,39 @@ class RunnerClient:
                     raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], said, False)
 
         try:
-            wire.send(self._channel, {**asked, "number": self._number}, dict(arrays))
-            value, given = wire.receive(self._channel, wire.TRUSTED_LIMIT, wait, wire.TRUSTED_LIMIT)
+            wire.send(channel, {**asked, "number": self._number}, dict(arrays))
+            value, given = wire.receive(channel, wire.TRUSTED_LIMIT, wait, wire.TRUSTED_LIMIT)
         except (EOFError, OSError, WireError) as error:
             detail = f"the runner ended: {error or type(error).__name__}"
-            raise _RunnerEnded(RunnerFaultKind.CRASH, self._marks.read()[0], detail, False) from None
+            raise _RunnerEnded(RunnerFaultKind.CRASH, marks.read()[0], detail, False) from None
         if not isinstance(value, dict) or value.get("number") != self._number:
-            raise _RunnerEnded(
-                RunnerFaultKind.CRASH, self._marks.read()[0], "an answer to another request", False
-            )
+            raise _RunnerEnded(RunnerFaultKind.CRASH, marks.read()[0], "an answer to another request", False)
         return value, given
 
     # --- the process ---
 
     def _start(self) -> None:
-        self._channel, theirs = socket.socketpair()
-        marks = create_marks()
-        self._marks = RunMarks(marks)
-        self._marks.set(NOBODY)
-        orders = {**self._orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
-        command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(orders)]
-        kept = {n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}
-        if self._visible:
-            kept["CUDA_VISIBLE_DEVICES"] = self._visible
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=kept,
-                pass_fds=[theirs.fileno(), marks],
-                start_new_session=True,
-            )
-        os.close(marks)
+        """Have a process: the spare one where there is one, and it lives."""
         self._known.clear()
-        if not select.select([self._channel], [], [], self._start_s)[0]:
-            self._stop()
-            raise RunnerLost(f"the runner did not greet within {self._start_s:g} s")
-        try:
-            said, _ = wire.receive(self._channel, wire.TRUSTED_LIMIT)
-        except (EOFError, OSError, WireError) as error:
-            self._stop()
-            raise RunnerLost(f"the runner did not start: {error or type(error).__name__}") from error
-        if "hello" not in said:
-            self._stop()
-            raise RunnerLost(f"the runner cannot use the device: {said.get('broken', said)}")
-        self.facts = said["hello"]
+        spare, self._spare = self._spare, None
+        for runner in (spare, None):
+            try:
+                found = runner or self._spawn()
+                self.facts, self._runner = found.greeting(self._start_s), found
+                break
+            except RunnerLost:
+                if runner is None:
+                    raise
+        if self._keeps_spare:
+            self._spare = self._spawn()
+
+    def _spawn(self) -> RunnerProcess:
+        return RunnerProcess(self._orders, self._visible)
 
     def _stop(self) -> None:
-        if self._process is None:
-            return
-        self._process.kill()
-        self._process.wait()
-        self._channel.close()
-        self._marks.close()
-        self._process = None
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.stop()
 
     def _restart(self) -> float:
         """Another runner, shown to be healthy; the seconds that it took. Raises `RunnerLost`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from forecast_harness.machine_code.runner.client import RunnerClient, RunnerLost
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.process import RunnerLost
 
 _SHORT_CYCLES, _LONG_CYCLES = 2_000_000, 16_000_000
 """Of two pauses: some 1 and 8 ms."""

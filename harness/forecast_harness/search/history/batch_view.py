@@ -1,7 +1,8 @@
-"""What a batch may know: equal for all orders in which results can come."""
+"""What a batch may know: equal for all orders in which results can come, and fixed by the log for verifications."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -34,11 +35,13 @@ class BatchView:
     """How many of the batches it may know of, counted from the last, gave no better node."""
     empty_batches: int
     """How many of the batches before, counted from the last, gave no new node."""
+    verifications: int = 0
+    """How many of the first `Verified` it may know of: those in the log when the batches that it may know of ended."""
 
 
 def batch_view(state: SearchState, batch: int) -> BatchView:
     """What batch `batch` (from 1) may know: the seeds, nodes of the batches before it, results of those up to
-    `batch - depth`.
+    `batch - depth`, and what full verification had said when these had ended.
 
     Raises `RecordError` where these are not there yet. Made from the view before it, and kept for a while.
     """
@@ -98,16 +101,22 @@ def _with_results(state: SearchState, seen: BatchView, number: int) -> BatchView
     batch = state.batch(number)
     if not batch.ended:
         raise RecordError(f"batch {number} has not ended, and batch {seen.batch + 1} rests on its results")
-    came = {n: j for n, j in sorted(batch.finished.items())}
-    scores = {**seen.scores, **{n: state.scores[n] for n, j in came.items() if j.log2_ratio is not None}}
-    judged = {**seen.judged, **came}
+    verifications = max(seen.verifications, batch.verifications)
+    judged = {**seen.judged, **dict(sorted(batch.finished.items()))}
+    for event in state.verifications[:verifications]:
+        if event.node in judged:
+            judged[event.node] = judged[event.node].with_verification(event.found)
+    timed = {**seen.scores, **dict(sorted(batch.scores.items()))}
+    scores = {n: s for n, s in timed.items() if judged[n].log2_ratio is not None}
     order = [n for n in seen.nodes if n in scores and (n == seen.seeds[0] or judged[n].may_lead)]
     incumbent = min(order, key=lambda n: scores[n], default=seen.incumbent)
-    before = seen.scores.get(seen.incumbent)
-    better = before is None or scores[incumbent] < before - MIN_PROGRESS
-    arms = dict(seen.arms)
-    for arm, stats in arm_stats(batch, state.nodes).items():
-        arms[arm] = arms.get(arm, ArmStats()) + stats
+    # What waits for its verification is progress already: else a search might end before its turn.
+    better = min(scores.values()) < min(seen.scores.values(), default=math.inf) - MIN_PROGRESS
+    refused = any(n not in scores for n in seen.scores)
+    arms = {} if refused else dict(seen.arms)
+    for known in range(1, number + 1) if refused else (number,):
+        for arm, stats in arm_stats(state.batch(known), state.nodes, judged).items():
+            arms[arm] = arms.get(arm, ArmStats()) + stats
     return replace(
         seen,
         scores=scores,
@@ -116,4 +125,5 @@ def _with_results(state: SearchState, seen: BatchView, number: int) -> BatchView
         arms=arms,
         spent=seen.spent + batch.forecasting_cost + batch.measuring_cost,
         stalled_batches=0 if better or number == 0 else seen.stalled_batches + 1,
+        verifications=verifications,
     )

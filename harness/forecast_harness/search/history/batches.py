@@ -74,9 +74,14 @@ class Batch:
     forecasted: Forecasted | None = None
     chosen: Chosen | None = None
     finished: dict[str, NodeResult] = field(default_factory=dict)
-    """By node."""
+    """By node, as they were judged: without what full verification said later."""
     lost: dict[str, list[Lost]] = field(default_factory=dict)
     """By node."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """log2(time / time of the first seed) by node, of all that ran, as they were timed."""
+    verifications: int = -1
+    """How many `Verified` the log held when this batch ended: what batches that rest on it may know of them. -1
+    before."""
 
     @property
     def dropped(self) -> frozenset[str]:
@@ -145,10 +150,12 @@ def measurement_cost(judged: NodeResult) -> SearchCost:
     return SearchCost(1, judged.device_seconds, judged.wall_seconds)
 
 
-def arm_stats(batch: Batch, nodes: Mapping[str, Node]) -> dict[str, ArmStats]:
+def arm_stats(
+    batch: Batch, nodes: Mapping[str, Node], known: Mapping[str, NodeResult]
+) -> dict[str, ArmStats]:
     """What each arm asked in a batch cost, and what the nodes measured in it gave to the arms they came of.
 
-    The seeds belong to no arm.
+    `known`: results by node, with what full verification said of them. The seeds belong to no arm.
     """
     found: dict[str, ArmStats] = {}
     if batch.number == 0:
@@ -159,7 +166,8 @@ def arm_stats(batch: Batch, nodes: Mapping[str, Node]) -> dict[str, ArmStats]:
     for node in batch.nodes:
         arm = nodes[node].arm
         found[arm] = found.get(arm, ArmStats()) + ArmStats(new=1)
-    for node, judged in sorted(batch.finished.items()):
+    for node in sorted(batch.finished):
+        judged = known[node]
         arm, ran = nodes[node].arm, judged.log2_ratio is not None
         gain = max(0.0, -(judged.log2_ratio or 0.0))
         gave = ArmStats(

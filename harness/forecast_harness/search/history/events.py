@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, get_args
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import codec
 from forecast_harness.search.records import (
+    FullVerification,
     Node,
     NodeForecast,
     NodeResult,
@@ -102,6 +103,17 @@ class Lost:
     batch: int
     reason: str
     lane: str = ""
+    verification: bool = False
+    """Whether the job was the full verification of a node that is judged already."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A node that ran was verified in full: it may lead from here on, or its outcome is this one."""
+
+    job: str
+    node: str
+    found: FullVerification
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,17 @@ class Stopped:
 
 
 Event: TypeAlias = (
-    Started | Resumed | Proposed | Forecasted | Chosen | Finished | Lost | Confirmed | Expired | Stopped
+    Started
+    | Resumed
+    | Proposed
+    | Forecasted
+    | Chosen
+    | Finished
+    | Lost
+    | Verified
+    | Confirmed
+    | Expired
+    | Stopped
 )
 EVENT_TYPES: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 
@@ -207,6 +229,18 @@ class NodeJob:
 
 
 @dataclass(frozen=True)
+class VerificationJob:
+    """Asks a judge to verify a node in full, that was timed and found right at the timed sizes alone."""
+
+    id: str
+    """As `NodeJob.id`."""
+    node: Node
+    config: Mapping[str, Any]
+    """The one that it was timed with."""
+    target: SearchTarget
+
+
+@dataclass(frozen=True)
 class ConfirmationJob:
     """Asks for the finalists to be timed again."""
 
@@ -234,5 +268,11 @@ class StopSearch:
 
 
 Action: TypeAlias = (
-    ProposalRequest | NodeForecastRequest | RecordChoice | NodeJob | ConfirmationJob | StopSearch
+    ProposalRequest
+    | NodeForecastRequest
+    | RecordChoice
+    | NodeJob
+    | VerificationJob
+    | ConfirmationJob
+    | StopSearch
 )

@@ -2,11 +2,13 @@
 
 Batch 0 is the seeds: each is judged, the first beside itself (which gives its best config and shows that
 the lane works), the others beside the first. Proposals begin with batch 1. `batch_view` is all that a batch may
-know; it does not depend on the order in which results came, or on results of the batches in between.
+know; it does not depend on the order in which results came, or on results of the batches in between. Of full
+verifications it holds those that were in the log when the batches that it rests on had ended.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -32,7 +34,9 @@ from forecast_harness.search.history.events import (
     Resumed,
     Started,
     Stopped,
+    Verified,
 )
+from forecast_harness.search.history.verifications import apply_verified, fastest_unverified
 from forecast_harness.search.novelty import NoveltyFilter
 from forecast_harness.search.planning.acquisition import expected_improvement
 from forecast_harness.search.planning.bandit import PRIOR_GAIN
@@ -48,6 +52,8 @@ from forecast_harness.search.records import (
 
 __all__ = ["SearchState", "apply_event", "replay_events"]
 
+_COSTS = ("proposals", "forecasts", "measurements", "verification", "confirmation")
+
 
 class SearchState:
     """Grows with `apply_event`, in place: events only ever add. Start with `SearchState()` or `replay_events`."""
@@ -59,8 +65,13 @@ class SearchState:
         """Accepted nodes in the order in which they were."""
         self.duplicates: list[DuplicateProposal] = []
         self.judged: dict[str, NodeResult] = {}
+        """With what full verification said."""
         self.scores: dict[str, float] = {}
-        """log2(time / time of the first seed) of all that ran."""
+        """log2(time / time of the first seed) of all that ran, and were not refused later."""
+        self.verifications: list[Verified] = []
+        """In the order of the log: batches may know the first of them."""
+        self.lost_verifications: dict[str, list[Lost]] = {}
+        """By node."""
         self.batches: dict[int, Batch] = {}
         self.answers: dict[str, Proposed] = {}
         """By request."""
@@ -80,7 +91,7 @@ class SearchState:
         self.expired: Expired | None = None
         self.stopped: Stopped | None = None
         self.spent = SearchCost()
-        self.spent_on = {k: SearchCost() for k in ("proposals", "forecasts", "measurements", "confirmation")}
+        self.spent_on = {k: SearchCost() for k in _COSTS}
         self.novelty = NoveltyFilter()
         self.memo: dict[Any, Any] = {}
         """What `batch_view` and `decide` derived once; equal events give equal entries."""
@@ -126,6 +137,12 @@ class SearchState:
         return min(able, key=lambda n: self.scores[n], default=first)
 
     @property
+    def next_to_verify(self) -> str:
+        """Id of the node that is to be verified in full next, see `fastest_unverified`; '' without one."""
+        best = self.scores.get(self.incumbent, math.inf)
+        return fastest_unverified(self.scores, self.judged, self.lost_verifications, self.nodes, best)
+
+    @property
     def best(self) -> str:
         """Id of what to ship: the fastest that is confirmed to beat the first seed, if any is.
 
@@ -153,7 +170,7 @@ class SearchState:
         """Of all batches so far, also those under way."""
         found: dict[str, ArmStats] = {}
         for number in sorted(self.batches):
-            for arm, stats in arm_stats(self.batches[number], self.nodes).items():
+            for arm, stats in arm_stats(self.batches[number], self.nodes, self.judged).items():
                 found[arm] = found.get(arm, ArmStats()) + stats
         return found
 
@@ -174,8 +191,9 @@ class SearchState:
         if (judged := self.judged.get(node)) is not None:
             if judged.log2_ratio is None:
                 return str(judged.outcome).replace("_", " ")
-            is_right = judged.may_lead or judged.log2_ratio >= 0.0
-            return self.evidence(node) or ("measured" if is_right else "not verified in full")
+            return self.evidence(node) or (
+                "not verified in full" if judged.is_unverified_gain else "measured"
+            )
         if node in self.pool:
             return "deferred"
         if any(node in b.dropped for b in self.batches.values()):
@@ -189,10 +207,11 @@ class SearchState:
             return "not started"
         if self.stopped is not None:
             return ("interrupted: " if self.stopped.interrupted else "finished: ") + self.stopped.reason
-        faster = 2**-self.best_score
+        faster, ahead = 2**-self.best_score, self.next_to_verify
+        waits = f" ({2 ** -self.scores[ahead]:.3f}x is not verified in full yet)" if ahead else ""
         return (
             f"batch {max(self.batches, default=0)}: {len(self.nodes)} nodes, "
-            f"{self.spent.measurements} measured, {len(self.pool)} deferred, best {faster:.3f}x"
+            f"{self.spent.measurements} measured, {len(self.pool)} deferred, best {faster:.3f}x{waits}"
         )
 
     def close(self, number: int) -> None:
@@ -293,6 +312,7 @@ def _chosen(state: SearchState, event: Chosen) -> None:
             f"batch {event.batch} chose {', '.join(unknown)[:200]}, not in the pool of unmeasured nodes"
         )
     batch.chosen = event
+    _note_end(state, batch)
     # What only this batch asked, and nobody will ask for again.
     state.memo.pop(("question", event.batch), None)
     state.memo.pop(("requests", event.batch - state.settings.depth - 1), None)
@@ -317,7 +337,8 @@ def _finished(state: SearchState, event: Finished) -> None:
             score = state.scores[judged.against] + judged.log2_ratio
         else:
             raise RecordError(f"{event.node} was timed beside {judged.against!r}, which has no score itself")
-        state.scores[event.node] = score
+        state.scores[event.node] = batch.scores[event.node] = score
+    _note_end(state, batch)
     _add_cost(state, "measurements", measurement_cost(judged))
     before = state.history[-1].best if state.history else 0.0
     state.history.append(
@@ -334,12 +355,29 @@ def _finished(state: SearchState, event: Finished) -> None:
 
 
 def _lost(state: SearchState, event: Lost) -> None:
-    if event.node:
-        known = state.batch(event.batch).lost.setdefault(event.node, [])
-        if event.job not in {e.job for e in known}:  # every try has an id of its own
-            known.append(event)
-    else:
+    if not event.node:
         state.lost_confirmations.append(event)
+        return
+    batch = state.batch(event.batch)
+    known = (state.lost_verifications if event.verification else batch.lost).setdefault(event.node, [])
+    if event.job not in {e.job for e in known}:  # every try has an id of its own
+        known.append(event)
+        _note_end(state, batch)
+
+
+def _note_end(state: SearchState, batch: Batch) -> None:
+    """Called where a batch may end: what is verified by then is fixed by the log alone."""
+    if batch.ended and batch.verifications < 0:
+        batch.verifications = len(state.verifications)
+
+
+def _verified(state: SearchState, event: Verified) -> None:
+    if any(v.node == event.node for v in state.verifications):
+        return
+    apply_verified(event, state.judged, state.scores, state.history)
+    state.verifications.append(event)
+    spent = SearchCost(0, event.found.device_seconds, event.found.wall_seconds)
+    _add_cost(state, "verification", spent)
 
 
 def _confirmed(state: SearchState, event: Confirmed) -> None:
@@ -369,6 +407,7 @@ _HANDLERS: Mapping[type, Any] = {
     Chosen: _chosen,
     Finished: _finished,
     Lost: _lost,
+    Verified: _verified,
     Confirmed: _confirmed,
     Expired: _expired,
     Stopped: _stopped,

@@ -16,10 +16,9 @@ from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
 from forecast_harness.search.forecasters.timings import Timing
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judging.lane_judge import (
-    FullVerification,
     SandboxNodeJudge,
     confirmation_must_end,
     overall_judgement,
@@ -27,7 +26,7 @@ from forecast_harness.search.judging.lane_judge import (
     reasons_text,
 )
 from forecast_harness.search.judging.race_rules import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
-from forecast_harness.search.records import Node, NodeResult, SearchTarget
+from forecast_harness.search.records import FullVerification, Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import configs_for, decided_config, subjects_of
 from forecast_harness.timing.device import DeviceBusy, exclusive
 from forecast_harness.timing.paired_clock import INCUMBENT
@@ -112,15 +111,18 @@ class KernelJudge(SandboxNodeJudge):
             lane.close()
         return found
 
-    def verify_in_full(self, node: Node, config: Mapping[str, Any]) -> FullVerification:
-        """Verify a variant with fresh hidden seeds, in `config` alone where it is not empty. Raises `LaneFailure`.
+    def verify(self, job: VerificationJob) -> FullVerification:
+        """Verify a variant with fresh hidden seeds, in its config alone where there is one. Raises `LaneFailure`.
 
         One config is no check that a record could carry: its confirmation launches all of them.
         """
-        checked = self._verify_variant(node, self._lane, (Config.from_json(config),) if config else ())
+        began, config = time.perf_counter(), job.config
+        checked = self._verify_variant(job.node, self._lane, (Config.from_json(config),) if config else ())
         if isinstance(checked, NodeResult):
-            return FullVerification(checked.outcome, checked.feedback, checked.facts)
-        return FullVerification(Outcome.OK, "", self._result_facts(checked[0].verdict))
+            found = FullVerification(checked.outcome, checked.feedback, checked.facts)
+        else:
+            found = FullVerification(Outcome.OK, "", self._result_facts(checked[0].verdict))
+        return replace(found, wall_seconds=time.perf_counter() - began, device=self._device)
 
     def close(self) -> None:
         """End all processes of the lane."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.early_opener import EarlyOpener
 from forecast_harness.search.judging.race_rules import log2_ratio
-from forecast_harness.search.records import Node, NodeResult
+from forecast_harness.search.records import NodeResult
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash
 from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
@@ -29,22 +29,8 @@ COMPILE_ERRORS = re.compile(
 """What a source that never came to run fails with."""
 
 
-@dataclass(frozen=True)
-class FullVerification:
-    """What verification with fresh hidden seeds, in a fresh process, says of a node in one config."""
-
-    outcome: Outcome
-    wrong: str = ""
-    """Why it is refused; '' where it is right."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """As in `NodeResult.facts`."""
-
-
 class HostJudge(NodeJudge, Protocol):
     """Judges nodes as host code, in a sandbox, as `PackJudge` and `KernelJudge` do."""
-
-    def verify_in_full(self, node: Node, config: Mapping[str, Any]) -> FullVerification:
-        """Verify with fresh hidden seeds, in a fresh process. Raises `LaneFailure`."""
 
     def prepare_confirmation(self) -> None:
         """Open what a confirmation needs in the background."""
@@ -61,6 +47,10 @@ class SandboxNodeJudge:
         folder.mkdir(parents=True, exist_ok=True)
         self._next_lane: EarlyOpener[SandboxLane] | None = None
         self._lane = self._open_lane()
+
+    def give_up(self) -> None:
+        """End the job in the lane, if there is one: who waits for it gets a `LaneFailure`. From any thread."""
+        self._lane.give_up()
 
     def close(self) -> None:
         """End all processes of the lane."""

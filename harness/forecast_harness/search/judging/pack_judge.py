@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forecast_autotune.records import Outcome
-from forecast_harness.bench import BENCH_LIMITS, BenchResult, compare_solutions
-from forecast_harness.packs.schema import Solution
+from forecast_harness.bench import BENCH_LIMITS, BenchResult, Contest, compare_solutions
+from forecast_harness.packs.schema import Pack, Solution
 from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judging.lane_judge import (
-    FullVerification,
     SandboxNodeJudge,
     confirmation_must_end,
     overall_judgement,
     reasons_from_json,
     reasons_text,
+    truncated_feedback,
 )
 from forecast_harness.search.judging.race_rules import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
 from forecast_harness.search.judging.source_configs import (
@@ -31,7 +31,7 @@ from forecast_harness.search.judging.source_configs import (
     configs_to_time,
     own_configs,
 )
-from forecast_harness.search.records import Node, NodeResult, SearchTarget
+from forecast_harness.search.records import FullVerification, Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import pack_of, solution_of
 from forecast_harness.timing import paired_comparison
 from forecast_harness.timing.device import DeviceBusy, exclusive
@@ -63,6 +63,10 @@ class PackJudge(SandboxNodeJudge):
         locks: Path | None = None,
     ) -> None:
         self._tracer: PackTracer | None = None
+        self.contests: Callable[[Pack, VerificationPlan, paired_comparison.StoppingRules], Contest] | None = (
+            None
+        )
+        """Contests whose clock no candidate can touch: where there are any, the first of a confirmation's two."""
         self._target, self._pack, self._rules, self._locks = target, pack_of(target), rules, locks
         self._limits = cell_limits_for(self._pack, BENCH_LIMITS, plan.device)
         super().__init__(plan, folder, number)
@@ -120,7 +124,13 @@ class PackJudge(SandboxNodeJudge):
         """Verdicts and contests of some finalists, and the seed's own standing."""
         solutions = [self._solution(n, confirm.configs.get(n.id, {})) for n in nodes]
         first, *rest = compare_solutions(
-            self._pack, solutions, lane, against=seed, plan=self._plan, rules=rules
+            self._pack,
+            solutions,
+            lane,
+            against=seed,
+            plan=self._plan,
+            rules=rules,
+            first_contest=None if self.contests is None else self.contests(self._pack, self._plan, rules),
         )
         if not first.verdict.accepted:
             raise LaneFailure(f"the seed was refused: {reasons_text(first.verdict.reasons)}", self.name)
@@ -133,11 +143,13 @@ class PackJudge(SandboxNodeJudge):
             )
         return found
 
-    def verify_in_full(self, node: Node, config: Mapping[str, Any]) -> FullVerification:
+    def verify(self, job: VerificationJob) -> FullVerification:
         """Verify a node in one config with fresh hidden seeds. Raises `LaneFailure`."""
-        verdict, _ = self._verify_node(node, config)
-        wrong = "" if verdict.accepted else reasons_text(verdict.reasons)
-        return FullVerification(verdict.outcome, wrong, self._result_facts(verdict))
+        verdict, seconds = self._verify_node(job.node, job.config)
+        wrong = "" if verdict.accepted else truncated_feedback(reasons_text(verdict.reasons))
+        return FullVerification(
+            verdict.outcome, wrong, self._result_facts(verdict), wall_seconds=seconds, device=self._device
+        )
 
     def pack_problems(self) -> list[str]:
         """Why this pack cannot tell right from wrong; empty if it can. To be asked once, before a search."""

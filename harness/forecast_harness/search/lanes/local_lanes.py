@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.records import codec, digest
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
-from forecast_harness.search.records import NodeResult
+from forecast_harness.search.records import FullVerification, NodeResult
 
 MAX_OPEN_FAILURES = 3
 """Failures to open in a row after which a lane is in quarantine."""
@@ -38,6 +38,10 @@ class _LaneTask:
     operation: Callable[[NodeJudge], Any]
     future: Future[Any]
     requeues: int = 0
+    judge: NodeJudge | None = None
+    """Who is at it."""
+    given_up: bool = False
+    """Whether nobody waits for it any more: that it fails is no fault of its lane."""
 
 
 @dataclass
@@ -99,6 +103,10 @@ class LocalJudgePool:
         """Judge it on the next free lane. A job whose id is known and not lost is not run again."""
         return self._add(job.id, lambda judge: judge.judge(job))
 
+    def verify(self, job: VerificationJob) -> Future[FullVerification]:
+        """Verify it in full on the next free lane, before all jobs that wait."""
+        return self._add(job.id, lambda judge: judge.verify(job), first=True)
+
     def confirm(self, confirm: ConfirmationJob) -> Future[Mapping[str, NodeResult]]:
         """Time the finalists on the next free lane; at most once for the same finalists and configs."""
         known = [[n.id for n in confirm.nodes], codec.to_json(confirm.configs), confirm.seed_node.id]
@@ -126,6 +134,18 @@ class LocalJudgePool:
             lane.is_leaving = True
             self._condition.notify_all()
 
+    def give_up(self) -> None:
+        """Cancel what waits, and have judges end what they are at; their lanes stay open."""
+        with self._condition:
+            waiting, judges = self._take_waiting(), dict[int, NodeJudge]()
+            for task in self._tasks.values():
+                if task.judge is not None:
+                    task.given_up = True
+                    judges[id(task.judge)] = task.judge
+        self._fail_tasks(waiting, LaneFailure("given up"))
+        for judge in judges.values():
+            judge.give_up()
+
     def close(self) -> None:
         """End all lanes. What waits is cancelled; what runs may end, for some seconds."""
         with self._condition:
@@ -140,7 +160,7 @@ class LocalJudgePool:
             if lane.thread is not None:
                 lane.thread.join(max(0.0, until - time.monotonic()))
 
-    def _add(self, key: str, do: Callable[[NodeJudge], Any]) -> Future[Any]:
+    def _add(self, key: str, do: Callable[[NodeJudge], Any], *, first: bool = False) -> Future[Any]:
         with self._condition:
             if self._closing:
                 late: Future[Any] = Future()
@@ -148,7 +168,7 @@ class LocalJudgePool:
                 return late
             if key not in self._tasks:
                 task = self._tasks[key] = _LaneTask(key, do, Future())
-                self._waiting.append(task)
+                (self._waiting.appendleft if first else self._waiting.append)(task)
                 self._condition.notify_all()  # one alone might be a lane in quarantine
             return self._tasks[key].future
 
@@ -160,7 +180,9 @@ class LocalJudgePool:
             while not self._must_end(lane):
                 if judge is None:
                     judge = self._open_judge(lane)
-                elif (task := self._next_task(lane)) is not None and not self._run_task(lane, judge, task):
+                elif (task := self._next_task(lane, judge)) is not None and not self._run_task(
+                    lane, judge, task
+                ):
                     self._close_judge(judge)
                     judge = None
         finally:
@@ -196,7 +218,7 @@ class LocalJudgePool:
             lane.strikes, lane.state = 0, "ready"
         return judge
 
-    def _next_task(self, lane: LaneWorker) -> _LaneTask | None:
+    def _next_task(self, lane: LaneWorker, judge: NodeJudge) -> _LaneTask | None:
         with self._condition:
             self._condition.wait_for(lambda: self._waiting or self._closing or lane.is_leaving)
             if self._closing or lane.is_leaving:
@@ -205,12 +227,14 @@ class LocalJudgePool:
             if not task.future.running() and not task.future.set_running_or_notify_cancel():
                 del self._tasks[task.key]
                 return None
-            lane.state = "busy"
+            lane.state, task.judge = "busy", judge
             return task
 
     def _run_task(self, lane: LaneWorker, judge: NodeJudge, task: _LaneTask) -> bool:
         """Do it; whether the lane is still good."""
         try:
+            if task.given_up:
+                raise LaneFailure("given up")
             result = task.operation(judge)
         except Exception as error:
             lost = (
@@ -218,17 +242,25 @@ class LocalJudgePool:
             )
             lost.lane = lost.lane or f"lane {lane.number}"
             with self._condition:
-                lane.restarts, lane.problem, lane.state = lane.restarts + 1, str(lost), "opening"
-                again = isinstance(lost, LaneDied) and task.requeues < self._requeues and not self._closing
+                task.judge = None
+                if is_good := task.given_up and not isinstance(lost, LaneDied):
+                    lane.state = "ready"
+                else:
+                    lane.restarts, lane.problem, lane.state = lane.restarts + 1, str(lost), "opening"
+                again = (
+                    isinstance(lost, LaneDied)
+                    and task.requeues < self._requeues
+                    and not (self._closing or task.given_up)
+                )
                 if again:
                     task.requeues += 1
                     self._waiting.appendleft(task)
                     self._condition.notify_all()
             if not again:
                 self._fail_tasks([task], lost)
-            return False
+            return is_good
         with self._condition:
-            lane.state = "ready"
+            task.judge, lane.state = None, "ready"
         task.future.set_result(result)
         return True
 

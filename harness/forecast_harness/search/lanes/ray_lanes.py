@@ -14,7 +14,7 @@ from typing import Any
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import codec
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.lanes.local_lanes import (
     MAX_OPEN_FAILURES,
@@ -23,7 +23,7 @@ from forecast_harness.search.lanes.local_lanes import (
     LaneDied,
     LocalJudgePool,
 )
-from forecast_harness.search.records import NodeResult
+from forecast_harness.search.records import FullVerification, NodeResult
 from forecast_harness.timing.device import device_index
 
 OPEN_TIMEOUT_S = 120.0
@@ -66,6 +66,10 @@ class JudgeActor:
         """`NodeJudge.judge` in plain data; `lost` and `lane` in place of a `LaneFailure`."""
         return self._call_judge(lambda judge: judge.judge(codec.from_json(NodeJob, job)))
 
+    def verify(self, job: dict[str, Any]) -> dict[str, Any]:
+        """`NodeJudge.verify` likewise."""
+        return self._call_judge(lambda judge: judge.verify(codec.from_json(VerificationJob, job)))
+
     def confirm(self, confirm: dict[str, Any]) -> dict[str, Any]:
         """`NodeJudge.confirm` likewise."""
         return self._call_judge(lambda judge: judge.confirm(codec.from_json(ConfirmationJob, confirm)))
@@ -97,8 +101,11 @@ class JudgeActor:
             return {"lost": f"{type(error).__name__}: {error}", "lane": getattr(error, "lane", "")}
 
 
-class RemoteJudge:
-    """A judge in an actor. Raises `LaneFailure` where it cannot be opened, `LaneDied` when its actor dies."""
+class RemoteJudge(NodeJudge):
+    """A judge in an actor, which does one thing after the other: what is under way is not given up.
+
+    Raises `LaneFailure` where it cannot be opened, `LaneDied` when its actor dies.
+    """
 
     def __init__(
         self,
@@ -132,6 +139,10 @@ class RemoteJudge:
     def judge(self, job: NodeJob) -> NodeResult:
         """See `NodeJudge`."""
         return codec.from_json(NodeResult, self._call_actor(self._actor.judge, codec.to_json(job)))
+
+    def verify(self, job: VerificationJob) -> FullVerification:
+        """See `NodeJudge`."""
+        return codec.from_json(FullVerification, self._call_actor(self._actor.verify, codec.to_json(job)))
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """See `NodeJudge`."""

@@ -24,13 +24,17 @@ from forecast_harness.search.history.events import (
     NodeJob,
     ProposalRequest,
     Proposed,
+    VerificationJob,
+    Verified,
 )
 from forecast_harness.search.interfaces import Forecaster, LaneFailure, Proposer
 from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.planning.scheduler import action_key
 from forecast_harness.search.records import Node
 
-AwaitedAction: TypeAlias = ProposalRequest | NodeForecastRequest | NodeJob | ConfirmationJob
+LaneAction: TypeAlias = NodeJob | VerificationJob | ConfirmationJob
+"""The actions that a judge answers."""
+AwaitedAction: TypeAlias = ProposalRequest | NodeForecastRequest | LaneAction
 """The actions that somebody answers."""
 
 
@@ -67,15 +71,18 @@ def failed_answer(action: ProposalRequest | NodeForecastRequest, problem: str) -
     return Forecasted(action.batch, action.reference.id, {}, problem=problem)
 
 
-def judge_answer(action: NodeJob | ConfirmationJob, found: Any) -> Event:
+def judge_answer(action: LaneAction, found: Any) -> Event:
     """A judge's answer. Raises `LaneFailure` for `infrastructure`, and for no word on a node that was asked for.
 
-    Where time was limited, a word on the first finalist will do.
+    Where time was limited, a word on the first finalist will do. A verification of that outcome is one of a suspicious
+    node, which is done with: a judge tells its own failures by raising.
     """
     if isinstance(action, ConfirmationJob):
         asked = action.nodes if action.seconds is None else action.nodes[:1]
         if left := [n.id for n in asked if n.id not in found]:
             raise LaneFailure(f"the judge says nothing of {', '.join(left)}")
+    if isinstance(action, VerificationJob):
+        return Verified(action.id, action.node.id, found)
     for judged in [found] if isinstance(action, NodeJob) else found.values():
         if judged.outcome is Outcome.INFRASTRUCTURE:
             raise LaneFailure(judged.feedback or "the harness failed", judged.device)
@@ -105,6 +112,8 @@ def answer_event(action: AwaitedAction, answer: Event) -> Event:
     if isinstance(action, NodeJob) and isinstance(answer, Finished):
         judged = replace(answer.judged, against=action.against.id)
         return Finished(action.id, action.node.id, action.batch, judged)
+    if isinstance(action, VerificationJob) and isinstance(answer, Verified):
+        return Verified(action.id, action.node.id, answer.found)
     if isinstance(action, ConfirmationJob) and isinstance(answer, Confirmed):
         ids = {n.id for n in (*action.nodes, action.seed_node)}
         return Confirmed(
@@ -113,8 +122,10 @@ def answer_event(action: AwaitedAction, answer: Event) -> Event:
     raise RecordError(f"a {type(answer).__name__} does not answer a {type(action).__name__}")
 
 
-def lane_failure_event(action: NodeJob | ConfirmationJob, error: LaneFailure) -> Lost:
+def lane_failure_event(action: LaneAction, error: LaneFailure) -> Lost:
     """The event of a failed lane."""
+    if isinstance(action, VerificationJob):
+        return Lost(action.id, action.node.id, 0, str(error), error.lane, verification=True)
     if isinstance(action, NodeJob):
         return Lost(action.id, action.node.id, action.batch, str(error), error.lane)
     return Lost(action_key(action), "", 0, str(error), error.lane)

@@ -11,15 +11,20 @@ Proposing for it overlaps with measuring the one before. A search begins no more
   new proposals gave lately: (sum of gains in the last `patience` batches + HOPE) / (measurements in them + 1),
   0 where the proposers have nothing more. Nothing is concluded from forecasts that abstain or are not there.
 
-Then the best nodes are confirmed against the first seed, and it stops. The measurement budget is exact and
-leaves out confirmations; the other budgets are looked at before each batch, with what that batch may know.
+A node that seems faster and was not verified in full (`NodeResult.may_lead`) is verified beside the batches: the
+fastest that would lead, one at a time. It may be a parent meanwhile, and nothing is timed beside it. A batch knows of
+the verifications that were in the log when the batches that it rests on had ended.
+
+Then the best nodes are confirmed against the first seed, and it stops. They are verified in full there, so those that
+wait for that may be among them, behind the fastest that has it. The measurement budget is exact and leaves out
+confirmations; the other budgets are looked at before each batch, with what that batch may know.
 Wall seconds alone depend on a clock: the runner says when they are up (`Expired`), and what is under way then
 is given up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from forecast_autotune.records import Outcome, digest
 from forecast_harness.search.history.batch_view import batch_view
@@ -33,6 +38,7 @@ from forecast_harness.search.history.events import (
     ProposalRequest,
     RecordChoice,
     StopSearch,
+    VerificationJob,
 )
 from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.planning.acquisition import choose_by_forecast, choose_first
@@ -73,7 +79,7 @@ def pending_actions(state: SearchState) -> tuple[Action, ...]:
         return (StopSearch(reason),)
     if not state.batch(0).ended:
         return tuple(_seed_jobs(state))
-    actions: list[Action] = []
+    actions: list[Action] = [*_verification_jobs(state)]
     number = oldest_open_batch(state)
     while number - state.settings.depth < oldest_open_batch(state):
         reason_to_end = reason_to_stop(state, number)
@@ -98,7 +104,7 @@ def pending_actions(state: SearchState) -> tuple[Action, ...]:
 
 def action_key(action: Action) -> str:
     """What the action and its answer have in common; safe as a file name."""
-    if isinstance(action, ProposalRequest | NodeJob):
+    if isinstance(action, ProposalRequest | NodeJob | VerificationJob):
         return action.id
     if isinstance(action, ConfirmationJob):
         return f"confirm-{digest(action.target.id, [n.id for n in action.nodes])}"
@@ -194,6 +200,18 @@ def _job(state: SearchState, node: Node, against: str, number: int) -> NodeJob:
     )
 
 
+def _verification_jobs(state: SearchState) -> Iterator[VerificationJob]:
+    """The next one. One that is under way is never replaced: the runner begins another when it has ended."""
+    if not (node := state.next_to_verify):
+        return
+    c, config = state.context, state.judged[node].config
+    name = digest("verify", state.target.id, c.harness, c.device, dict(c.toolchain), node, dict(config))
+    lost = len(state.lost_verifications.get(node, ()))
+    yield VerificationJob(
+        f"verify-{name}-{lost}" if lost else f"verify-{name}", state.nodes[node], config, state.target
+    )
+
+
 # --- the end ---
 
 
@@ -201,7 +219,7 @@ def _final_actions(state: SearchState, reason: str) -> tuple[Action, ...]:
     """Confirm the finalists, then stop."""
     proven = any(j.log2_ratio is not None for n, j in state.confirmed.items() if n != state.seeds[0])
     left = [n for n, s in state.scores.items() if s < 0.0 and n not in state.confirmed]
-    finalists = sorted(left, key=lambda n: state.scores[n])[:FINALISTS]
+    finalists = _ranked_finalists(state, left)[:FINALISTS]
     lost = len(state.lost_confirmations) > MAX_RETRIES
     rounds = MAX_CONFIRMATION_ROUNDS if state.expired is None else 1
     if proven or lost or not finalists or state.confirmations >= rounds:
@@ -218,6 +236,18 @@ def _final_actions(state: SearchState, reason: str) -> tuple[Action, ...]:
             seconds=_confirmation_seconds(state),
         ),
     )
+
+
+def _ranked_finalists(state: SearchState, nodes: Sequence[str]) -> list[str]:
+    """The fastest that may lead, which is confirmed however little time there is; then all others by their speed.
+
+    After a confirmation whose lane failed, only those that may lead, if there are any: another may be why.
+    """
+    ranked = sorted(nodes, key=lambda n: state.scores[n])
+    able = [n for n in ranked if state.judged[n].may_lead]
+    if state.lost_confirmations and able:
+        return able
+    return [*able[:1], *(n for n in ranked if n not in able[:1])]
 
 
 def _confirmation_seconds(state: SearchState) -> float | None:

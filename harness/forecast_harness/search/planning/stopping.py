@@ -107,8 +107,8 @@ def _gain_too_small(state: SearchState, seen: BatchView) -> str:
         return ""
     gains, count = 0.0, 0
     for number in range(max(1, last - s.patience + 1), last + 1):
-        for _, judged in sorted(state.batch(number).finished.items()):
-            gains, count = gains + max(0.0, -(judged.log2_ratio or 0.0)), count + 1
+        for node in sorted(state.batch(number).finished):
+            gains, count = gains + max(0.0, -(seen.judged[node].log2_ratio or 0.0)), count + 1
     news = 0.0 if _proposers_exhausted(seen) else (gains + PRIOR_GAIN) / (count + 1)
     best, left = max([news, *map(expected_improvement, beliefs)]), remaining_measurements(state, seen)
     if best * left >= MIN_EXPECTED_GAIN:

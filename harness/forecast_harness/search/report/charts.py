@@ -62,9 +62,10 @@ def progress_chart(story: SearchReport, labels: dict[str, str], *, by: str) -> C
             panel.dots.append(ChartMark(x(cost), y(low), "failed", f"{name}: failed", step.node, 3.0, True))
         else:
             css = "faster" if step.score < 0 else "slower"
-            panel.dots.append(
-                ChartMark(x(cost), y(-step.score), css, f"{name}: {factor_text(-step.score)}", step.node, 3.0)
-            )
+            title = f"{name}: {factor_text(-step.score)}"
+            if story.entries[step.node].is_unverified:
+                title += ", not verified in full"
+            panel.dots.append(ChartMark(x(cost), y(-step.score), css, title, step.node, 3.0))
     best = [(x(cost), y(-step.best)) for step, cost in zip(story.history, spent, strict=True)]
     panel.lines.append(ChartPath(f"M{x(0):g} {y(0):g}H{x(end):g}", "zero"))
     panel.lines.append(ChartPath(step_path([(x(0), y(0)), *best], x(max(spent))), "best"))

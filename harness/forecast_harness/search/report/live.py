@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from forecast_autotune.report.chart import bar
 from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.interfaces import JudgePool
-from forecast_harness.search.records import EVIDENCE_TEXTS
+from forecast_harness.search.records import EVIDENCE_TEXTS, NodeResult
 from forecast_harness.search.report import tables
 from forecast_harness.search.report.scales import factor_text
 from forecast_harness.search.report.sources import escape_invisible
@@ -42,7 +42,7 @@ class LiveDisplay:
     ) -> None:
         self._console, self._quiet, self._lanes, self._where = console, quiet, lanes, where
         self._events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
-        self._results = self._batch = self._problems = 0  # so many of each were told of
+        self._results = self._verified = self._batch = self._problems = 0  # so many of each were told of
         self._best = self._drawn_at = 0.0
         self._view: View | None = None
         self._began = time.monotonic()
@@ -117,20 +117,22 @@ class LiveDisplay:
             if point.node == state.seeds[0]:
                 continue
             judged = state.judged[point.node]
-            name = escape_invisible(state.nodes[point.node].provenance.note or point.node[:8])
-            node = f"{point.measurements}: {name}"
+            node = f"{point.measurements}: {_name(state, point.node)}"
             if point.score is None:
-                why = (
-                    escape_invisible(judged.feedback.strip().splitlines()[0][:100])
-                    if judged.feedback.strip()
-                    else ""
-                )
-                found.append((f"{node}: {str(judged.outcome).replace('_', ' ')} {why}".rstrip(), False))
+                found.append((f"{node}: {_refusal(judged)}", False))
+            elif judged.is_unverified_gain:
+                word = f"{factor_text(-point.score)} over the seed, not verified in full yet"
+                found.append((f"{node}: {word}", False))
             else:
-                better = point.score < self._best
-                self._best = min(self._best, point.score)
-                word = f"{factor_text(-point.score)} over the seed"
-                found.append((f"{node}: {word}{', the best so far' if better else ''}", better))
+                found.append(self._told_of_score(f"{node}: ", point.score))
+        for event in state.verifications[self._verified :]:
+            node = f"{_name(state, event.node)}: verified in full: "
+            score = state.scores.get(event.node)
+            if score is None:
+                found.append((node + _refusal(state.judged[event.node]), True))
+            else:
+                found.append(self._told_of_score(node, score))
+        self._verified = len(state.verifications)
         batch = max(state.batches, default=0)
         if batch > self._batch:
             self._batch = batch
@@ -141,6 +143,24 @@ class LiveDisplay:
             found.append((f"{answer.arm}: {escape_invisible(answer.problem[:200])}", True))
         self._problems = len(problems)
         return found
+
+    def _told_of_score(self, before: str, score: float) -> tuple[str, bool]:
+        """Of a node that may lead."""
+        better = score < self._best
+        self._best = min(self._best, score)
+        word = f"{factor_text(-score)} over the seed"
+        return f"{before}{word}{', the best so far' if better else ''}", better
+
+
+def _name(state: SearchState, node: str) -> str:
+    return escape_invisible(state.nodes[node].provenance.note or node[:8])
+
+
+def _refusal(judged: NodeResult) -> str:
+    """Outcome and the first line of why."""
+    lines = judged.feedback.strip().splitlines()
+    why = escape_invisible(lines[0][:100]) if lines else ""
+    return f"{str(judged.outcome).replace('_', ' ')} {why}".rstrip()
 
 
 def _batch_text(state: SearchState) -> str:

@@ -56,6 +56,11 @@ class ReportNode:
     """What became of it, in a word or two."""
 
     @property
+    def is_unverified(self) -> bool:
+        """Whether it seems faster and was not verified in full: it may not be called the best."""
+        return self.judged is not None and self.judged.is_unverified_gain
+
+    @property
     def kind(self) -> str:
         """`seed`, `faster` or `slower` (than the first seed), `failed`, `waiting`."""
         if not self.node.parents:
@@ -80,7 +85,7 @@ class ArmSummary:
     better: int
     """Ran, and faster than what was the best when its batch was decided."""
     best: float | None
-    """Lowest score."""
+    """Lowest score of those of which nothing is left to verify."""
     spent: SearchCost
 
 
@@ -162,6 +167,7 @@ def build_report(state: SearchState) -> SearchReport:
         if batch.forecasted is not None and batch.forecasted.problem:
             problems[f"forecasts: {batch.forecasted.problem}"] += 1
     lost = [one for b in state.batches.values() for found in b.lost.values() for one in found]
+    unverified = [one for found in state.lost_verifications.values() for one in found]
     return SearchReport(
         state.target,
         state.context,
@@ -173,7 +179,7 @@ def build_report(state: SearchState) -> SearchReport:
         dict(state.spent_on),
         _best_result(state, entries),
         dict(state.confirmed),
-        [*lost, *state.lost_confirmations],
+        [*lost, *unverified, *state.lost_confirmations],
         problems,
         Counter(r.reason for r in state.duplicates),
         state.stopped,
@@ -236,7 +242,7 @@ def _arm_summaries(state: SearchState, entries: Mapping[str, ReportNode]) -> lis
                     stats.measured,
                     len(ratios),
                     sum(r < 0 for r in ratios),
-                    min((e.score for e in own if e.score is not None), default=None),
+                    min((e.score for e in own if e.score is not None and not e.is_unverified), default=None),
                     stats.spent,
                 )
             )

@@ -210,7 +210,8 @@ def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[Finalis
     judged = {n: j for n, j in story.confirmed.items() if n in story.entries}
     names = sorted(judged, key=lambda n: (judged[n].log2_ratio is None, judged[n].log2_ratio or 0.0))
     if not names:
-        ran = [e for e in story.entries.values() if e.score is not None and e.node.id != story.root]
+        able = [e for e in story.entries.values() if e.score is not None and not e.is_unverified]
+        ran = [e for e in able if e.node.id != story.root]
         names = [e.node.id for e in sorted(ran, key=lambda e: (e.score or 0.0, e.number))[:MAX_FINALISTS]]
     return [_finalist_row(story.entries[n], judged.get(n), workloads) for n in names]
 
