@@ -29,24 +29,13 @@ from forecast_harness.timing.paired_comparison import DEFAULT_RULES, ComparisonO
 from forecast_harness.verify.cell_limits import cell_limits_for
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
+from tests.harness.many_kernels import MANY_KERNELS
 from tests.harness.timing_attacks.families import sources
 
 PACKS = ("softmax", "matmul", "layer_norm")
 STAGES = ("attacks", "equals", "gains")
 GAIN = 0.02
 _TURNS = 3000
-_SPIN = """import torch
-
-scratch = None
-
-
-def run(x):
-    global scratch
-    scratch = torch.ones(4096, device=x.device) if scratch is None else scratch
-    for _ in range({turns}):
-        scratch.mul_(1.0)
-    return torch.softmax(x, -1)
-"""
 _REFUSED = "refused"
 
 
@@ -202,8 +191,8 @@ def main() -> int:
             summary["equals"] = summarize_contests(rows)
         if "gains" in a.stages:
             pack, rows = load_pack("softmax"), []
-            slow = make_solution("slow", _SPIN.format(turns=_TURNS))
-            fast = make_solution("fast", _SPIN.format(turns=round(_TURNS * (1 - GAIN))))
+            slow = make_solution("slow", MANY_KERNELS.format(turns=_TURNS))
+            fast = make_solution("fast", MANY_KERNELS.format(turns=round(_TURNS * (1 - GAIN))))
             for _ in range(a.gains):
                 row = _short(contest(pack, slow, fast, place, DEFAULT_RULES))
                 rows.append(row)
