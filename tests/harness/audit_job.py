@@ -12,11 +12,11 @@ import torch
 from forecast_harness.packs.schema import Language, Pack
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.timing.paired_clock import CANDIDATE
-from forecast_harness.verify.audited_cells import AuditedCells, AuditRejected
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.external_tasks import problem_of
-from forecast_harness.verify.window_audit import AuditUnavailable, WindowAudit
+from forecast_harness.verify.windows.audited_cells import AuditedCells, AuditRejected
+from forecast_harness.verify.windows.window_audit import AuditUnavailable, WindowAudit
 
 
 def main(work: JobContext) -> dict[str, Any]:

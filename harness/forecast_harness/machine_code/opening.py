@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from forecast_harness.machine_code.pack_contest import PackContests
 from forecast_harness.machine_code.pack_trials import PackTrials
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.trials import SourceBuilder, TargetTrials
+from forecast_harness.packs.schema import Pack
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.early_opener import EarlyOpener
@@ -23,6 +24,7 @@ from forecast_harness.search.judging.lane_judge import HostJudge
 from forecast_harness.search.judging.pack_judge import PackJudge
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
+from forecast_harness.timing.paired_comparison import StoppingRules
 from forecast_harness.verify.plan import VerificationPlan
 
 _JUDGES_PER_WORKER = 2
@@ -78,11 +80,11 @@ def open_machine_code_lanes(
         raise NoMachineCodePath(f"the seed is written in {seed.language}, and only Triton is compiled so")
     with ExitStack() as stack:
         try:
+            contests = [_ContestMaker() for _ in plans]
             # Needed in the middle of a search, when others wait for it.
-            own: list[list[tuple[RunnerClient, SourceBuilder]]] = [[] for _ in plans]
             hosts = [
-                EarlyOpener(_host_opener(target, plan, folder, mine))
-                for plan, mine in zip(plans, own, strict=True)
+                EarlyOpener(_host_opener(target, plan, folder, maker))
+                for plan, maker in zip(plans, contests, strict=True)
             ]
             for host in hosts:
                 stack.callback(host.close)
@@ -95,8 +97,8 @@ def open_machine_code_lanes(
             progress("starting compile workers")
             builder = stack.enter_context(CompileWorkers(facts_for_workers(runners[0]), workers))
             judges = []
-            for runner, plan, host, mine in zip(runners, plans, hosts, own, strict=True):
-                mine.append((runner, builder))
+            for runner, plan, host, maker in zip(runners, plans, hosts, contests, strict=True):
+                maker.opened = runner, builder
                 progress(f"launching the seed on device {plan.index}")
                 where = folder / "machine-code" / str(plan.index)
                 trials = _open_trials(target, plan, where, runner, builder)
@@ -128,22 +130,27 @@ def _open_trials(
     return KernelTrials(target, plan, folder, runner, builder)
 
 
+class _ContestMaker:
+    """Makes the contests of a search's confirmations: through its runner and compile workers, once it has them."""
+
+    def __init__(self) -> None:
+        self.opened: tuple[RunnerClient, SourceBuilder] | None = None
+
+    def __call__(self, pack: Pack, plan: VerificationPlan, rules: StoppingRules) -> PackContests:
+        return PackContests(pack, plan, rules, self.opened)
+
+
 def _host_opener(
-    target: SearchTarget,
-    plan: VerificationPlan,
-    folder: Path,
-    own: Sequence[tuple[RunnerClient, SourceBuilder]] = (),
+    target: SearchTarget, plan: VerificationPlan, folder: Path, contests: _ContestMaker
 ) -> Callable[[], HostJudge]:
-    """Opens a judge of host code; `own`: the search's runner and compile workers, once it has them."""
+    """Opens a judge of host code."""
 
     def opened() -> HostJudge:
         judge = open_judge(
             target, device=plan.device, index=plan.index, folder=folder / "host" / str(plan.index)
         )
         if isinstance(judge, PackJudge):
-            judge.contests = lambda pack, plan, rules: PackContests(
-                pack, plan, rules, own[0] if own else None
-            )
+            judge.contests = contests
         return judge
 
     return opened

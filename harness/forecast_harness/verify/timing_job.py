@@ -32,9 +32,7 @@ from forecast_harness.timing.paired_comparison import (
 )
 from forecast_harness.timing.plausibility import underreported_share
 from forecast_harness.timing.processors import reserve_processors
-from forecast_harness.verify.audited_cells import AuditedCells, AuditRejected
 from forecast_harness.verify.judge import SolutionJudge
-from forecast_harness.verify.launches.exported_memory import ExportError
 from forecast_harness.verify.launches.launcher import LaunchTimes
 from forecast_harness.verify.launches.null_cell import NullCell
 from forecast_harness.verify.longer_checks import check_timed_longer
@@ -43,7 +41,14 @@ from forecast_harness.verify.problems.external_tasks import problem_of
 from forecast_harness.verify.problems.problem import LaunchCase
 from forecast_harness.verify.verdict import Reason, ReasonCode
 from forecast_harness.verify.verification_job import reason_of_fault
-from forecast_harness.verify.window_audit import AuditUnavailable, AuditVerdict, ClockedCells, WindowAudit
+from forecast_harness.verify.windows.audited_cells import AuditedCells, AuditRejected
+from forecast_harness.verify.windows.exported_memory import ExportError
+from forecast_harness.verify.windows.window_audit import (
+    AuditUnavailable,
+    AuditVerdict,
+    ClockedCells,
+    WindowAudit,
+)
 
 _WARM_UP_LAUNCHES = 3
 _WARM_UP_WINDOWS = 11

@@ -17,8 +17,8 @@ from forecast_harness.packs import Pack, load_pack
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.verify.launches.arena import Slot
-from forecast_harness.verify.launches.launch_batches import Glimpse
-from forecast_harness.verify.window_audit import BARE, NULL, AuditVerdict, WindowAudit
+from forecast_harness.verify.windows.launch_batches import Glimpse
+from forecast_harness.verify.windows.window_audit import BARE, NULL, AuditVerdict, WindowAudit
 from tests.harness.lanes import lane
 from tests.harness.small import checked_only
 

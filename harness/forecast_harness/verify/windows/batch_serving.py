@@ -22,10 +22,10 @@ from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.verify import inside
 from forecast_harness.verify.launches.arena import Slot, aligned_size
 from forecast_harness.verify.launches.block_store import BlockStore, bytes_at
-from forecast_harness.verify.launches.exported_memory import import_memory
-from forecast_harness.verify.launches.output_pool import open_output_pool
 from forecast_harness.verify.launches.process_watch import note_answer, note_question, process_report
 from forecast_harness.verify.problems.argument_codec import decode_arguments
+from forecast_harness.verify.windows.exported_memory import import_memory
+from forecast_harness.verify.windows.output_pool import open_output_pool
 
 _copy, _narrow, _pointer = torch.Tensor.copy_, torch.Tensor.narrow, torch.Tensor.data_ptr
 _synchronize = torch.cuda.synchronize

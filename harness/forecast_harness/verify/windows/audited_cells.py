@@ -17,8 +17,12 @@ from forecast_harness.sandbox.cell import CandidateFault, Cell
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.verify.judge import SolutionJudge
-from forecast_harness.verify.launches.exported_memory import ExportError
-from forecast_harness.verify.launches.launch_batches import (
+from forecast_harness.verify.launches.launcher import Launcher
+from forecast_harness.verify.problems.problem import LaunchCase
+from forecast_harness.verify.verdict import Reason, ReasonCode
+from forecast_harness.verify.verification_job import reason_of_fault
+from forecast_harness.verify.windows.exported_memory import ExportError
+from forecast_harness.verify.windows.launch_batches import (
     BatchDraw,
     BatchInputs,
     CollectedLaunch,
@@ -26,11 +30,7 @@ from forecast_harness.verify.launches.launch_batches import (
     LaunchBatches,
     batch_inputs,
 )
-from forecast_harness.verify.launches.launcher import Launcher
-from forecast_harness.verify.problems.problem import LaunchCase
-from forecast_harness.verify.verdict import Reason, ReasonCode
-from forecast_harness.verify.verification_job import reason_of_fault
-from forecast_harness.verify.window_audit import BARE, NULL, AuditUnavailable
+from forecast_harness.verify.windows.window_audit import BARE, NULL, AuditUnavailable
 
 _WINDOW_S = 20e-3
 """Seconds of launches in a window, where memory allows: what serving them costs is some 0.05 ms."""

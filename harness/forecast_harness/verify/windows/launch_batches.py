@@ -22,12 +22,12 @@ import torch
 from forecast_harness.sandbox.jobs import CellAnswer
 from forecast_harness.verify.launches.answers import check_answer, malformed_answers_as_forgery
 from forecast_harness.verify.launches.arena import Arena, Slot, aligned_size, build_arena
-from forecast_harness.verify.launches.exported_memory import ExportedMemory
 from forecast_harness.verify.launches.launcher import DescriptorCell
-from forecast_harness.verify.launches.output_pool import SLACK_BYTES
 from forecast_harness.verify.problems.problem import LaunchCase
+from forecast_harness.verify.windows.exported_memory import ExportedMemory
+from forecast_harness.verify.windows.output_pool import SLACK_BYTES
 
-_ENTRIES = "forecast_harness.verify.batch_serving"
+_ENTRIES = "forecast_harness.verify.windows.batch_serving"
 _OUTPUT_SLACK = 1 << 12
 """Bytes that the outputs of a launch may take beyond twice what they have to."""
 _GLIMPSE_BYTES = 1 << 12
