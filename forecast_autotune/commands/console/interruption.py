@@ -46,6 +46,7 @@ class InterruptHandlers:
         self._owner = os.getpid()
         self._before: dict[int, Any] = {}
         self._hook: Any = None
+        self._is_noting = False
 
     def __enter__(self) -> InterruptHandlers:
         global _active
@@ -79,6 +80,9 @@ class InterruptHandlers:
             signal.signal(number, signal.SIG_DFL)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._is_noting:  # what is raised now would be swallowed, too
+            self._send_again(number)
+            return
         now = time.monotonic()
         if self.received is not None and now - self._at < IGNORED_AFTER_S:
             return
@@ -92,7 +96,13 @@ class InterruptHandlers:
             self._hook(args)
             return
         self._at = -IGNORED_AFTER_S
-        number = args.exc_value.number
+        self._is_noting = True
+        try:
+            self._send_again(args.exc_value.number)
+        finally:
+            self._is_noting = False
+
+    def _send_again(self, number: int) -> None:
         again = threading.Timer(_RAISED_AGAIN_S, os.kill, (self._owner, number))
         again.daemon = True
         again.start()

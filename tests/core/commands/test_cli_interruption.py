@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from forecast_autotune.commands.console import interruption
 from forecast_autotune.commands.console.interruption import CommandInterrupted, InterruptHandlers
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.testing import example_table
@@ -192,7 +193,12 @@ def _drop_one_and_wait() -> None:
 
 
 @pytest.mark.usefixtures("python_handlers")
-def test_a_signal_that_a_finalizer_swallows_is_raised_again() -> None:
+@pytest.mark.parametrize("later_s", [interruption._RAISED_AGAIN_S, 0.0], ids=["later", "at once"])
+def test_a_signal_that_a_finalizer_swallows_is_raised_again(
+    later_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: while Python still tells what it has swallowed, as on a busy machine."""
+    monkeypatch.setattr(interruption, "_RAISED_AGAIN_S", later_s)
     with InterruptHandlers() as handlers:
         with pytest.raises(CommandInterrupted):
             _drop_one_and_wait()

@@ -23,6 +23,8 @@ from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, j
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
+_OPEN_S = 240.0
+"""As long as Ray may take to start a process on a busy machine."""
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +60,7 @@ def opened(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayJudgePool]
     made: list[RayJudgePool] = []
 
     def start(**options: Any) -> RayJudgePool:
-        lanes = RayJudgePool(partial(ScriptedJudge, folder=tmp_path), poll_s=0.2, open_s=30, **options)
+        lanes = RayJudgePool(partial(ScriptedJudge, folder=tmp_path), poll_s=0.2, open_s=_OPEN_S, **options)
         made.append(lanes)
         return lanes
 
@@ -191,7 +193,7 @@ def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pyt
 
 def test_a_judge_that_does_not_open_is_told(cluster: Any) -> None:
     with pytest.raises(LaneFailure, match="NotADirectoryError"):
-        RemoteJudge(_broken, 0, gpus=0, open_s=30)
+        RemoteJudge(_broken, 0, gpus=0, open_s=_OPEN_S)
 
 
 def _broken(number: int) -> NodeJudge:

@@ -84,6 +84,11 @@ def test_one_that_says_the_same_of_every_candidate_has_no_news() -> None:
     assert fitted(flat).weights["pooled"].mean == 0.0
 
 
+def test_what_gains_no_more_than_rounding_is_not_followed() -> None:
+    scores = 1e-16 * np.random.default_rng(0).standard_normal((12, 201))
+    assert pooled_weight(scores, [f"f{n % 4}" for n in range(12)]).mean == 0.0
+
+
 def test_skill_in_sources_alone_is_followed_there() -> None:
     found = fitted(evidence(0.0), evidence(1.0, noise=0.3, question=SOURCE, seed=1, prefix="g"))
     assert found.questions[SOURCE].mean > 0.5

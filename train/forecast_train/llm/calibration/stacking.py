@@ -33,6 +33,8 @@ _LEAST_SD, _MOST_SD = 0.1, 0.6
 _MOST_FACTOR = 2.0
 """Known measurements raise a weight to no more than this times its size."""
 _NOISE = 0.02
+_ROUNDING = 1e-9
+"""Nats that sums of scores may differ by and be the same."""
 _HYPER = Hyperparameters()
 """Only what compresses slowdowns matters here."""
 
@@ -169,7 +171,7 @@ def _shared(
         return {f: (1.0 - share) * base[f] + share * own[f] for f in curves}
 
     gains = [_gain(curves, at(share)) for share in most * _SHARES]
-    best = int(np.argmax(gains))
+    best = _first_best(np.array(gains))
     share = float(most * _SHARES[best])
     return CrossValidatedWeight((1.0 - share) * whole_base + share * whole_own, at(share), gains[best])
 
@@ -185,7 +187,12 @@ def _family_curves(scores: Array, family: Sequence[str]) -> dict[str, Array]:
 
 def _best(curves: Mapping[str, Array], but: str = "") -> float:
     rows = [curve for f, curve in curves.items() if f != but]
-    return float(WEIGHTS[int(np.argmax(np.sum(rows, axis=0)))]) if rows else 0.0
+    return float(WEIGHTS[_first_best(np.sum(rows, axis=0))]) if rows else 0.0
+
+
+def _first_best(scores: Array) -> int:
+    """The first of those that are best but for rounding: nothing is followed that gains nothing."""
+    return int(np.argmax(scores >= scores.max() - _ROUNDING))
 
 
 @dataclass(frozen=True)
