@@ -46,7 +46,7 @@ class InterruptHandlers:
         self._owner = os.getpid()
         self._before: dict[int, Any] = {}
         self._hook: Any = None
-        self._is_noting = False
+        self._is_noting = self._came_meanwhile = False
 
     def __enter__(self) -> InterruptHandlers:
         global _active
@@ -81,7 +81,7 @@ class InterruptHandlers:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._is_noting:  # what is raised now would be swallowed, too
-            self._send_again(number)
+            self._came_meanwhile = True
             return
         now = time.monotonic()
         if self.received is not None and now - self._at < IGNORED_AFTER_S:
@@ -96,16 +96,13 @@ class InterruptHandlers:
             self._hook(args)
             return
         self._at = -IGNORED_AFTER_S
-        self._is_noting = True
-        try:
-            self._send_again(args.exc_value.number)
-        finally:
-            self._is_noting = False
-
-    def _send_again(self, number: int) -> None:
-        again = threading.Timer(_RAISED_AGAIN_S, os.kill, (self._owner, number))
-        again.daemon = True
-        again.start()
+        later_s, self._came_meanwhile = _RAISED_AGAIN_S, True
+        while self._came_meanwhile:
+            self._is_noting, self._came_meanwhile = True, False
+            again = threading.Timer(later_s, os.kill, (self._owner, args.exc_value.number))
+            again.daemon = True
+            again.start()
+            self._is_noting, later_s = False, 2.0 * later_s + 0.001
 
 
 _active: InterruptHandlers | None = None
