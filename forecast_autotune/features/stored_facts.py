@@ -17,7 +17,7 @@ from forecast_autotune.features.ttir.facts import TtirFacts, facts_from_json, fa
 from forecast_autotune.records import Candidate, Problem, digest
 from forecast_autotune.records.problem import FACTS
 
-_SEMANTICS_VERSION = 1
+_SEMANTICS_VERSION = 2
 """Counts up when a fact is read otherwise; new and renamed facts change the version by themselves."""
 VERSION = f"{_SEMANTICS_VERSION}-{digest([f.name for f in fields(TtirFacts)])[:8]}"
 

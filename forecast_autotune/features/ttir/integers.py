@@ -68,7 +68,10 @@ class IntegerAnalysis:
     """The guesses that rest on data: on which loads."""
 
     def bind_parameters(self, function: TtirFunction, bound: Environment) -> None:
-        """Take up what `bind` knows of a kernel's parameters. Its pointers are aligned, as a rule."""
+        """Take up what `bind` knows of a kernel's parameters.
+
+        Where the text says of none by what it is divided, pointers are aligned, as a rule, and integers as they are.
+        """
         block = function.blocks[0]
         for name, type_ in zip(block.arguments, block.types, strict=False):
             if (value := bound.get(name)) is not None:
@@ -77,8 +80,11 @@ class IntegerAnalysis:
                 self.rows[name], self.sources[name] = rows, name
             if isinstance(size := bound.get(name + SIZE_SUFFIX), int):
                 self.sizes[name] = size
-            even = isinstance(value, int) and value % coalescing.ALIGNMENT == 0
-            self.divisors[name] = coalescing.ALIGNMENT if even or type_.kind == "pointer" else 1
+            if function.divisors:
+                self.divisors[name] = function.divisors.get(name, 1)
+            else:
+                even = isinstance(value, int) and value % coalescing.ALIGNMENT == 0
+                self.divisors[name] = coalescing.ALIGNMENT if even or type_.kind == "pointer" else 1
 
     def align(self, op: Op, body: Block, carried: Sequence[str]) -> None:
         """The divisors of an `scf.for`'s variable and of what it carries, before its body is walked."""

@@ -82,6 +82,9 @@ class TtirFunction:
     name: str
     public: bool
     blocks: list[Block]
+    divisors: dict[str, int]
+    """Parameters that the compiler is told to be multiples of a number (pointers: in bytes); the call's value may be
+    one all the same, where the kernel asks not to be specialised on it."""
 
 
 _OTHER = Type("other")
@@ -92,6 +95,7 @@ _STRING = re.compile(r'(?<!@)"(?:[^"\\]|\\.)*"')
 _LOCATION = re.compile(r' loc\((?:"(?:[^"\\]|\\.)*"|[^()"]|\((?:[^()"]|"(?:[^"\\]|\\.)*"|\([^()]*\))*\))*\)')
 _FUNCTION = re.compile(r'(?:(\w+) )?@("[^"]*"|[\w.$\-]+)\((.*)')
 _PARAMETER = re.compile(r"%([\w$.\-]+): ")
+_DIVISIBLE_PARAMETER = re.compile(r"%([\w$.\-]+): [^%{]*\{[^}]*tt\.divisibility = (\d+)")
 _FOR = re.compile(
     r"(?: unsigned)? %(\S+) = (\S+) to (\S+) step (\S+)"
     r"(?: iter_args\((.*?)\) -> \(?(.*?)\)?)?(?:\s+: (\S+))?$"
@@ -330,7 +334,8 @@ def _open_function(
     names, types = _parameters(found.group(3))
     first = Block("^bb0", names, types)
     name = found.group(2).strip('"')
-    functions[name] = TtirFunction(name, found.group(1) == "public", [first])
+    divisors = {"%" + one.group(1): int(one.group(2)) for one in _DIVISIBLE_PARAMETER.finditer(found.group(3))}
+    functions[name] = TtirFunction(name, found.group(1) == "public", [first], divisors)
     holder = Op("tt.func", [], [], "", (), (), [], [functions[name].blocks])
     open_ops.append(holder)
     blocks.append(first)
