@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from forecast_autotune.features.cost import CostBreakdown, FactColumns, costs
 from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.coalescing import COUNTED_WARPS
-from forecast_autotune.features.ttir.extraction import ASSUMED_EXTENT, TtirFacts
-from forecast_autotune.records import Config, Device
+from forecast_autotune.features.ttir.extraction import ASSUMED_EXTENT, TtirFacts, extract_facts
+from forecast_autotune.records import Argument, Config, Device
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -27,6 +30,12 @@ def asked(got: TtirFacts, warps: int) -> tuple[float, float]:
 
 @triton.jit
 def copy(x, y, N, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + i, mask=i < N), mask=i < N)
+
+
+@triton.jit(do_not_specialize=["N"])
+def copy_of_any_length(x, y, N, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(y + i, tl.load(x + i, mask=i < N), mask=i < N)
 
@@ -96,6 +105,24 @@ def test_a_mask_that_ends_anywhere_parts_neighbours_but_not_their_layout() -> No
     # One warp holds 8 neighbours per thread and moves them one by one, each instruction over all 4 lines.
     assert asked(got, 1) == (64, 64 * 4)
     assert asked(got, 32) == (64, 64)
+
+
+def test_a_length_that_the_compiler_is_not_told_parts_neighbours_however_even_it_is() -> None:
+    told, untold = (
+        read(fn, ((F16, 65536), (F16, 65536), 65536), {"B": 1024}) for fn in (copy, copy_of_any_length)
+    )
+    assert asked(told, 1) == (8, 32)
+    assert asked(untold, 1) == (64, 64 * 4)
+
+
+def test_a_text_that_tells_of_no_parameter_is_read_by_the_values() -> None:
+    arguments = [Argument("x", "tensor", "float16", (65536,)), Argument("y", "tensor", "float16", (65536,))]
+    live = [torch.empty(65536, dtype=F16, device="meta")] * 2
+    text = re.sub(r" \{tt\.divisibility = 16 : i32\}", "", trace(copy, [*live, 65536], {}, {"B": 1024}))
+    even, odd = (
+        extract_facts(text, [*arguments, Argument("N", "scalar", value=n)], (64,)) for n in (65536, 65531)
+    )
+    assert (asked(even, 1), asked(odd, 1)) == ((8, 32), (64, 64 * 4))
 
 
 def test_loads_beside_an_aligned_store_take_its_layout() -> None:
