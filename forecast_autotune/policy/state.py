@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.candidate_list import CandidateList, Codes
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome, Plan
 from forecast_autotune.settings import Budget
 from forecast_autotune.surrogates.protocol import Array, Forecasts
@@ -48,6 +48,8 @@ class TuningState:
     compile_penalty: Array | None = None
     """log2 by which candidates are expected to run slower than forecast, as they compile far longer than others:
     [n]."""
+    programs: Codes | None = None
+    """Numbers that candidates share which compile to the same program: [n]. None where nothing is known of that."""
     problem: str = ""
     """The problem's id: two problems with equally many candidates must not draw the same audits."""
 
@@ -56,12 +58,25 @@ class TuningState:
         return min((math.log2(m.ms) for m in self.measured.values() if m.ok), default=math.inf)
 
     def pending(self) -> npt.NDArray[np.intp]:
-        """Rows not measured, without the refused ones unless nothing else is left to try."""
+        """Rows to measure: without the refused ones unless nothing else is left to try, and one for each program."""
         unknown = ~CandidateList.of(self.forecasts.candidates).mask_of(self.measured)
         fit = unknown & (self.forecasts.p_fail < REFUSED)
         if not fit.any() and math.isinf(self.best()):
             return np.flatnonzero(unknown)
-        return np.flatnonzero(fit)
+        return self._one_of_each_program(np.flatnonzero(fit))
+
+    def _one_of_each_program(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Of rows that share a program none if that was measured, else what is compiled, or compiles, or is first."""
+        if self.programs is None or not len(rows):
+            return rows
+        names = CandidateList.of(self.forecasts.candidates)
+        told = [m.candidate for m in self.measured.values() if m.outcome is not Outcome.INFRASTRUCTURE]
+        done = self.programs[[names.row_of[c] for c in told if c in names.row_of]]
+        rows = rows[~np.isin(self.programs[rows], done)]
+        stage = [2 - (names[i] in self.compiling) - 2 * (names[i] in self.ready) for i in rows.tolist()]
+        order = rows[np.argsort(stage, kind="stable")]
+        found: npt.NDArray[np.intp] = np.sort(order[np.unique(self.programs[order], return_index=True)[1]])
+        return found
 
     def lacks_working_config(self) -> bool:
         """Every candidate tried so far failed by its own fault: no limit may end the decision here.

@@ -21,7 +21,7 @@ from forecast_autotune.tuning.tracing import LazyTraces
 
 UNKNOWN_S = 0.6
 """Median seconds of a candidate whose IR is not known, before anything has compiled."""
-_LEAST_COMPILED = 2
+_LEAST_COMPILED = 1
 _USUAL, _USUAL_S = 2.0, 0.5
 """Multiple of the median compilation, and seconds beyond it, that say nothing of a candidate's speed yet."""
 _PENALTY = 1.6

@@ -25,6 +25,7 @@ from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measu
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Surrogate
 from forecast_autotune.tuning.compile_times import CompileTimes
+from forecast_autotune.tuning.distinct_programs import DistinctPrograms
 from forecast_autotune.tuning.fact_collection import store_facts
 from forecast_autotune.tuning.first_compilations import FirstCompilations
 from forecast_autotune.tuning.forecaster import TaskForecaster
@@ -176,6 +177,7 @@ class _TuningRun:
         self.plans = 0
         self.asked: set[Candidate] = set()
         self.compile_times = CompileTimes(self.candidates, forecaster.traces)
+        self.programs = DistinctPrograms(self.problem, self.candidates, forecaster.traces)
         self.audited = False
         self.llm = LLMEffect()
         self._ahead = FirstCompilations(forecaster, policy, settings)
@@ -249,6 +251,7 @@ class _TuningRun:
             compiling=compiling,
             compile_s=compile_s,
             compile_penalty=compile_penalty,
+            programs=None if isinstance(self.policy, Exhaustive) else self.programs.numbers(),
             problem=self.problem.id,
         )
 

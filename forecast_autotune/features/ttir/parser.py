@@ -334,7 +334,9 @@ def _open_function(
     names, types = _parameters(found.group(3))
     first = Block("^bb0", names, types)
     name = found.group(2).strip('"')
-    divisors = {"%" + one.group(1): int(one.group(2)) for one in _DIVISIBLE_PARAMETER.finditer(found.group(3))}
+    divisors = {
+        "%" + one.group(1): int(one.group(2)) for one in _DIVISIBLE_PARAMETER.finditer(found.group(3))
+    }
     functions[name] = TtirFunction(name, found.group(1) == "public", [first], divisors)
     holder = Op("tt.func", [], [], "", (), (), [], [functions[name].blocks])
     open_ops.append(holder)

@@ -1,0 +1,35 @@
+"""Which candidates of a task need no measurement of their own, as another compiles to the same program."""
+
+from __future__ import annotations
+
+from forecast_autotune.features.candidate_list import CandidateList, Codes
+from forecast_autotune.features.equal_programs import program_numbers
+from forecast_autotune.features.stored_facts import facts_by_unit
+from forecast_autotune.features.ttir.facts import TtirFacts
+from forecast_autotune.records import Problem
+from forecast_autotune.tuning.tracing import LazyTraces
+
+
+class DistinctPrograms:
+    """Numbers of programs per candidate; asked again whenever IR has come in."""
+
+    def __init__(self, problem: Problem, candidates: CandidateList, traces: LazyTraces) -> None:
+        self._candidates, self._traces = candidates, traces
+        self._applies = problem.kernel.language == "triton" and problem.device.backend == "cuda"
+        self._stored = (
+            {name: one for (name, _), one in facts_by_unit(problem).items()} if self._applies else {}
+        )
+        """Of an earlier process' IR, by assignment."""
+        self._texts = -1
+        self._numbers: Codes | None = None
+
+    def numbers(self) -> Codes | None:
+        """As `program_numbers`; None where nothing is known of what is equal."""
+        if self._applies and self._texts != len(self._traces.texts):
+            self._texts = len(self._traces.texts)
+            self._numbers = program_numbers(self._candidates, self._facts)
+        return self._numbers
+
+    def _facts(self, row: int) -> TtirFacts | None:
+        names, keys = self._candidates.assignments
+        return self._traces.facts(row) or self._stored.get(names[keys[row]])
