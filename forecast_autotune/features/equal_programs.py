@@ -15,8 +15,6 @@ from forecast_autotune.features.candidate_list import CandidateList, Codes, Colu
 from forecast_autotune.features.ttir.facts import TtirFacts
 
 _STAGES = "num_stages"
-_DEFAULT_STAGES = 3
-"""Triton's on NVIDIA devices, for a config that names none."""
 
 
 def program_numbers(listed: CandidateList, facts: Callable[[int], TtirFacts | None]) -> Codes:
@@ -28,8 +26,10 @@ def program_numbers(listed: CandidateList, facts: Callable[[int], TtirFacts | No
     column = listed.columns[_STAGES]
     if len(column.values) < 2:
         return np.arange(len(listed))
-    given = [_DEFAULT_STAGES if value is None else int(value) for value in column.values]
-    effective = [_effective_stages(given[code], facts(row)) for row, code in enumerate(column.codes.tolist())]
+    effective = [
+        _effective_stages(int(column.values[code]), facts(row))
+        for row, code in enumerate(column.codes.tolist())
+    ]
     others = [other for name, other in listed.columns.items() if name != _STAGES]
     names, keys = listed.assignments
     return group_rows([*others, Column(names, keys), Column.of(effective)], len(listed))[1]

@@ -21,7 +21,7 @@ from forecast_autotune.tuning.tracing import LazyTraces
 
 UNKNOWN_S = 0.6
 """Median seconds of a candidate whose IR is not known, before anything has compiled."""
-_LEAST_COMPILED = 1
+_LEAST_COMPILED = 2
 _USUAL, _USUAL_S = 2.0, 0.5
 """Multiple of the median compilation, and seconds beyond it, that say nothing of a candidate's speed yet."""
 _PENALTY = 1.6
@@ -39,7 +39,7 @@ class ExpectedCompilations(NamedTuple):
     """log2 by which each should run slower than forecast, as it compiles far longer than others; [n].
 
     What has unrolled or spilled without bounds compiles long and runs slowly, also where it was given up. None is
-    expected to before `_LEAST_COMPILED` have compiled.
+    expected to before `_LEAST_COMPILED` have compiled, or all programs but one.
     """
 
 
@@ -61,15 +61,18 @@ class CompileTimes:
         seconds: Mapping[Candidate, float],
         compiling: Mapping[Candidate, float],
         ready: Collection[Candidate],
+        programs: int | None = None,
     ) -> ExpectedCompilations:
         """What is to be expected now.
 
         `seconds` is what those took that have compiled, `compiling` how long others have been at it. What was
-        given up starts anew, and takes longer than it had been given.
+        given up starts anew, and takes longer than it had been given. `programs` is how many different ones the
+        candidates compile to, as far as that is known.
         """
         lasted = self._lasted(seconds, compiling, ready)
         return ExpectedCompilations(
-            self._remaining(seconds, compiling, ready, lasted), self._penalties(seconds, lasted)
+            self._remaining(seconds, compiling, ready, lasted),
+            self._penalties(seconds, lasted, len(self._candidates) if programs is None else programs),
         )
 
     def _remaining(
@@ -94,10 +97,12 @@ class CompileTimes:
         found[[row_of[c] for c in (*seconds, *ready) if c in row_of]] = 0.0
         return found
 
-    def _penalties(self, seconds: Mapping[Candidate, float], lasted: Mapping[Candidate, float]) -> Array:
+    def _penalties(
+        self, seconds: Mapping[Candidate, float], lasted: Mapping[Candidate, float], programs: int
+    ) -> Array:
         found = np.zeros(len(self._candidates))
         took = [s for s in seconds.values() if s > 0]
-        if len(took) < _LEAST_COMPILED:
+        if len(took) < max(1, min(_LEAST_COMPILED, programs - 1)):
             return found
         usual = max(_USUAL * float(np.median(took)), float(np.median(took)) + _USUAL_S)
         for c, least in lasted.items():

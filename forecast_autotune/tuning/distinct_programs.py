@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import numpy as np
+
 from forecast_autotune.features.candidate_list import CandidateList, Codes
 from forecast_autotune.features.equal_programs import program_numbers
 from forecast_autotune.features.stored_facts import facts_by_unit
 from forecast_autotune.features.ttir.facts import TtirFacts
-from forecast_autotune.records import Problem
+from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.tuning.tracing import LazyTraces
 
 
@@ -29,6 +33,18 @@ class DistinctPrograms:
             self._texts = len(self._traces.texts)
             self._numbers = program_numbers(self._candidates, self._facts)
         return self._numbers
+
+    def count(self) -> int:
+        """How many different programs the candidates compile to, as far as is known."""
+        numbers = self.numbers()
+        return len(self._candidates) if numbers is None else len(np.unique(numbers))
+
+    def count_equal(self, labels: Collection[Candidate]) -> int:
+        """How many candidates without a label share their program with one that has one."""
+        if (numbers := self.numbers()) is None:
+            return 0
+        labelled = self._candidates.mask_of(labels)
+        return int(np.isin(numbers, numbers[labelled]).sum() - labelled.sum())
 
     def _facts(self, row: int) -> TtirFacts | None:
         names, keys = self._candidates.assignments

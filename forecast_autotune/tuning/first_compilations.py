@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+import numpy as np
+
+from forecast_autotune.features.candidate_list import group_rows
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import REFUSED, Exhaustive, Policy, WallTime
 from forecast_autotune.records import Candidate
@@ -28,7 +31,13 @@ class FirstCompilations:
     def at_once(self, workers: int) -> Sequence[Candidate]:
         """A list that fits the workers, once or twice, before anything is traced: few of a longer one are wanted."""
         fits = self._by_time and len(self._candidates) <= 2 * workers
-        return self._candidates if self._is_free and (fits or self._is_exhaustive) else ()
+        if not (self._is_free and (fits or self._is_exhaustive)):
+            return ()
+        # Stages alone often change nothing, which is seen once there is IR: one of each comes first.
+        columns = [column for name, column in self._candidates.columns.items() if name != "num_stages"]
+        first, _ = group_rows(columns, len(self._candidates))
+        order = np.argsort(~np.isin(np.arange(len(self._candidates)), first), kind="stable")
+        return [self._candidates[row] for row in order.tolist()]
 
     def guessed(self, workers: int, relatives: Sequence[Relative]) -> Sequence[Candidate]:
         """Of a longer list, what seems best without its IR, for half of the workers while that is traced.

@@ -233,7 +233,8 @@ class _TuningRun:
                 took = {
                     m.candidate: m.compile_s for m in self.results.tried.values() if m.compile_s is not None
                 }
-                compile_s, compile_penalty = self.compile_times.expected(took, compiling, ready)
+                programs = self.programs.count()
+                compile_s, compile_penalty = self.compile_times.expected(took, compiling, ready, programs)
         return TuningState(
             forecasts,
             self.results.outcomes(),
@@ -362,6 +363,8 @@ class _TuningRun:
         share = f"measured {new} of {total}"
         if results.known:
             share += f", {results.known} known before"
+        if equal := self.programs.count_equal(results.labels):
+            share += f"; {equal} others compile to the same programs"
         if best is not fast[0]:
             share += f"; {fast[0].candidate.variant} is not faster than the base by more than noise"
         evidence = Evidence.MEASURED if best.candidate in results.tried else Evidence.STORED

@@ -56,6 +56,22 @@ def spread(count: int, best: int) -> list[float]:
     return [0.0 if i == best else 2.0 + 0.01 * i for i in range(count)]
 
 
+def test_one_of_each_program_is_measured() -> None:
+    programs = np.array([0, 0, 0, 1, 1, 2])
+    assert state([0.0] * 6, programs=programs).pending().tolist() == [0, 3, 5]
+    assert state([0.0] * 6, programs=programs, compiling=[1, 4]).pending().tolist() == [1, 4, 5]
+    assert state([0.0] * 6, programs=programs, compiling=[1, 4], ready=[2]).pending().tolist() == [2, 4, 5]
+    assert state([0.0] * 6, programs=programs, measured={1: 1.0, 5: 2.0}).pending().tolist() == [3]
+
+
+def test_a_program_that_the_harness_could_not_measure_is_tried_in_another_candidate() -> None:
+    programs = np.array([0, 0, 1])
+    failed = {NAMES[0]: Measurement("p", NAMES[0], Outcome.INFRASTRUCTURE)}
+    assert replace(state([0.0] * 3, programs=programs), measured=failed).pending().tolist() == [1, 2]
+    broken = {NAMES[0]: Measurement("p", NAMES[0], Outcome.OUT_OF_RESOURCES)}
+    assert replace(state([0.0] * 3, programs=programs), measured=broken).pending().tolist() == [2]
+
+
 def test_without_compile_seconds_it_plans_in_rounds_as_its_base() -> None:
     plain = replace(state(spread(20, 3)), compile_s=None)
     assert WallTime().plan(plain) == RiskBounded().plan(plain)

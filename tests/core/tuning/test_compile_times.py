@@ -72,6 +72,11 @@ def test_nobody_is_penalised_before_some_have_compiled() -> None:
     assert found[3] > 1.0
 
 
+def test_of_two_programs_one_that_has_compiled_is_enough() -> None:
+    found = untraced().expected({NAMES[0]: 0.1}, {NAMES[3]: 50.0}, (), programs=2).penalties
+    assert found[3] > 1.0
+
+
 def test_the_longer_it_compiles_the_slower_it_is_expected_to_run() -> None:
     took = {NAMES[0]: 0.5, NAMES[1]: 0.5}
     found = [untraced().expected(took, {NAMES[3]: s}, ()).penalties[3] for s in (0.9, 2.0, 4.0, 8.0)]
