@@ -386,6 +386,7 @@ class _FactCollector(IntegerAnalysis):
             load_chain=float(loads),
             mean_contiguous=self.contiguous_bytes / moved if moved else 1.0,
             masked_share=self.masked_bytes / moved if moved else 0.0,
+            staged_loops=parsed.staged_loops,
             unknown_trips=self.unknown,
             **vars(shared_memory_use(kernel.blocks, self.accesses)),
             **coalescing.access_counts(self.touches),

@@ -112,6 +112,8 @@ class TtirFacts:
     exchanged_32: float = 0.0
     partial_bytes: float = 0.0
     """Bytes of sectors that stores write in parts; see `ttir_memory.partial_bytes`."""
+    staged_loops: int = 0
+    """Loops that the number of pipeline stages may change."""
     unknown_trips: int = 0
     """Loops whose trip count was assumed."""
     ops: int = 0

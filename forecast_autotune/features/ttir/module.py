@@ -33,6 +33,14 @@ class TtirModule:
         blocks = [block for function in self.functions.values() for block in function.blocks]
         return sum(1 for _ in tensors.walk_ops(blocks))
 
+    @cached_property
+    def staged_loops(self) -> int:
+        """Loops that the number of pipeline stages may change: with a dot in them, or a store through a descriptor."""
+        blocks = [block for function in self.functions.values() for block in function.blocks]
+        loops = [op for op in tensors.walk_ops(blocks) if op.name in ("scf.for", "scf.while")]
+        bodies = (tensors.walk_ops(list(tensors.nested_blocks(loop))) for loop in loops)
+        return sum(any(map(_is_staged, body)) for body in bodies)
+
     def longest_chains(self, loop: Op | None) -> tuple[int, int]:
         """Stages and loads on the longest path through a loop's body; of the kernel without one."""
         if id(loop) not in self._chains:
@@ -46,3 +54,7 @@ class TtirModule:
 def cached_module(text: str) -> TtirModule:
     """The module of a text; whoever reads it changes nothing in it. Raises `FeatureError` like `parse_ttir`."""
     return TtirModule(parse_ttir(text))
+
+
+def _is_staged(op: Op) -> bool:
+    return op.name in tensors.DOTS or (op.name not in tensors.LOADS and "descriptor_" in op.name)

@@ -48,6 +48,16 @@ def straight_dot(x, y, N, B: tl.constexpr):
 
 
 @triton.jit
+def dot_beside_a_loop(x, y, N, B: tl.constexpr):
+    at = tl.arange(0, B)[:, None] * N + tl.arange(0, B)[None, :]
+    total = tl.zeros((B, B), tl.float32)
+    for start in range(0, N, B):
+        total += tl.load(x + at + start).to(tl.float32)
+    tile = total.to(tl.float16)
+    tl.store(y + at, tl.dot(tile, tile))
+
+
+@triton.jit
 def looped_dot(x, y, N, B: tl.constexpr):
     at = tl.arange(0, B)[:, None] * N + tl.arange(0, B)[None, :]
     total = tl.zeros((B, B), tl.float32)
@@ -57,7 +67,7 @@ def looped_dot(x, y, N, B: tl.constexpr):
     tl.store(y + at, total)
 
 
-KERNELS = (straight, row_sum, straight_dot, looped_dot)
+KERNELS = (straight, row_sum, straight_dot, dot_beside_a_loop, looped_dot)
 
 
 def facts(kernel: Any) -> TtirFacts:
@@ -91,7 +101,7 @@ def test_what_shares_a_number_compiles_to_the_same(kernel: Any) -> None:
 
 def test_stages_count_where_a_loop_holds_a_dot() -> None:
     known = {kernel: facts(kernel) for kernel in KERNELS}
-    assert [len(set(numbers(lambda row, k=kernel: known[k]))) for kernel in KERNELS] == [1, 2, 1, 4]
+    assert [len(set(numbers(lambda row, k=kernel: known[k]))) for kernel in KERNELS] == [1, 1, 1, 1, 4]
 
 
 def test_without_ir_every_candidate_is_a_program_of_its_own() -> None:
