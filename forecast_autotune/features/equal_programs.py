@@ -20,15 +20,14 @@ _STAGES = "num_stages"
 def program_numbers(listed: CandidateList, facts: Callable[[int], TtirFacts | None]) -> Codes:
     """Numbers [n] that two candidates share only if an NVIDIA device runs the same program for both.
 
-    `facts` gives those of a row's IR; None where there is none, and then its stages count.
+    `facts` gives those of a row's IR, for one row of each assignment; None where there is none, and then stages count.
     """
     column = listed.columns[_STAGES]
     if len(column.values) < 2:
         return np.arange(len(listed))
-    effective = []
-    for row, code in enumerate(column.codes.tolist()):
-        known = facts(row)
-        effective.append(0 if known is not None and not known.staged_loops else column.values[code])
-    others = [other for name, other in listed.columns.items() if name != _STAGES]
     names, keys = listed.assignments
-    return group_rows([*others, Column(names, keys), Column.of(effective)], len(listed))[1]
+    first = np.unique(keys, return_index=True)[1].tolist()
+    inert = np.array([known is not None and not known.staged_loops for known in map(facts, first)])
+    stages = Column(("any", *column.values), np.where(inert[keys], 0, column.codes + 1))
+    others = [other for name, other in listed.columns.items() if name != _STAGES]
+    return group_rows([*others, Column(names, keys), stages], len(listed))[1]
