@@ -174,3 +174,6 @@ def test_rounding_is_like_and_other_values_are_not() -> None:
     odd = torch.tensor([[math.nan, math.inf, -math.inf, 1.0]])
     assert glimpse(odd).unlike(glimpse(odd.clone())) == []
     assert glimpse(torch.tensor([[1, 2, 3]])).unlike(glimpse(torch.tensor([[1, 7, 8]]))) == [0]
+    eight = right.to(torch.float8_e4m3fn)
+    assert glimpse(eight).unlike(glimpse(eight.clone())) == []
+    assert glimpse(eight).unlike(glimpse(stale.to(eight.dtype))) == [3]

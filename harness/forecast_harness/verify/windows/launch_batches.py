@@ -70,9 +70,10 @@ class Glimpse:
             return []
         kind = getattr(torch, one.dtype)
         a, b = self.data.view(kind), other.data.view(kind)
+        if kind.is_floating_point:  # of eight bits, too, which devices do not compare
+            a, b = a.float(), b.float()
         near = a == b
         if kind.is_floating_point:
-            a, b = a.float(), b.float()
             usual = b.nan_to_num(0.0, 0.0, 0.0).square().mean(1, keepdim=True).sqrt()
             near = near | (a.isnan() & b.isnan()) | ((a - b).abs() <= _UNLIKE * (b.abs() + usual))
         found: list[int] = torch.nonzero(near.float().mean(1) < _MOST).flatten().tolist()
