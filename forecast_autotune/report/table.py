@@ -282,7 +282,9 @@ def _decision_rows(decision: Mapping[str, Any] | None) -> list[tuple[str, str | 
     tolerance = percent(decision["tolerance"])
     risk = f"{percent(decision['stated_risk'])} that another config is more than {tolerance} faster"
     counts = f"{decision['candidates']}: {decision['measured']} measured, {decision['known']} known before, "
-    counts += f"{decision['trusted']} trusted to be no faster, {decision['refused']} refused as unable to launch"
+    counts += (
+        f"{decision['trusted']} trusted to be no faster, {decision['refused']} refused as unable to launch"
+    )
     pairs: list[tuple[str, str | Text]] = [
         ("chosen", chosen),
         ("evidence", _EVIDENCE.get(decision["evidence"], decision["evidence"])),

@@ -171,6 +171,7 @@ def _matmul_facts(
             cast_bytes=b * p.left.bits / 8.0 if cast == b and mixed else 0.0,
             crosswise_bytes=0.0 if in_loop or dotted == 16 else across,
             load_levels=1.0,
+            staged_loops=p.terms + persistent,
             **({} if descriptors else coalesced_access_counts(loaded + rounds * stored)),
         ),
         grid,
@@ -252,6 +253,7 @@ def _convolution(
             direct_bytes=left + right,
             direct_once_bytes=left + right,
             load_levels=1.0,
+            staged_loops=1,
             **coalesced_access_counts(steps * (left + right) + stored),
         ),
         grid,
@@ -338,5 +340,6 @@ def attention_facts(g: AttentionGeometry, m: int, n: int, steps: float) -> TtirF
         load_levels=1.0,
         reduced_bytes=4.0 * m,
         reduced_length=float(n),
+        staged_loops=1,
         **coalesced_access_counts(loaded + stored),
     )
