@@ -73,7 +73,7 @@ def test_a_huge_process_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six quick compilations show what is usual; the seventh is not waited for."""
-    monkeypatch.setattr("forecast_integrations.triton.compile.fork._STRAGGLER_S", 0.3)
+    monkeypatch.setattr("forecast_integrations.triton.compile.fork._STRAGGLER_S", 5.0)
     pool = ForkPool(compile_one, 4, 50.0, patient=False)
     pool.schedule([*QUICK, SLOW])
     found = {done.candidate: done.outcome for done in (pool.next() for _ in range(7))}

@@ -26,6 +26,7 @@ from tests.core.llm.advice.functions import GOOD, advice_of, sample, subject
 
 MUTATIONS = 200
 WITHIN_S = 1.0
+"""Of the processor: what a busy host lets a test wait does not count."""
 HEAD = "def cost(config, args, device, launch):\n    "
 
 
@@ -178,18 +179,18 @@ def evaluated(text: str) -> Costs:
 
 @pytest.mark.parametrize("text", READ.values(), ids=READ.keys())
 def test_what_is_not_of_the_language_is_refused_when_it_is_read(text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(AdviceError):
         evaluated(text)
-    assert time.perf_counter() - begin < WITHIN_S
+    assert time.process_time() - begin < WITHIN_S
 
 
 @pytest.mark.parametrize("text", EVALUATED.values(), ids=EVALUATED.keys())
 def test_what_gives_no_cost_is_refused_when_it_is_evaluated(text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(AdviceError):
         evaluated(text)
-    assert time.perf_counter() - begin < WITHIN_S
+    assert time.process_time() - begin < WITHIN_S
 
 
 def test_names_are_read_as_python_reads_them() -> None:
@@ -301,7 +302,7 @@ def mutations(count: int, seed: int = 0) -> Iterator[str]:
 def test_mutated_functions_are_refused_or_give_plain_costs() -> None:
     taken = 0
     for text in mutations(MUTATIONS):
-        begin = time.perf_counter()
+        begin = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             try:
@@ -314,7 +315,7 @@ def test_mutated_functions_are_refused_or_give_plain_costs() -> None:
                 taken += 1
                 assert costs.log2.shape == (12,)
                 assert np.isfinite(costs.log2).all()
-        assert time.perf_counter() - begin < WITHIN_S, text
+        assert time.process_time() - begin < WITHIN_S, text
     assert MUTATIONS / 10 < taken < MUTATIONS, "neither are all harmless, nor all out of the language"
 
 
