@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 import subprocess
 import sys
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,10 @@ PUBLIC = [
     "import forecast_autotune",
     "from forecast_autotune import Space",
     "import forecast_autotune.settings",
+    "import forecast_integrations.api",
 ]
+FACES = ["forecast_autotune", "forecast_integrations.api"]
+"""Modules that hand names on, lazily: ours to users, and the integrations' to ours."""
 
 
 def sources(*folders: str) -> list[Path]:
@@ -55,6 +60,32 @@ def test_every_public_name_resolves() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize("face", FACES)
+def test_programs_get_what_type_checkers_are_told(face: str) -> None:
+    """A face names every home twice: in an import that only type checkers see, and in a text for run time."""
+    blocks = [node for node in modules()[face].body if isinstance(node, ast.If)]
+    told = next(block.body for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING")
+    homes = {alias.name: n.module for n in told if isinstance(n, ast.ImportFrom) for alias in n.names}
+    assert {"autotune", "enable_torch_compile", "autoload_generated"} <= homes.keys()
+    program = (
+        f"import {face} as face; from importlib import import_module\n"
+        f"homes = {homes}\n"
+        "print(sorted(n for n, h in homes.items() if getattr(face, n) is not getattr(import_module(h), n)))\n"
+        "print(sorted(homes.keys() - {*dir(face)}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "[]"]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_an_unknown_name_is_refused_as_of_any_module(face: str) -> None:
+    module = importlib.import_module(face)
+    assert not hasattr(module, "autotunes")
+    with pytest.raises(AttributeError, match=f"^module '{face}' has no attribute 'autotunes'$"):
+        _ = module.autotunes
+
+
 def test_files_are_short() -> None:
     found = sources(*CODE, "tests", "benchmarks")
     assert len(found) > 50
@@ -78,6 +109,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """Syntax trees of the packages' modules by dotted name, without the packs' solutions, which are data."""
     found = [p for p in sources(*CODE) if "builtin" not in p.parts]
