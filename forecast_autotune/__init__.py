@@ -32,15 +32,21 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
     from forecast_autotune.surrogates.formula import AnalyticSurrogate
     from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
     from forecast_autotune.tuning.replay import ReplayReport, replay, shipped_tables
-    from forecast_integrations.inductor.api import autoload_generated as autoload_generated
-    from forecast_integrations.inductor.api import autoload_torch_compile as autoload_torch_compile
-    from forecast_integrations.inductor.api import disable_torch_compile, enable_torch_compile
-    from forecast_integrations.triton.background.pending_key import PendingDecision
-    from forecast_integrations.triton.background.tuner import settle
-    from forecast_integrations.triton.capture_misses import allow_capture_misses
-    from forecast_integrations.triton.decorator import ForecastAutotuner, autotune, forecast_autotune
-    from forecast_integrations.triton.patch import patch_triton, unpatch_triton
-    from forecast_integrations.triton.prepare import prepare
+    from forecast_integrations.api import (
+        ForecastAutotuner,
+        PendingDecision,
+        allow_capture_misses,
+        autotune,
+        disable_torch_compile,
+        enable_torch_compile,
+        forecast_autotune,
+        patch_triton,
+        prepare,
+        settle,
+        unpatch_triton,
+    )
+    from forecast_integrations.api import autoload_generated as autoload_generated
+    from forecast_integrations.api import autoload_torch_compile as autoload_torch_compile
 
 __all__ = [
     "AnalyticSurrogate",
@@ -96,9 +102,7 @@ __all__ = [
 ]
 
 _ERRORS = "forecast_autotune.errors"
-_INDUCTOR = "forecast_integrations.inductor.api"
-_DECORATOR = "forecast_integrations.triton.decorator"
-_PATCH = "forecast_integrations.triton.patch"
+_INTEGRATIONS = "forecast_integrations.api"
 _REPLAY = "forecast_autotune.tuning.replay"
 _TABLE = "forecast_autotune.records.table"
 _HOMES = {
@@ -111,14 +115,14 @@ _HOMES = {
     "DeviceLostError": _ERRORS,
     "Evidence": "forecast_autotune.records",
     "ForecastAutotuneError": _ERRORS,
-    "ForecastAutotuner": _DECORATOR,
+    "ForecastAutotuner": _INTEGRATIONS,
     "Forecasts": "forecast_autotune.surrogates.protocol",
     "FrozenMissError": _ERRORS,
     "Measurement": "forecast_autotune.records",
     "Mode": "forecast_autotune.settings",
     "NoWorkingConfigError": _ERRORS,
     "Outcome": "forecast_autotune.records",
-    "PendingDecision": "forecast_integrations.triton.background.pending_key",
+    "PendingDecision": _INTEGRATIONS,
     "Plan": "forecast_autotune.records",
     "PluginError": _ERRORS,
     "Policy": "forecast_autotune.policy",
@@ -137,22 +141,22 @@ _HOMES = {
     "TuningState": "forecast_autotune.policy",
     "VariantError": _ERRORS,
     "WallTime": "forecast_autotune.policy",
-    "allow_capture_misses": "forecast_integrations.triton.capture_misses",
-    "autoload_generated": _INDUCTOR,
-    "autoload_torch_compile": _INDUCTOR,
-    "autotune": _DECORATOR,
+    "allow_capture_misses": _INTEGRATIONS,
+    "autoload_generated": _INTEGRATIONS,
+    "autoload_torch_compile": _INTEGRATIONS,
+    "autotune": _INTEGRATIONS,
     "default_surrogate": "forecast_autotune.surrogates.default",
-    "disable_torch_compile": _INDUCTOR,
-    "enable_torch_compile": _INDUCTOR,
-    "forecast_autotune": _DECORATOR,
-    "patch_triton": _PATCH,
-    "prepare": "forecast_integrations.triton.prepare",
+    "disable_torch_compile": _INTEGRATIONS,
+    "enable_torch_compile": _INTEGRATIONS,
+    "forecast_autotune": _INTEGRATIONS,
+    "patch_triton": _INTEGRATIONS,
+    "prepare": _INTEGRATIONS,
     "read_tables": _TABLE,
     "replay": _REPLAY,
-    "settle": "forecast_integrations.triton.background.tuner",
+    "settle": _INTEGRATIONS,
     "shipped_tables": _REPLAY,
     "stated_risk": "forecast_autotune.policy",
-    "unpatch_triton": _PATCH,
+    "unpatch_triton": _INTEGRATIONS,
     "write_tables": _TABLE,
 }
 
