@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
     from forecast_autotune.surrogates.default import default_surrogate
     from forecast_autotune.surrogates.formula import AnalyticSurrogate
     from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-    from forecast_autotune.tuning.replay import ReplayReport, replay, shipped_tables
+    from forecast_autotune.tuning.replays.replay import ReplayReport, replay, shipped_tables
     from forecast_integrations.api import (
         ForecastAutotuner,
         PendingDecision,
@@ -103,7 +103,7 @@ __all__ = [
 
 _ERRORS = "forecast_autotune.errors"
 _INTEGRATIONS = "forecast_integrations.api"
-_REPLAY = "forecast_autotune.tuning.replay"
+_REPLAY = "forecast_autotune.tuning.replays.replay"
 _TABLE = "forecast_autotune.records.table"
 _HOMES = {
     "AnalyticSurrogate": "forecast_autotune.surrogates.formula",

@@ -37,7 +37,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Budget
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.tuning.measurer import Measurer
-from forecast_autotune.tuning.table_measurer import TableMeasurer
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from forecast_autotune.tuning.task import validate_forecasts
 
 __all__ = [

@@ -92,8 +92,8 @@ NOT_FAST = {
     "core/store/test_store_damage.py",
     "core/store/test_store_torture.py",
     "core/surrogates/test_calibration.py",
+    "core/tuning/replays/test_odd_tables.py",
     "core/tuning/test_odd_environments.py",
-    "core/tuning/test_odd_tables.py",
     "core/tuning/test_tuner_faults.py",
     # An extra: jinja2, matplotlib.
     "core/llm/test_ensemble.py",
@@ -105,7 +105,7 @@ NOT_FAST = {
     "core/report/test_store_page_chromium.py",
     "core/store/remote/test_remote_store.py",
     "core/telemetry/test_open_telemetry.py",
-    "core/tuning/test_replay.py",
+    "core/tuning/replays/test_replay.py",
 }
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.lib import result_files
 from forecast_autotune.records import Measurement
 from forecast_autotune.records.table import Table, table_lines
-from forecast_autotune.tuning.replay import load
+from forecast_autotune.tuning.replays.replay import load
 
 LENGTHS_US = (10, 20, 50, 200, math.inf)
 """Upper ends of the lengths that are told apart."""

@@ -28,7 +28,7 @@ from forecast_autotune.records import Device
 from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.default import default_surrogate
-from forecast_autotune.tuning.replay import replay_one
+from forecast_autotune.tuning.replays.replay import replay_one
 
 TABLES = Path(__file__).resolve().parents[1] / "data" / "libraries_h200.jsonl.gz"
 MODELS = ("h200", "mi300x", "b200", "rtx 5090", "gpu max 1550")

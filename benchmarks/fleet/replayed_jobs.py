@@ -27,7 +27,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 
 CALM = Hazards(kills=0.0, missing=0.0, late_s=0.0001, slow_answers=0.0, slow_candidates=0.0)
 SIZES = (1, 2, 4)

@@ -27,7 +27,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import FAMILIAR, INFORMED, SCHEMA, STRANGE
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.splits import family_of, spread_over_kernels
 from forecast_train.surrogate.calibrate import FitSurrogate, calibrate_surrogate
 from forecast_train.surrogate.cross_device_calibration import calibrate_cross_device

@@ -34,7 +34,7 @@ from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.advised import AdviceWeights
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.replay import load, replay_one
+from forecast_autotune.tuning.replays.replay import load, replay_one
 from forecast_train.evaluation.splits import family_of
 
 KINDS = ("inverted", "noise", "misplaced", "mutated", "mutated")

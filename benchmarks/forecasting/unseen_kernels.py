@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.lib.environment import environment
 from benchmarks.lib.result_files import say
 from forecast_autotune.records.table import write_tables
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.rows import INTERVAL_LEVELS
 from forecast_train.evaluation.splits import spread_over_kernels
 from forecast_train.surrogate.calibrate import shorten_table

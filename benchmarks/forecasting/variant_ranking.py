@@ -47,7 +47,7 @@ from benchmarks.lib.variants.variant_report import join_forecasts, report
 from forecast_autotune.features.feature_vectors import VERSION as VECTOR
 from forecast_autotune.llm.prompt import FORECAST_VERSION
 from forecast_autotune.surrogates.learned import LearnedSurrogate
-from forecast_autotune.tuning.replay import load
+from forecast_autotune.tuning.replays.replay import load
 from forecast_integrations.triton.null_device import null_device
 from forecast_train.evaluation.splits import make_folds
 

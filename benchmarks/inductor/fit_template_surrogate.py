@@ -26,7 +26,7 @@ from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.surrogates.protocol import Query, Surrogate
-from forecast_autotune.tuning.replay import load
+from forecast_autotune.tuning.replays.replay import load
 from forecast_integrations.inductor.choices.geometry import operation_geometry
 from forecast_integrations.inductor.choices.surrogate import (
     LearnedTemplateSurrogate,

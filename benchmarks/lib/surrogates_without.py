@@ -12,7 +12,7 @@ from benchmarks.lib.environment import ROOT
 from benchmarks.lib.result_files import say
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.splits import make_folds
 from forecast_train.surrogate.fit import fit_model
 

@@ -38,7 +38,7 @@ from forecast_autotune.llm.gate import decide_asking
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.learned import LearnedSurrogate
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.oracle_backend import OracleBackend
 from forecast_train.llm.calibration.answer_collection import ModelAnswers, collect_answers
 from forecast_train.llm.calibration.calibrate import fit_calibration

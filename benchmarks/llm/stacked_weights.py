@@ -38,7 +38,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.blend import disagreement
 from forecast_autotune.surrogates.protocol import Query
-from forecast_autotune.tuning.replay import load
+from forecast_autotune.tuning.replays.replay import load
 from forecast_train.evaluation.splits import family_of
 from forecast_train.llm.calibration.measured_evidence import forecasts_after
 from forecast_train.llm.calibration.stacking import (

@@ -34,7 +34,7 @@ from forecast_autotune.llm.calibration import LLMCalibration
 from forecast_autotune.llm.gate import GateInputs, decide_asking
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Query, Surrogate
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_integrations.models.factory import backend
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.baselines import FormulaBaseline

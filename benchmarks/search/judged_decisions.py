@@ -47,7 +47,7 @@ from forecast_autotune.surrogates.language_model.judged_sources import (
     judged_forecasts,
 )
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-from forecast_autotune.tuning.replay import ReplayStore, replay_one
+from forecast_autotune.tuning.replays.replay import ReplayStore, replay_one
 from forecast_autotune.variants.judgement import SourceJudgement
 from forecast_train.surrogate.replay_observation import observe_replay
 

@@ -28,7 +28,7 @@ from benchmarks.lib.variants.variant_forecasts import file_digest
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.replay import ReplayStore, load, replay_one
+from forecast_autotune.tuning.replays.replay import ReplayStore, load, replay_one
 
 WORTHWHILE_SPEEDUP = 1.03
 TOLERANCE = Settings().tolerance

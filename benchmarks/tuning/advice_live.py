@@ -41,7 +41,7 @@ from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
-from forecast_autotune.tuning.replay import load
+from forecast_autotune.tuning.replays.replay import load
 
 ARMS = ("off", "on")
 TOP = 3

@@ -41,8 +41,8 @@ from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.tuning.loop import tune
-from forecast_autotune.tuning.replay import ReplayStore, load, task_of
-from forecast_autotune.tuning.table_measurer import DEFAULT_COMPILE_S, TableMeasurer
+from forecast_autotune.tuning.replays.replay import ReplayStore, load, task_of
+from forecast_autotune.tuning.replays.table_measurer import DEFAULT_COMPILE_S, TableMeasurer
 from forecast_train.evaluation.bootstrap import cluster_bootstrap
 
 TABLES = ROOT / "benchmarks" / "data" / "libraries_h200.jsonl.gz"

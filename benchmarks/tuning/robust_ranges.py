@@ -39,8 +39,8 @@ from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Array, Surrogate
 from forecast_autotune.tuning.loop import tune
-from forecast_autotune.tuning.replay import load, task_of
-from forecast_autotune.tuning.table_measurer import TableMeasurer
+from forecast_autotune.tuning.replays.replay import load, task_of
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from forecast_train.evaluation.splits import make_folds
 from forecast_train.surrogate.fit import fit_model
 

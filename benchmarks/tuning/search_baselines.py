@@ -22,7 +22,7 @@ from forecast_autotune.policy import Fixed, Policy, RiskBounded
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.tuning.replay import load, replay, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, replay, shipped_tables
 
 
 def most_measurements(table: Table) -> int:

@@ -36,7 +36,7 @@ from benchmarks.lib.processes import child_processes
 from forecast_autotune import autotune
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 
 TOP = 3
 MATMUL = "matmul/4096x4096x4096"

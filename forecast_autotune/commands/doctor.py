@@ -245,7 +245,7 @@ def _added(settings: Settings, network: bool) -> Iterator[DoctorCheck]:
 
 
 def _tables() -> DoctorCheck:
-    from forecast_autotune.tuning.replay import shipped_tables
+    from forecast_autotune.tuning.replays.replay import shipped_tables
 
     found = shipped_tables()
     if not found:

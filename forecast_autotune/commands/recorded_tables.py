@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.commands.output import CommandError
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 
 if TYPE_CHECKING:
     from forecast_autotune.records.table import Table

@@ -22,8 +22,8 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.report.language_model import model_tally
 from forecast_autotune.report.table import model_comparison, replay_panel, replay_table
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.tuning.replay import ReplayReport
-from forecast_autotune.tuning.replay import replay as replay_tables
+from forecast_autotune.tuning.replays.replay import ReplayReport
+from forecast_autotune.tuning.replays.replay import replay as replay_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from forecast_autotune.surrogates.default import DefaultSurrogate
     from forecast_autotune.surrogates.protocol import Surrogate
-    from forecast_autotune.tuning.replay import ReplayRow
+    from forecast_autotune.tuning.replays.replay import ReplayRow
 
 REPLAYS = "forecast_autotune.replays"
 _PICTURES = (".png", ".html", ".htm")

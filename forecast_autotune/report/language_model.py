@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forecast_autotune.report.chart import percent, seconds
 from forecast_autotune.report.summary import ModelTally
-from forecast_autotune.tuning.replay import ReplayReport
+from forecast_autotune.tuning.replays.replay import ReplayReport
 
 
 def model_tally(report: ReplayReport) -> ModelTally:

@@ -7,7 +7,7 @@ from html import escape
 
 from forecast_autotune.printable import LONGEST_NAME, printable
 from forecast_autotune.report.chart import milliseconds, percent, seconds, sparkline
-from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
+from forecast_autotune.tuning.replays.replay import ReplayReport, ReplayRow
 
 STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #6e7781; --line: #e3e7eb; --paper: #fff; }

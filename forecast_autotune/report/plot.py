@@ -10,7 +10,7 @@ import numpy as np
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.printable import printable
 from forecast_autotune.report.chart import percent, seconds
-from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
+from forecast_autotune.tuning.replays.replay import ReplayReport, ReplayRow
 
 _INK, _SOFT, _BLUE, _GREY, _GREEN = "#1b1f24", "#6e7781", "#0b69c7", "#c9d1d9", "#2da44e"
 _TICKS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)

@@ -18,7 +18,7 @@ from forecast_autotune.report.chart import bar, milliseconds, percent, seconds, 
 from forecast_autotune.report.language_model import model_rows
 from forecast_autotune.report.shown_text import shown_text
 from forecast_autotune.report.summary import consultation_text
-from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
+from forecast_autotune.tuning.replays.replay import ReplayReport, ReplayRow
 
 _NARROW_COLUMNS = 110
 """Below so many columns the charts give way to the figures."""

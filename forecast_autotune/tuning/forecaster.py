@@ -9,8 +9,8 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Measurement
 from forecast_autotune.surrogates.protocol import FileBackedSurrogate, Forecasts, Query, Relative, Surrogate
 from forecast_autotune.telemetry.spans import span
+from forecast_autotune.tuning.preparation.tracing import LazyTraces, fact_reader
 from forecast_autotune.tuning.task import TuningTask, validate_forecasts
-from forecast_autotune.tuning.tracing import LazyTraces, fact_reader
 
 
 class TaskForecaster:

@@ -24,8 +24,6 @@ from forecast_autotune.policy.including_refused import IncludingRefused
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, MeasuringCost, Plan
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Surrogate
-from forecast_autotune.tuning.compile_times import CompileTimes
-from forecast_autotune.tuning.distinct_programs import DistinctPrograms
 from forecast_autotune.tuning.fact_collection import store_facts
 from forecast_autotune.tuning.first_compilations import FirstCompilations
 from forecast_autotune.tuning.forecaster import TaskForecaster
@@ -34,6 +32,8 @@ from forecast_autotune.tuning.host_seconds import seconds_saved
 from forecast_autotune.tuning.llm_effect import LLMEffect, stored_consultation
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.plain_decision import decide_plainly
+from forecast_autotune.tuning.preparation.compile_times import CompileTimes
+from forecast_autotune.tuning.preparation.distinct_programs import DistinctPrograms
 from forecast_autotune.tuning.results import TaskResults, prefer_base
 from forecast_autotune.tuning.risk_tracking import RiskTracker
 from forecast_autotune.tuning.task import (

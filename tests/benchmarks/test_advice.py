@@ -16,7 +16,7 @@ from benchmarks.lib.advice.surrogates import FamilyModels, advice_by_source
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.language import parse_cost_function
 from forecast_autotune.llm.advice.subject import AdviceSubject
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 
 _TEXT = """
 def cost(config, args, device, launch):

@@ -20,7 +20,7 @@ from benchmarks.tuning import libraries
 from forecast_autotune.records import Measurement, Outcome
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.replay import load
+from forecast_autotune.tuning.replays.replay import load
 
 
 def context(kernel: str, key: str = "64", workload: str = "fla/norm") -> str:

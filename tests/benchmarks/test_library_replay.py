@@ -12,7 +12,7 @@ from benchmarks.tuning.library_replay import BUDGETS, COMPARED_WORKERS, DEFAULT,
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.default import DefaultSurrogate
-from forecast_autotune.tuning.replay import load
+from forecast_autotune.tuning.replays.replay import load
 
 
 @pytest.fixture(scope="module")

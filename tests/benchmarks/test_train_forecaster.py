@@ -17,7 +17,7 @@ from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE, read
 from forecast_autotune.records.table import Table, write_tables
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.splits import kernel_of
 from forecast_train.llm.data.build import ExampleSettings, build_examples
 from tests.integrations.models.tiny_models import config

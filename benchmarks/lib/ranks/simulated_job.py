@@ -25,7 +25,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.table_measurer import TableMeasurer
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from forecast_autotune.tuning.task import TuningTask
 
 SLOWEST_ANSWER_S = 1.0

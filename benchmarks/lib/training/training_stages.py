@@ -17,7 +17,7 @@ from forecast_autotune import __version__
 from forecast_autotune.llm.calibration import FILE, read, write
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.splits import SplitError, family_of, kernel_of, spread_over_kernels
 from forecast_train.llm.calibration.answer_collection import ModelAnswers, collect_answers
 from forecast_train.llm.calibration.saving_estimate import estimate_saving, replay_pairs

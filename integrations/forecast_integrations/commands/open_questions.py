@@ -26,7 +26,7 @@ from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurroga
 from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.surrogates.language_model.trust import forced_trust
 from forecast_autotune.tuning.forecaster import TaskForecaster
-from forecast_autotune.tuning.replay import task_of
+from forecast_autotune.tuning.replays.replay import task_of
 
 GROUP = "forecast_autotune.questions"
 QuestionSource = Callable[[argparse.Namespace], Iterator[OpenQuestion]]

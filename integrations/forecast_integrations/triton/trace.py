@@ -91,7 +91,7 @@ class _Reader:
 
 
 class ChildTracer:
-    """Traces candidates of one call, in children where that pays; a `tuning.tracing.BackgroundTracer`."""
+    """Traces candidates of one call, in children where that pays; a `tuning.preparation.tracing.BackgroundTracer`."""
 
     def __init__(
         self,

@@ -20,8 +20,8 @@ from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table, query_of
 from forecast_autotune.tuning.loop import tune
-from forecast_autotune.tuning.replay import task_of
-from forecast_autotune.tuning.table_measurer import TableMeasurer
+from forecast_autotune.tuning.replays.replay import task_of
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from tests.core.captured_output import Capture, shown
 
 TABLE = example_table()

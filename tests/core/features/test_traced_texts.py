@@ -19,7 +19,7 @@ from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records.problem import FACTS
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Query, Relative
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 
 TABLE = max(load(shipped_tables()), key=lambda table: len(table.problem.ttir))
 TEXTS = TABLE.problem.ttir

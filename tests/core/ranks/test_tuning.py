@@ -18,7 +18,7 @@ from forecast_autotune.records import Candidate, Decision, Evidence, Measurement
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.tuning.table_measurer import TableMeasurer
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from tests.core.ranks.small_jobs import (
     EXHAUSTIVE,
     NAMES,

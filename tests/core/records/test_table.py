@@ -29,7 +29,7 @@ from forecast_autotune.records import (
     Problem,
 )
 from forecast_autotune.records.table import Table, latest_labels, read_tables, write_tables
-from forecast_autotune.tuning.replay import load
+from forecast_autotune.tuning.replays.replay import load
 
 # Lone surrogates are no text: no UTF-8 file can hold them.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -22,7 +22,7 @@ from forecast_autotune.report.table import (
     replay_table,
     store_table,
 )
-from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
+from forecast_autotune.tuning.replays.replay import ReplayReport, ReplayRow
 
 
 def row(label: str = "matmul/64", path: tuple[float, ...] = (1.5, 0.4, 0.01), **changes: object) -> ReplayRow:

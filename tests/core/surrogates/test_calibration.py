@@ -43,8 +43,8 @@ from forecast_autotune.surrogates.calibration import (
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_autotune.testing import example_table, query_of
-from forecast_autotune.tuning.replay import load, replay
-from forecast_autotune.tuning.replay import shipped_tables as recorded
+from forecast_autotune.tuning.replays.replay import load, replay
+from forecast_autotune.tuning.replays.replay import shipped_tables as recorded
 
 H200 = Device("NVIDIA H200", "cuda", "90")
 STRANGE = Device("made up", "cuda")

@@ -14,7 +14,7 @@ from forecast_autotune.surrogates.default import DefaultSurrogate, default_surro
 from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 
 
 class TestDefault(SurrogateContract):

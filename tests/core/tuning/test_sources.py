@@ -15,7 +15,7 @@ from forecast_autotune.surrogates.calibration import measurements_per_source
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.testing import TableMeasurer
 from forecast_autotune.tuning.loop import TuningTask, tune
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 
 MATMUL = "matmul"
 GAIN = 0.8

@@ -13,7 +13,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Query
-from forecast_autotune.tuning.replay import ReplayRow, load, replay_one, shipped_tables
+from forecast_autotune.tuning.replays.replay import ReplayRow, load, replay_one, shipped_tables
 
 SMALL = 3
 """Of the shipped tables, the shortest so many with eight candidates or more."""

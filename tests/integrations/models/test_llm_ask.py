@@ -14,7 +14,7 @@ from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.llm.open_question import OpenQuestion, question_key
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.store import Store
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_integrations.commands.open_questions import KINDS, questions_of
 from forecast_integrations.models.answer_files import read_questions
 from forecast_integrations.models.recorded import RecordedAnswers

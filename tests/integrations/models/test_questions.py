@@ -29,7 +29,7 @@ from forecast_autotune.surrogates.language_model.questions import (
 from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.testing import query_of
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_integrations.models.factory import backend
 from tests.core.llm.words import TABLE
 

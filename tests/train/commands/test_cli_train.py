@@ -11,7 +11,7 @@ import pytest
 from forecast_autotune.commands import main
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.surrogates.learned import LearnedModel
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 
 Capture = pytest.CaptureFixture[str]
 

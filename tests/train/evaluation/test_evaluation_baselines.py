@@ -14,7 +14,7 @@ from forecast_autotune.records import Candidate, Config, Measurement, Outcome, P
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.baselines import (
     MedianConfigBaseline,
     NearestProblemBaseline,

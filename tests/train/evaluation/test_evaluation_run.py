@@ -19,7 +19,7 @@ from forecast_autotune.records import Kernel, Problem
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation import evaluate, methods, summarize
 from forecast_train.evaluation.problem_evaluation import TableArrays
 from forecast_train.evaluation.rows import EvaluationRow

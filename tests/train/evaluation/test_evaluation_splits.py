@@ -10,7 +10,7 @@ import pytest
 from forecast_autotune.records import Device, Kernel, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.splits import (
     LEAVE_OUT_KINDS,
     Fold,

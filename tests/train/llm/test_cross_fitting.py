@@ -8,7 +8,7 @@ import pytest
 
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.splits import family_of, kernel_identities
 from forecast_train.llm.data.cross_fitting import cross_fit, cross_fit_sides, formula_surrogate
 from forecast_train.surrogate.errors import FitError

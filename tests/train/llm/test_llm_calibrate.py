@@ -21,7 +21,7 @@ from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.testing import query_of
-from forecast_autotune.tuning.replay import load, replay_one, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, replay_one, shipped_tables
 from forecast_train.evaluation.language_models import fit_learned_with_llm, fit_llm_only, llm_methods
 from forecast_train.evaluation.oracle_backend import OracleBackend
 from forecast_train.evaluation.splits import SplitError, kernel_of

@@ -13,7 +13,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS, Bins
 from forecast_autotune.records import Outcome
 from forecast_autotune.records.table import Table
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.splits import LeakageError, SplitError, family_of
 from forecast_train.llm.data.build import ExampleSettings, build_examples
 from forecast_train.llm.data.dataset_card import dataset_card, dataset_summary

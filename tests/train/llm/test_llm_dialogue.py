@@ -7,7 +7,7 @@ import math
 import pytest
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.splits import family_of
 from forecast_train.llm.data.build import ExampleSettings, build_examples
 from forecast_train.llm.data.dialogue import (

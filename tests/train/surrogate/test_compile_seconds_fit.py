@@ -9,7 +9,7 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.compile_seconds import FEATURES, parse_compile_seconds
-from forecast_autotune.tuning.replay import load
+from forecast_autotune.tuning.replays.replay import load
 from forecast_train.surrogate.compile_seconds import (
     RecordedCompilation,
     compile_seconds_text,

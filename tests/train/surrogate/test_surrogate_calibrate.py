@@ -30,7 +30,7 @@ from forecast_autotune.surrogates.calibration import (
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.surrogates.relatives import KIN_DISTANCE, problem_distance
-from forecast_autotune.tuning.replay import load, shipped_tables, tables_of_other_shapes
+from forecast_autotune.tuning.replays.replay import load, shipped_tables, tables_of_other_shapes
 from forecast_train.evaluation.splits import SplitError, family_of, kernel_identities
 from forecast_train.surrogate.calibrate import (
     _tuned_before,

@@ -25,7 +25,7 @@ from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.surrogates.training_corpus import TrainingCorpus
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.surrogate import fit, fit_model
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import FitSettings, summed_forest

@@ -19,7 +19,7 @@ from forecast_autotune.surrogates.covariance import (
     forest_proximity,
 )
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.splits import kernel_identities
 from forecast_train.surrogate import hyperparameters
 from forecast_train.surrogate.errors import FitError

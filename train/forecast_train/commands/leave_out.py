@@ -10,7 +10,7 @@ from forecast_autotune.policy import Policy
 from forecast_autotune.records.table import Table
 from forecast_autotune.report.table import replay_panel, replay_table
 from forecast_autotune.settings import Settings
-from forecast_autotune.tuning.replay import ReplayReport, replay_one
+from forecast_autotune.tuning.replays.replay import ReplayReport, replay_one
 from forecast_train.commands.evaluate import run_evaluation
 from forecast_train.evaluation.baselines import methods
 from forecast_train.evaluation.report import shown

@@ -16,7 +16,7 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Relative
-from forecast_autotune.tuning.replay import tables_of_other_shapes
+from forecast_autotune.tuning.replays.replay import tables_of_other_shapes
 
 LeaveOut: TypeAlias = Literal["family", "hand", "kernel", "shape", "device"]
 LEAVE_OUT_KINDS: tuple[LeaveOut, ...] = get_args(LeaveOut)

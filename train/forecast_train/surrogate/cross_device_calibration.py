@@ -19,7 +19,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.pooled import PooledSurrogate, pool_group
 from forecast_autotune.surrogates.protocol import Relative
-from forecast_autotune.tuning.replay import relatives_of
+from forecast_autotune.tuning.replays.replay import relatives_of
 from forecast_train.evaluation.splits import SplitError, family_of
 from forecast_train.surrogate.calibrate import reliability_report
 from forecast_train.surrogate.calibration_curves import ReplayRecord, fit_curves

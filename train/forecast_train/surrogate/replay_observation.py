@@ -15,7 +15,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.calibration import measurements_per_source
 from forecast_autotune.surrogates.protocol import Array, Relative, Surrogate
-from forecast_autotune.tuning.replay import replay_one
+from forecast_autotune.tuning.replays.replay import replay_one
 
 WITHIN_TOLERANCE = 0.05
 """The tolerance that P(within) is checked at."""

@@ -18,7 +18,7 @@ from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
-from forecast_autotune.tuning.tracing import farthest_point_sample
+from forecast_autotune.tuning.preparation.tracing import farthest_point_sample
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
 from forecast_harness.search.records import Node, SearchTarget

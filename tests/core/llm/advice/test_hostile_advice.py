@@ -20,8 +20,8 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.tuning.loop import tune
-from forecast_autotune.tuning.replay import load, shipped_tables, task_of
-from forecast_autotune.tuning.table_measurer import TableMeasurer
+from forecast_autotune.tuning.replays.replay import load, shipped_tables, task_of
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from tests.core.llm.advice.functions import GOOD, advice_of, sample, subject
 
 MUTATIONS = 200

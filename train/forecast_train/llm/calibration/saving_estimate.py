@@ -30,7 +30,7 @@ from forecast_autotune.surrogates.language_model.questions import ForecastQuesti
 from forecast_autotune.surrogates.language_model.surrogate import LLMForecasts, LLMSurrogate
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Query, Surrogate
-from forecast_autotune.tuning.replay import replay_one
+from forecast_autotune.tuning.replays.replay import replay_one
 from forecast_train.evaluation.splits import make_folds
 from forecast_train.llm.calibration.answer_collection import FitSurrogate, ModelAnswers
 from forecast_train.llm.calibration.calibrate import fit_calibration

@@ -20,7 +20,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.questions import ForecastQuestion, build_question
 from forecast_autotune.surrogates.protocol import Query, Relative
-from forecast_autotune.tuning.replay import tables_of_other_shapes
+from forecast_autotune.tuning.replays.replay import tables_of_other_shapes
 from forecast_train.evaluation.splits import family_of, hand_of, kernel_of, source_hash
 from forecast_train.llm.data.cross_fitting import SurrogateFor, formula_surrogate
 from forecast_train.llm.data.examples import Example, ExampleCandidate, ExampleOrigin

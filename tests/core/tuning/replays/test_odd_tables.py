@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-import forecast_autotune.tuning.replay as replaying
+import forecast_autotune.tuning.replays.replay as replaying
 from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.policy import Policy, RiskBounded
@@ -26,7 +26,7 @@ from forecast_autotune.records.table import Table, read_tables, table_lines
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.replay import ReplayReport, load, replay, replay_one, shipped_tables
+from forecast_autotune.tuning.replays.replay import ReplayReport, load, replay, replay_one, shipped_tables
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -18,8 +18,8 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.host_seconds import SOLO_COMPILE_RATIO
-from forecast_autotune.tuning.replay import ReplayReport, load, relatives_of, replay
-from forecast_autotune.tuning.table_measurer import exhaustive_seconds
+from forecast_autotune.tuning.replays.replay import ReplayReport, load, relatives_of, replay
+from forecast_autotune.tuning.replays.table_measurer import exhaustive_seconds
 
 ROW_KEYS = {
     "id",

@@ -11,7 +11,7 @@ from forecast_autotune.features.equal_programs import program_numbers
 from forecast_autotune.features.stored_facts import facts_by_unit
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records import Candidate, Problem
-from forecast_autotune.tuning.tracing import LazyTraces
+from forecast_autotune.tuning.preparation.tracing import LazyTraces
 
 
 class DistinctPrograms:

@@ -10,7 +10,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.records.table import Table
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.table_measurer import HUNG_COMPILE_S, TableMeasurer
+from forecast_autotune.tuning.replays.table_measurer import HUNG_COMPILE_S, TableMeasurer
 
 PLAIN = example_table()
 NAMES = [m.candidate for m in PLAIN.measurements]

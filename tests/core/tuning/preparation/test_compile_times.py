@@ -13,9 +13,9 @@ from forecast_autotune.features.compile_seconds import FEATURES, CompileSeconds,
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.records.table import Table, read_tables
-from forecast_autotune.tuning.compile_times import UNKNOWN_S, CompileTimes
-from forecast_autotune.tuning.replay import shipped_tables
-from forecast_autotune.tuning.tracing import LazyTraces, fact_reader
+from forecast_autotune.tuning.preparation.compile_times import UNKNOWN_S, CompileTimes
+from forecast_autotune.tuning.preparation.tracing import LazyTraces, fact_reader
+from forecast_autotune.tuning.replays.replay import shipped_tables
 
 FLAT = CompileSeconds((0.0,) * len(FEATURES), 0.0, kernel_sd=1.0, config_sd=0.5)
 NAMES = CandidateList(Candidate(Config.of({"BLOCK": 2**k})) for k in range(4))

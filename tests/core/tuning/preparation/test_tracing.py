@@ -8,7 +8,7 @@ import numpy as np
 
 from forecast_autotune.features.ttir.extraction import assignment_key
 from forecast_autotune.records import Candidate, Config
-from forecast_autotune.tuning.tracing import (
+from forecast_autotune.tuning.preparation.tracing import (
     FULL_TRACE_LIMIT,
     SPREAD_TRACES,
     TRACES_PER_ROUND,

@@ -12,8 +12,8 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.tuning.loop import tune
-from forecast_autotune.tuning.replay import ReplayStore, load, shipped_tables, task_of
-from forecast_autotune.tuning.table_measurer import TableMeasurer
+from forecast_autotune.tuning.replays.replay import ReplayStore, load, shipped_tables, task_of
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 
 STAGES = (2, 3, 4)
 

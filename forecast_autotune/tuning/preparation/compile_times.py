@@ -17,7 +17,7 @@ from forecast_autotune.features.compile_seconds import (
 )
 from forecast_autotune.records import Candidate
 from forecast_autotune.surrogates.protocol import Array
-from forecast_autotune.tuning.tracing import LazyTraces
+from forecast_autotune.tuning.preparation.tracing import LazyTraces
 
 UNKNOWN_S = 0.6
 """Median seconds of a candidate whose IR is not known, before anything has compiled."""

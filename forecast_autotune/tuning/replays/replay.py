@@ -22,7 +22,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Relative, Surrogate
 from forecast_autotune.tuning.loop import TuningTask, tune
-from forecast_autotune.tuning.table_measurer import TableMeasurer, exhaustive_seconds
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer, exhaustive_seconds
 
 PRIOR_KINDS = ("none", "tuned", "shapes", "devices")
 """What `relatives_of` may say."""
