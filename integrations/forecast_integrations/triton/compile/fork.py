@@ -55,6 +55,8 @@ class ForkPool:
         self.finished = 0
         self._patient = patient
         self._seconds: list[float] = []
+        self._delays: list[float] = []
+        """Seconds until each child began to compile: it is forked, and others of the first wave with it."""
         self._compile, self._workers, self._timeout_s = compile_one, workers, timeout_s
         self._waiting: deque[Candidate] = deque()
         self._started: set[Candidate] = set()
@@ -91,9 +93,9 @@ class ForkPool:
         self._fill()
 
     def compiling(self) -> Mapping[Candidate, float]:
-        """What compiles now, with its seconds."""
-        now = time.perf_counter()
-        return {child.tag: now - child.began for child in self._children.running()}
+        """What compiles now, with its seconds, counted as those of what has compiled are."""
+        begin = time.perf_counter() - (statistics.median(self._delays) if self._delays else 0.0)
+        return {child.tag: max(0.0, begin - child.began) for child in self._children.running()}
 
     def next(self, within_s: float | None = None) -> CompileResult | None:
         """Wait for a child; one that exceeds the timeout is killed and counts as hung."""
@@ -205,6 +207,7 @@ class ForkPool:
             return result
         result.seconds, result.cpu_seconds = float(answer["seconds"]), float(answer["cpu_seconds"])
         result.began_s = float(answer["began"])
+        self._delays.append(max(0.0, result.began_s - child.began))
         self._seconds.append(result.seconds)
         self.compile_s += result.seconds
         self.finished += 1
