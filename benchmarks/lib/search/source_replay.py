@@ -177,6 +177,9 @@ class RecordTraceReader:
     def __init__(self, recorded: KernelRecord) -> None:
         self._recorded = recorded
 
+    def prepare(self, nodes: Sequence[Node]) -> None:
+        """All was traced before."""
+
     def best_forecast(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config, with nothing measured."""
         found = self._recorded.before.get(self._recorded.variants[node.id])

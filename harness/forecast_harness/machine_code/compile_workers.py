@@ -102,14 +102,17 @@ class CompileWorkers:
 
     def __enter__(self) -> CompileWorkers:
         self._pool = ThreadPoolExecutor(self.count, "compile")
-        opening = [self._pool.submit(self._open_lane) for _ in range(self.count)]
-        failure: BaseException | None = None
-        for one in as_completed(opening):  # the first that is open can work, the others will join it
+        # Alone it opens soonest, and it can work then; the others, which join it, find the files that it has read.
+        failure = self._pool.submit(self._open_lane).exception()
+        others = [self._pool.submit(self._open_lane) for _ in range(self.count - 1)]
+        for one in as_completed(others) if failure is not None else ():
             failure = one.exception()
             if failure is None:
-                return self
-        self.close()
-        raise failure or SandboxError("there is no compile worker")
+                break
+        if failure is not None:
+            self.close()
+            raise failure
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -14,7 +14,7 @@ from forecast_harness.machine_code.node_judging import MachineCodeJudge
 from forecast_harness.machine_code.pack_contest import PackContests
 from forecast_harness.machine_code.pack_trials import PackTrials
 from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.trials import SourceBuilder, TargetTrials
+from forecast_harness.machine_code.trials import SourceBuilder
 from forecast_harness.packs.schema import Pack
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.devices import device_slug
@@ -88,6 +88,7 @@ def open_machine_code_lanes(
             ]
             for host in hosts:
                 stack.callback(host.close)
+            trials = [_early_trials(stack, target, plan, _scratch(folder, plan)) for plan in plans]
             runners: list[RunnerClient] = []
             for plan in plans:
                 progress(f"starting the runner of device {plan.index}")
@@ -97,16 +98,17 @@ def open_machine_code_lanes(
             progress("starting compile workers")
             builder = stack.enter_context(CompileWorkers(facts_for_workers(runners[0]), workers))
             judges = []
-            for runner, plan, host, maker in zip(runners, plans, hosts, contests, strict=True):
+            for runner, plan, host, maker, early in zip(runners, plans, hosts, contests, trials, strict=True):
                 maker.opened = runner, builder
                 progress(f"launching the seed on device {plan.index}")
-                where = folder / "machine-code" / str(plan.index)
-                trials = _open_trials(target, plan, where, runner, builder)
-                stack.callback(trials.close)
+                calls = (
+                    early() if early else KernelTrials(target, plan, _scratch(folder, plan), runner, builder)
+                )
+                stack.callback(calls.close)
                 judge = MachineCodeJudge(
                     runner,
                     builder,
-                    trials,
+                    calls,
                     host=host,
                     device=plan.uuid or device_slug(plan.device, plan.index),
                     insist=insist,
@@ -122,12 +124,19 @@ def open_machine_code_lanes(
         return MachineCodeLanes(judges, _JUDGES_PER_WORKER * builder.count, stack.pop_all())
 
 
-def _open_trials(
-    target: SearchTarget, plan: VerificationPlan, folder: Path, runner: RunnerClient, builder: SourceBuilder
-) -> TargetTrials:
-    if target.kind is TargetKind.PACK:
-        return PackTrials(target, plan, folder)
-    return KernelTrials(target, plan, folder, runner, builder)
+def _scratch(folder: Path, plan: VerificationPlan) -> Path:
+    return folder / "machine-code" / str(plan.index)
+
+
+def _early_trials(
+    stack: ExitStack, target: SearchTarget, plan: VerificationPlan, folder: Path
+) -> EarlyOpener[PackTrials] | None:
+    """The calls of a pack, whose large inputs take a second to draw; those of a kernel need the runner."""
+    if target.kind is not TargetKind.PACK:
+        return None
+    opener = EarlyOpener(lambda: PackTrials(target, plan, folder))
+    stack.callback(opener.close)
+    return opener
 
 
 class _ContestMaker:

@@ -90,6 +90,24 @@ def test_configs_to_time_are_the_promising_ones_and_one_more(tracer: PackTracer)
     assert tracer.best_configs(TUNABLE, configs, 9) == configs
 
 
+def test_a_config_that_ends_its_cell_leaves_the_others_their_traces(tracer: PackTracer) -> None:
+    source = TUNABLE.replace(
+        "\n\n@triton.jit", "\nif N == 48:\n    import os\n\n    os._exit(0)\n\n@triton.jit", 1
+    )
+    assert source != TUNABLE
+    found, whole = tracer.best_forecast(node("exits", source)), tracer.best_forecast(node("tunable", TUNABLE))
+    assert found == whole, "48 is not the best"
+
+
+def test_nodes_that_are_prepared_together_are_forecast_as_one_by_one(tracer: PackTracer) -> None:
+    sources = {"one": SLOW, "odd": "not python (", "two": TUNABLE, "lists": "CONFIGS = 3\n" + SEED.source}
+    nodes = [node(f"prepared {name}", f"# prepared\n{source}") for name, source in sources.items()]
+    tracer.prepare(nodes)
+    alone = [tracer.best_forecast(node(f"alone {name}", s)) for name, s in sources.items()]
+    assert [tracer.best_forecast(n) for n in nodes] == alone
+    assert [bool(a) for a in alone[:3]] == [True, False, True]
+
+
 def test_what_was_timed_of_a_sibling_outdoes_a_forecast() -> None:
     configs = configs_of(TUNABLE)
     sibling = TUNABLE.replace("tl.exp(value - k) + value", "tl.exp(value - k) * 2.0 + value")

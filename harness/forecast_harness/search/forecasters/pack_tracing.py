@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from forecast_autotune.records import Argument, Candidate, Config, Device, Kerne
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_harness.packs.schema import PackFormat
-from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
 from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
+from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
 from forecast_harness.search.judging.source_configs import SourceConfig as TunedConfig
 from forecast_harness.search.judging.source_configs import apply_config, configs_of, diverse_configs
 from forecast_harness.search.records import Node, SearchTarget
@@ -37,6 +39,8 @@ MAX_RANKED_CONFIGS = 24
 _MAX_CACHED_FORECASTS = 4096
 _MAX_CACHED_TRACES = 64
 """Sources without timings whose IR is kept."""
+_FILES_PER_JOB = 8
+"""Configs of one source that a cell traces one after the other: to start a cell takes longer than to trace."""
 _TRACE_LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
 _TRACE_JOB = "forecast_harness.search.judging.pack_cell:main"
 _LaunchRecord = dict[str, Any]
@@ -65,12 +69,18 @@ class _SingleLaunch:
         return cls(said["kernel"], config, arguments, tuple(said["grid"]), said["ttir"])
 
 
+def _sources_to_forecast(source: str) -> list[str]:
+    """A source as it stands, and in some of its configs."""
+    asked = diverse_configs([{}, *configs_of(source)], MAX_TRACED_CONFIGS)
+    return [apply_config(source, c) for c in asked]
+
+
 class PackTracer:
     """Traces and forecasts solutions of one pack. Use from one thread at a time."""
 
     def __init__(self, target: SearchTarget, folder: Path | None = None) -> None:
-        """`folder` is for scratch files; the sandbox starts when it is first needed."""
-        self._target, self._folder = target, folder
+        """`folder` is for scratch files; sandboxes start when they are first needed."""
+        self._target = target
         self._device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
         pack = pack_of(target)
         tensors = {
@@ -83,7 +93,7 @@ class PackTracer:
             for w in pack.timed_workloads("cuda")
         ]
         self._is_native = pack.definition.format is PackFormat.OWN
-        self._lane: SandboxLane | None = None
+        self._lanes = TracingLanes(folder, _TRACE_LIMITS)
         self._cached_forecasts: dict[str, tuple[float, float] | None] = {}
         """By id of the node: such answers depend on the text alone."""
         self._traces: dict[str, list[list[_LaunchRecord]]] = {}
@@ -93,9 +103,19 @@ class PackTracer:
         self._surrogate = default_surrogate()
         self.version = f"{self._surrogate.name}-{self._surrogate.version}"
 
+    def prepare(self, nodes: Sequence[Node]) -> None:
+        """Trace what `best_forecast` of these nodes will ask for, all together."""
+        groups = []
+        for node in nodes:
+            if self._can_trace(node) and node.id not in self._cached_forecasts:
+                with suppress(ForecastAutotuneError):
+                    groups.append(_sources_to_forecast(node.source))
+        with suppress(ForecastAutotuneError):  # what it meets there, `best_forecast` says of each
+            self._trace(groups)
+
     def best_forecast(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config; None where nothing can be traced."""
-        if not self._is_native or node.language != "triton":
+        if not self._can_trace(node):
             return None
         if node.id not in self._cached_forecasts:
             if len(self._cached_forecasts) >= _MAX_CACHED_FORECASTS:
@@ -125,7 +145,7 @@ class PackTracer:
         Without forecasts, a spread over all of them.
         """
         asked = diverse_configs(configs, MAX_RANKED_CONFIGS)
-        launched = [self._launches_of(apply_config(source, c)) for c in asked]
+        launched = self._launches_of([apply_config(source, c) for c in asked])
         told = self._forecast_from_timings(source, launched) or [
             self._sum_forecasts(calls) for calls in launched
         ]
@@ -137,39 +157,66 @@ class PackTracer:
         return (*top, *rest[: n - len(top)])
 
     def close(self) -> None:
-        """End the sandbox."""
-        if self._lane is not None:
-            self._lane.close()
-        self._lane = None
+        """End the sandboxes."""
+        self._lanes.close()
+
+    def _can_trace(self, node: Node) -> bool:
+        return self._is_native and node.language == "triton"
 
     def _best_forecast(self, source: str) -> tuple[float, float] | None:
-        asked = diverse_configs([{}, *configs_of(source)], MAX_TRACED_CONFIGS)
-        found = [self._sum_forecasts(self._launches_of(apply_config(source, c))) for c in asked]
+        found = [self._sum_forecasts(calls) for calls in self._launches_of(_sources_to_forecast(source))]
         told = [f for f in found if f is not None]
         return min(told, key=lambda f: f[0] + 6.0 * f[1], default=None)
 
-    def _launches_of(self, source: str) -> list[list[_LaunchRecord]]:
-        """What it launches, per call; empty where that cannot be traced, or any call launches nothing."""
-        if source not in self._traces:
-            self._traces[source] = self._trace_source(source)
-            timed = {s for _, s in self._timings}
-            for other in [s for s in self._traces if s not in timed and s != source][:-_MAX_CACHED_TRACES]:
-                del self._traces[other]
-        return self._traces[source]
+    def _launches_of(self, sources: Sequence[str]) -> list[list[list[_LaunchRecord]]]:
+        """What these configs of a source launch, each per call; empty for what cannot be traced, or where any call
+        launches nothing."""
+        self._trace([sources])
+        return [self._traces[s] for s in sources]
 
-    def _trace_source(self, source: str) -> list[list[_LaunchRecord]]:
-        if self._lane is None:
-            self._lane = SandboxLane(scratch=self._folder, environment={"TRITON_INTERPRET": "0"})
-            self._lane.__enter__()
-        payload = {
-            "file": "solution.py",
-            "entry": self._target.entry,
-            "calls": self._calls,
-            "arch": int(self._device.arch or 90),
-        }
-        result = self._lane.run(SandboxJob(_TRACE_JOB, payload, {"solution.py": source}), _TRACE_LIMITS)
-        fine = result.status is JobStatus.OK and all(result.value)
-        return list(result.value) if fine else []
+    def _trace(self, groups: Sequence[Sequence[str]]) -> None:
+        """Have the traces of all texts of all groups; those of a group are one candidate's, and share cells."""
+        missing = [[s for s in dict.fromkeys(group) if s not in self._traces] for group in groups]
+        parts = [
+            group[at : at + _FILES_PER_JOB]
+            for group in missing
+            for at in range(0, len(group), _FILES_PER_JOB)
+        ]
+        for part, found in zip(parts, self._traced(parts), strict=True):
+            self._traces |= dict(zip(part, found, strict=True))
+        # What a cell's end has cost its other files is traced in cells of their own.
+        lost = [part for part in parts if len(part) > 1 and not any(self._traces[s] for s in part)]
+        alone = [[source] for part in lost for source in part]
+        for (source,), (own,) in zip(alone, self._traced(alone), strict=True):
+            self._traces[source] = own
+        timed = {s for _, s in self._timings}
+        asked = {s for group in groups for s in group}
+        for other in [s for s in self._traces if s not in timed and s not in asked][:-_MAX_CACHED_TRACES]:
+            del self._traces[other]
+
+    def _traced(self, parts: Sequence[Sequence[str]]) -> list[list[list[list[_LaunchRecord]]]]:
+        """For each part and text in it: what it launches, per call."""
+        jobs = []
+        for part in parts:
+            files = {f"solution_{n}.py": source for n, source in enumerate(part)}
+            payload = {
+                "files": list(files),
+                "entry": self._target.entry,
+                "calls": self._calls,
+                "arch": int(self._device.arch or 90),
+            }
+            jobs.append(SandboxJob(_TRACE_JOB, payload, files))
+        found = []
+        for part, result in zip(parts, self._lanes.run(jobs), strict=True):
+            told = result.value if result.status is JobStatus.OK else None
+            if (
+                not isinstance(told, list)
+                or len(told) != len(part)
+                or not all(isinstance(t, list) for t in told)
+            ):
+                told = [[] for _ in part]
+            found.append([calls if all(calls) else [] for calls in told])
+        return found
 
     def _sum_forecasts(self, calls: Sequence[Sequence[_LaunchRecord]]) -> tuple[float, float] | None:
         """(log2 ms, P(fails)), of all that it launches and of nothing that was timed."""
@@ -199,7 +246,8 @@ class PackTracer:
         for own in calls_of_own:
             if len({x.config for x in own}) < len(places) or len({x.arguments for x in own}) > 1:
                 return None
-        timed = [(s, t, self._launches_of(text)) for (s, text), t in self._timings.items()]
+        self._trace([[text] for _, text in self._timings])
+        timed = [(s, t, self._traces[text]) for (s, text), t in self._timings.items()]
         means, runs = list[Array](), list[Array]()
         for number, own in enumerate(calls_of_own):
             rows = {Candidate(one.config): one for one in own}

@@ -6,6 +6,7 @@ search then finds out about such differences is learnt by `lineage` on top.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -37,6 +38,10 @@ class SourceTracer(Protocol):
         """(log2 ms, P(fails)) of a source's most promising config; None where it cannot be traced."""
         ...
 
+    def prepare(self, nodes: Sequence[Node]) -> None:
+        """Told of all nodes that it will be asked for one after the other."""
+        ...
+
     def close(self) -> None:
         """End the sandbox."""
         ...
@@ -56,6 +61,7 @@ class TritonForecaster:
         """Beliefs about every node; one that cannot be traced is left to its lineage."""
         known = {n.id: n for n, _, _ in question.judged} | {n.id: n for n in question.nodes}
         known |= {question.reference.id: question.reference}
+        self._tracer.prepare(list(known.values()))
         seen = {node.id: self._tracer.best_forecast(node) for node in known.values()}
         offsets = {}
         for node in known.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from forecast_autotune.records import Argument, Candidate, Config, Device, Kerne
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_autotune.tuning.preparation.tracing import farthest_point_sample
-from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
+from forecast_harness.sandbox.jobs import JobResult
 from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
+from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import advice_of, configs_for, subjects_of
 
@@ -97,11 +100,11 @@ class VariantTracer:
     """
 
     def __init__(self, target: SearchTarget, folder: Path | None = None) -> None:
-        """`folder` is for scratch files; the sandbox starts when it is first needed."""
-        self._target, self._subjects, self._folder = target, subjects_of(target), folder
+        """`folder` is for scratch files; sandboxes start when they are first needed."""
+        self._target, self._subjects = target, subjects_of(target)
         self._device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
         self._advice = advice_of(target)
-        self._lane: SandboxLane | None = None
+        self._lanes = TracingLanes(folder, _TRACE_LIMITS)
         self._cached_forecasts: dict[str, ConfigForecasts | None] = {}
         self._traces: dict[str, tuple[_SubjectTrace, ...]] = {}
         """Of each subject, by source; none for a source that cannot be traced."""
@@ -128,14 +131,8 @@ class VariantTracer:
         if key not in self._cached_forecasts:
             if len(self._cached_forecasts) >= _MAX_CACHED_FORECASTS:
                 self._cached_forecasts.clear()
-            candidates = [Candidate(c) for c in configs]
-            chosen = (
-                farthest_point_sample(candidates, MAX_TRACED_CONFIGS)
-                if len(candidates) > MAX_TRACED_CONFIGS
-                else candidates
-            )
             try:
-                self._cached_forecasts[key] = self._forecast(source, [c.config for c in chosen])
+                self._cached_forecasts[key] = self._forecast(source, _spread(configs))
             except ForecastAutotuneError:
                 self._cached_forecasts[key] = None  # no sandbox here, or odd IR: the search goes on without
         return self._cached_forecasts[key]
@@ -155,6 +152,19 @@ class VariantTracer:
         found = self.forecast(source, configs)
         return [*first, *most_promising(None if found is None else found.excluding(first), rest, left)]
 
+    def prepare(self, nodes: Sequence[Node]) -> None:
+        """Trace what `best_forecast` of these nodes will ask for, all together."""
+        asked: dict[str, list[Config]] = {}
+        for node in nodes:
+            with suppress(RecordError):
+                configs = _spread(configs_for(self._target, node.source))
+                if configs and node.source not in self._traces:
+                    asked[node.source] = configs
+        with suppress(ForecastAutotuneError):  # what it meets there, `best_forecast` says of each
+            results = self._lanes.run([self._trace_job(s, c) for s, c in asked.items()])
+            for (source, configs), result in zip(asked.items(), results, strict=True):
+                self._traces[source] = _read_traces(result, configs, ())
+
     def best_forecast(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config; None where it cannot be traced."""
         try:
@@ -168,10 +178,8 @@ class VariantTracer:
         return float(found.mean[best]), float(found.p_fail[best])
 
     def close(self) -> None:
-        """End the sandbox."""
-        if self._lane is not None:
-            self._lane.close()
-        self._lane = None
+        """End the sandboxes."""
+        self._lanes.close()
 
     def _forecast(self, source: str, configs: Sequence[Config]) -> ConfigForecasts | None:
         traces = self._traces_of(source, configs)
@@ -220,39 +228,44 @@ class VariantTracer:
         found = self._traces.pop(source, None)
         missing = [c for c in configs if found is None or (found and c not in found[0].texts)]
         if missing:
-            found = self._trace_more(source, missing, found or ())
+            (result,) = self._lanes.run([self._trace_job(source, missing)])
+            found = _read_traces(result, missing, found or ())
         self._traces[source] = found or ()
         timed = {s for s, _ in self._timings}
         for other in [s for s in self._traces if s not in timed][:-_MAX_CACHED_TRACES]:
             del self._traces[other]
         return found or ()
 
-    def _trace_more(
-        self, source: str, configs: Sequence[Config], before: tuple[_SubjectTrace, ...]
-    ) -> tuple[_SubjectTrace, ...]:
-        """The traces before, with more configs; empty where these cannot be traced."""
+    def _trace_job(self, source: str, configs: Sequence[Config]) -> SandboxJob:
         payload = {
             "subjects": [s.to_json() for s in self._subjects],
             "source": source,
             "configs": [c.to_json() for c in configs],
             "arch": int(self._device.arch or 90),
         }
-        result = self._open_lane().run(SandboxJob(_TRACE_JOB, payload, {"variant.py": source}), _TRACE_LIMITS)
-        if result.status is not JobStatus.OK:
-            return ()
-        made = before or tuple(
-            _SubjectTrace(tuple(Argument.from_json(a) for a in said["arguments"]), {}, {})
-            for said in result.value
-        )
-        for trace, said in zip(made, result.value, strict=True):
-            grids = [None if g is None else tuple(g) for g in said["grids"]]
-            trace.texts.update(zip(configs, said["ttir"], strict=True))
-            trace.grids.update(zip(configs, grids, strict=True))
-        return made
+        return SandboxJob(_TRACE_JOB, payload, {"variant.py": source})
 
-    def _open_lane(self) -> SandboxLane:
-        if self._lane is None:
-            lane = SandboxLane(scratch=self._folder, environment={"TRITON_INTERPRET": "0"})
-            lane.__enter__()
-            self._lane = lane
-        return self._lane
+
+def _spread(configs: Sequence[Config]) -> list[Config]:
+    """As many configs as are traced, as different as can be."""
+    if len(configs) <= MAX_TRACED_CONFIGS:
+        return list(configs)
+    candidates = [Candidate(c) for c in configs]
+    return [c.config for c in farthest_point_sample(candidates, MAX_TRACED_CONFIGS)]
+
+
+def _read_traces(
+    result: JobResult, configs: Sequence[Config], before: tuple[_SubjectTrace, ...]
+) -> tuple[_SubjectTrace, ...]:
+    """The traces before, with more configs; empty where these could not be traced."""
+    if result.status is not JobStatus.OK:
+        return ()
+    made = before or tuple(
+        _SubjectTrace(tuple(Argument.from_json(a) for a in said["arguments"]), {}, {})
+        for said in result.value
+    )
+    for trace, said in zip(made, result.value, strict=True):
+        grids = [None if g is None else tuple(g) for g in said["grids"]]
+        trace.texts.update(zip(configs, said["ttir"], strict=True))
+        trace.grids.update(zip(configs, grids, strict=True))
+    return made

@@ -20,10 +20,10 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
 def trace(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
-    """Call `entry` of `file` once per set of `calls` (name -> dtype and shape); trace what it launches.
+    """Call `entry` of each of `files` once per set of `calls` (name -> dtype and shape); trace what it launches.
 
-    The value is a list per call, of one object per launch: `kernel`, `ttir`, `grid`, `arguments` and `config`
-    as in a measurement table. Raises what the solution or the tracer raises.
+    The value is a list per file, of a list per call, of one object per launch: `kernel`, `ttir`, `grid`, `arguments`
+    and `config` as in a measurement table. The list of a file that the tracer fails at is empty.
     """
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
@@ -34,18 +34,28 @@ def trace(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
         launches.append((self, args, kwargs, grid))
 
     JITFunction.run = record
-    run = getattr(load(payload["file"]), payload["entry"])
     target = GPUTarget("cuda", int(payload["arch"]), 32)
-    found = []
-    for call in payload["calls"]:
-        launches.clear()
-        tensors = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-            for name, (dtype, shape) in call.items()
-        }
-        run(**tensors)
-        found.append([_describe_launch(*launch, target) for launch in launches])
-    return CellAnswer(found)
+
+    def trace_file(file: str) -> list[list[dict[str, Any]]]:
+        run = getattr(load(file), payload["entry"])
+        found = []
+        for call in payload["calls"]:
+            launches.clear()
+            tensors = {
+                name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+                for name, (dtype, shape) in call.items()
+            }
+            run(**tensors)
+            found.append([_describe_launch(*launch, target) for launch in launches])
+        return found
+
+    answers: list[list[list[dict[str, Any]]]] = []
+    for file in payload["files"]:
+        try:
+            answers.append(trace_file(file))
+        except Exception:  # another config of the source may do
+            answers.append([])
+    return CellAnswer(answers)
 
 
 def _describe_launch(

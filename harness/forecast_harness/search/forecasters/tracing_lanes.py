@@ -1,0 +1,54 @@
+"""Sandboxes that trace sources, several at a time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.sandbox.jobs import JobResult
+
+_MOST_LANES = 4
+_PROCESSORS_PER_LANE = 4
+"""Others compile and verify at the same time."""
+
+
+def lane_count() -> int:
+    """Lanes on this machine's processors; at least one."""
+    return max(1, min(_MOST_LANES, len(os.sched_getaffinity(0)) // _PROCESSORS_PER_LANE))
+
+
+class TracingLanes:
+    """Lanes without a device that are opened when they are first needed.
+
+    Each has a thread of its own until `close`: a lane's processes end with the thread that began them.
+    """
+
+    def __init__(self, folder: Path | None, limits: ResourceLimits, count: int = 0) -> None:
+        """`folder` is for scratch files; `count`: lanes at most, 0 for what suits the machine."""
+        self._folder, self._limits = folder, limits
+        self._pool = ThreadPoolExecutor(count or lane_count(), "tracing")
+        self._own = threading.local()
+        self._open: list[SandboxLane] = []
+
+    def run(self, jobs: Sequence[SandboxJob]) -> list[JobResult]:
+        """Results of the jobs, in their order. Raises `SandboxError` where no lane can be opened."""
+        return list(self._pool.map(self._run, jobs))
+
+    def close(self) -> None:
+        """End all lanes."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        while self._open:
+            self._open.pop().close()
+
+    def _run(self, job: SandboxJob) -> JobResult:
+        lane: SandboxLane | None = getattr(self._own, "lane", None)
+        if lane is None:
+            lane = SandboxLane(scratch=self._folder, environment={"TRITON_INTERPRET": "0"})
+            lane.__enter__()
+            self._own.lane = lane
+            self._open.append(lane)
+        return lane.run(job, self._limits)
