@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ from forecast_harness.verify.verdict import Reason, ReasonCode
 
 _BATCH = TimingLimits(least=8 * PAUSES, most=8 * PAUSES, bound_s=1e6, checks=2)
 """Launches that are asked for at once: no bound ends them, the rules of the contest do."""
+_ALWAYS_CHECKED = 4
+"""Batches whose outputs are compared in any case. Of the n-th later one they are with the chance `_ALWAYS_CHECKED` / n:
+to compare takes longer than to launch, and a contest may have hundreds of batches."""
+_MOST_WALL_S = 20.0
+"""After which a contest ends undecided, however short its launches are."""
 PROTOCOL = "machine-code"
 
 
@@ -66,6 +72,9 @@ class ProgramClock:
         self.seconds: dict[str, list[float]] = {}
         """By contestant and call, as in `0:large`."""
         self.checked = 0
+        """Launches whose outputs were compared with what is right."""
+        self._batches = 0
+        self._chance = random.SystemRandom()
 
     def sample(self, which: int, fresh: bool) -> float:
         """Seconds of one launch. Raises `ContestantCaught`, `RunnerLost`."""
@@ -75,10 +84,13 @@ class ProgramClock:
 
     def _ask(self) -> None:
         found: tuple[list[list[float]], list[list[float]]] = ([], [])
+        self._batches += 1
+        compares = self._chance.random() * self._batches < _ALWAYS_CHECKED
+        batch = self._batch if compares else replace(self._batch, checks=0)
         for number, (name, call) in enumerate(self._calls.items()):
             pair = [programs[number] for programs in self._programs]
             try:
-                answer = self._runner.time(pair, call.given, self._batch)
+                answer = self._runner.time(pair, call.given, batch)
             except ProgramFault as fault:
                 if fault.kind is RunnerFaultKind.REFUSED:  # by limits of ours, or for want of memory
                     raise ContestUnavailable(fault.detail[:500]) from fault
@@ -152,9 +164,15 @@ class PackContests:
             return impossible_time(seconds, case.moved_bytes, case.flops, self._plan.peaks)
 
         clock = ProgramClock(runner, calls, programs, implausible, self._batch)
+        until = time.perf_counter() + _MOST_WALL_S
         try:
             with exclusive(self._plan.device_lock):
-                ended = run_comparison(clock, self._rules, random.SystemRandom().getrandbits(32))
+                ended = run_comparison(
+                    clock,
+                    self._rules,
+                    random.SystemRandom().getrandbits(32),
+                    too_long=lambda: time.perf_counter() > until,
+                )
         except ContestantCaught as caught:
             return {"caught": caught.which, "reasons": [caught.reason.to_json()]}
         checked = CheckedLaunches(clock.checked, clock.checked, time.perf_counter() - began)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -109,9 +109,13 @@ class ComparisonResult(
 
 
 def run_comparison(
-    clock: PairedClock, rules: StoppingRules = DEFAULT_RULES, seed: int = 0
+    clock: PairedClock,
+    rules: StoppingRules = DEFAULT_RULES,
+    seed: int = 0,
+    *,
+    too_long: Callable[[], bool] = lambda: False,
 ) -> ComparisonResult:
-    """Run blocks until the rules end it.
+    """Run blocks until the rules end it, or until `too_long` says after a block that it has gone on for too long.
 
     A block is four launches, ABBA or BAAB by a coin; its difference is the mean log of the incumbent's two
     times minus the candidate's. Linear drift within a block cancels, slower drift meets both alike.
@@ -151,7 +155,7 @@ def run_comparison(
             return ended(
                 ComparisonOutcome.UNDECIDED, f"a gain of {rules.margin:.1%} is out of reach after {n} blocks"
             )
-        if n >= rules.most or spent >= rules.seconds:
+        if n >= rules.most or spent >= rules.seconds or too_long():
             return ended(
                 ComparisonOutcome.UNDECIDED, f"no difference was shown in {n} blocks and {spent:.3g} s"
             )

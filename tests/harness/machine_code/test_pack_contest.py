@@ -100,6 +100,18 @@ def test_a_contest_ends_as_that_of_host_code_does(
     assert found["checked"]["launches"] > 0
 
 
+def test_a_long_contest_compares_few_outputs_from_first_to_last(
+    runner: RunnerClient, pack: Pack, tmp_path: Path
+) -> None:
+    rules = StoppingRules(second=10_000, least=10_000, enough=10_000, most=200)
+    contests = PackContests(pack, VerificationPlan(), rules)
+    pair = [Solution(n, Language.TRITON, "2 20000", "run") for n in ("mine", "other")]
+    found = contests.compare(runner, WrittenDoubles(), tmp_path, *pair)
+    batches = len(found["seconds"]["0:small"]) // 8
+    assert batches >= 50
+    assert 2 * 4 <= found["checked"]["launches"] <= batches, "two launches of each batch that is compared"
+
+
 def test_what_is_no_kernel_alone_meets_elsewhere(runner: RunnerClient, pack: Pack, tmp_path: Path) -> None:
     contests = PackContests(pack, VerificationPlan(), RULES)
     triton, host = (Solution(n, Language.TRITON, n, "run") for n in ("2 40000", "host"))

@@ -116,6 +116,13 @@ def test_two_percent_are_found_within_the_budget(conditions: dict[str, float], s
     assert max(clock.spent for clock in clocks) < 60.0
 
 
+def test_a_comparison_that_goes_on_for_too_long_ends_undecided() -> None:
+    asked = iter([False] * 11 + [True])
+    found = run_comparison(SimulatedPairedClock(1e-6), too_long=lambda: next(asked))
+    assert (found.outcome, len(found.differences)) == (ComparisonOutcome.UNDECIDED, 12)
+    assert "12 blocks" in found.reason
+
+
 def test_a_hopeless_candidate_costs_three_blocks() -> None:
     found = run_comparison(SimulatedPairedClock(1e-3, -0.5))
     assert (found.outcome, len(found.differences)) == (ComparisonOutcome.SLOWER, DEFAULT_RULES.first)

@@ -98,10 +98,10 @@ class RunnerClient:
     """A runner of one device; use as a context manager. Requests wait for each other.
 
     `library`: the driver, by name or path. `launch_s`: seconds of one launch after which its program is said to
-    hang; `answer_s`: of a whole request, after which the runner is given up. `flush_bytes`: what is written to
-    empty the caches; 0: three times the L2. `visible`: the only device that the runner is to see, by its UUID; '':
-    those that this process sees. `spare`: whether another process is started ahead, as a driver may need seconds for
-    that; while it starts, it may disturb what is timed.
+    hang; a driver may need two to tell of an error. `answer_s`: of a whole request, after which the runner is given up.
+    `flush_bytes`: what is written to empty the caches; 0: three times the L2. `visible`: the only device that the
+    runner is to see, by its UUID; '': those that this process sees. `spare`: whether another process is started ahead,
+    as a driver may need seconds for that; while it starts, it may disturb what is timed.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RunnerClient:
         library: str = LIBRARY,
         device: int = 0,
         *,
-        launch_s: float = 2.0,
+        launch_s: float = 4.0,
         answer_s: float = 120.0,
         start_s: float = 60.0,
         flush_bytes: int = 0,

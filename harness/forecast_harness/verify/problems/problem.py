@@ -391,12 +391,10 @@ class NativeProblem:
             if scales is None or form_finding(outputs, wanted):
                 return False
             key = tuple(n for t in given.values() for n in (id(t), t._version))
-            if key not in kept:
-                kept.clear()
+            if (held := kept.get(key)) is None:
                 exact = {n: v.double() if v.is_floating_point() else v.clone() for n, v in given.items()}
-                found = tensors_of(self._reference(**scalars, **exact))
                 narrow = narrow_limits(
-                    found,
+                    tensors_of(self._reference(**scalars, **exact)),
                     [dtype for _, dtype in wanted],
                     scales,
                     compute=dtype_of(rule.compute),
@@ -404,8 +402,10 @@ class NativeProblem:
                     safety=rule.safety,
                     floor=rule.floor,
                 )
-                kept[key] = list(given.values()), narrow  # as long as they are held, none has another's id
-            return all(surely_right(got, one) for got, one in zip(outputs, kept[key][1], strict=True))
+                # As long as they are held, none has another's id. Other threads may ask, too.
+                kept.clear()
+                held = kept[key] = list(given.values()), narrow
+            return all(surely_right(got, one) for got, one in zip(outputs, held[1], strict=True))
 
         return check
 
