@@ -70,6 +70,8 @@ def search_target(target: str, path: str, options: Any) -> dict[str, Any]:
         "first_line_s": lines[0][0] if lines else None,
         "first_faster_s": faster_s,
         "remarks": [line for _, line in lines if "host code" in line or "machine-code" in line][:5],
+        "told": [f"{second:.1f} s: {line[:160]}" for second, line in lines[:40]],
+        "verdicts_s": [round(second, 1) for second in judged],
     }
     say(f"{found['target']} by {path}: {found['judged']} judged, {found['a_minute']:.1f} a minute")
     return found

@@ -96,11 +96,12 @@ def test_the_harvest_is_the_exhaustive_arm_and_later_folders_count(tmp_path: Pat
 def test_regret_is_of_times_taken_side_by_side(tmp_path: Path) -> None:
     cost = {"forecast_s": 0.25, "compile_s": 3.0, "timing_s": 0.5}
     write_arm(tmp_path, "harvest", decisions({A: 2.0, B: 2.0}, risk=0.0, cost=cost, measured=4))
-    write_arm(tmp_path, "forecast", decisions({A: 1.0, B: 1.0}, risk=0.25, cost=cost, measured=2))
+    write_arm(tmp_path, "forecast", decisions({A: 1.0, B: 1.0, C: 1.0}, risk=0.25, cost=cost, measured=2))
     write_arm(tmp_path, "floor", decisions({A: 0.5, B: 0.25}))
     rows = [
         {"id": A, "ms": [1.0, 1.21], "again_ms": 1.0, "arms": {"harvest": 0, "forecast": 1}},
         {"id": B, "ms": [2.0], "again_ms": 2.0, "arms": {"harvest": 0, "forecast": 0}},
+        {"id": C, "ms": [3.0], "again_ms": 3.0, "arms": {"forecast": 0}},  # its best is not known
     ]
     write_arm(tmp_path, "retime", rows)
     found = compare_arms(read_arms([tmp_path]))
@@ -112,8 +113,8 @@ def test_regret_is_of_times_taken_side_by_side(tmp_path: Path) -> None:
     assert "regret" not in found["arms"]["floor"]
     assert found["noise"] == 0.0
     assert found["arms"]["forecast"]["over_floor"]["geomean"] == pytest.approx(math.sqrt(8), abs=1e-5)
-    assert found["arms"]["forecast"]["forecast_s"] == 0.5
-    (row, _) = compact_rows(read_arms([tmp_path]))
+    assert found["arms"]["forecast"]["forecast_s"] == 0.75
+    row = compact_rows(read_arms([tmp_path]))[0]
     assert json.loads(row["retimed"])["ms"] == [1.0, 1.21]
     assert json.loads(row["arms"]["forecast"])["wall_s"] == 1.0
 

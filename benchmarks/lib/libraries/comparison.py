@@ -171,13 +171,13 @@ def _over_floor(rows: ArmRows, floor: ArmRows, common: Sequence[ContextId]) -> F
 def regret_figures(arm: str, rows: ArmRows, retimed: ArmRows) -> Figures:
     """How much slower an arm's choices are than the best of their context, timed side by side; shares.
 
-    Empty where none of its choices was timed again.
+    Of contexts that were harvested: elsewhere nobody knows the best. Empty where none of its choices was timed again.
     """
     names = (arm, HARVEST) if arm == "exhaustive" else (arm,)
     regrets: dict[ContextId, float] = {}
     for context, row in retimed.items():
         place = next((row["arms"][name] for name in names if name in row["arms"]), None)
-        if place is not None and context in rows:
+        if place is not None and context in rows and HARVEST in row["arms"]:
             regrets[context] = row["ms"][place] / min(row["ms"]) - 1
     if not regrets:
         return {}

@@ -26,7 +26,7 @@ def add_fake_option(parser: argparse.ArgumentParser) -> None:
 def add_launch_option(parser: argparse.ArgumentParser) -> None:
     """Add `--launch-s`."""
     parser.add_argument(
-        "--launch-s", type=float, default=2.0, help="seconds of a launch after which it hangs"
+        "--launch-s", type=float, default=4.0, help="seconds of a launch after which it hangs"
     )
 
 
@@ -36,6 +36,6 @@ def opened_runner(arguments: argparse.Namespace) -> Iterator[RunnerClient]:
     with tempfile.TemporaryDirectory() as folder:
         library = str(build_driver(Path(folder))) if arguments.null else LIBRARY
         flush = FAKE_FLUSH_BYTES if arguments.null else 0
-        launch_s = getattr(arguments, "launch_s", 2.0)
+        launch_s = getattr(arguments, "launch_s", 4.0)
         with RunnerClient(library, launch_s=launch_s, flush_bytes=flush) as runner:
             yield runner
