@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
-from forecast_harness.sandbox.jobs import JobResult
+from forecast_harness.sandbox.jobs import JobResult, SandboxError
 
 _MOST_LANES = 4
+_GIVE_UP_AGAIN_S = 0.2
 _PROCESSORS_PER_LANE = 4
 """Others compile and verify at the same time."""
 
@@ -33,14 +35,26 @@ class TracingLanes:
         self._pool = ThreadPoolExecutor(count or lane_count(), "tracing")
         self._own = threading.local()
         self._open: list[SandboxLane] = []
+        self._closed = False
 
     def run(self, jobs: Sequence[SandboxJob]) -> list[JobResult]:
-        """Results of the jobs, in their order. Raises `SandboxError` where no lane can be opened."""
-        return list(self._pool.map(self._run, jobs))
+        """Results of the jobs, in their order. Raises `SandboxError` where no lane can be opened, and after `close`."""
+        try:
+            return list(self._pool.map(self._run, jobs))
+        except (CancelledError, RuntimeError) as error:
+            if not self._closed:
+                raise
+            raise SandboxError("the tracing lanes are closed") from error
 
     def close(self) -> None:
-        """End all lanes."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End all lanes, and what they are at."""
+        self._closed = True
+        ending = threading.Thread(target=partial(self._pool.shutdown, cancel_futures=True))
+        ending.start()
+        while ending.is_alive():  # again, as a lane that was about to begin a job was not told
+            for lane in tuple(self._open):
+                lane.give_up()
+            ending.join(_GIVE_UP_AGAIN_S)
         while self._open:
             self._open.pop().close()
 
@@ -51,4 +65,6 @@ class TracingLanes:
             lane.__enter__()
             self._own.lane = lane
             self._open.append(lane)
+        if self._closed:
+            raise SandboxError("the tracing lanes are closed")
         return lane.run(job, self._limits)
