@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.lib.machine_code.fake_code import build_driver
-from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.client import LAUNCH_S, RunnerClient
 from forecast_harness.machine_code.runner.driver import LIBRARY
 
 FAKE_FLUSH_BYTES = 1 << 20
@@ -26,7 +26,7 @@ def add_fake_option(parser: argparse.ArgumentParser) -> None:
 def add_launch_option(parser: argparse.ArgumentParser) -> None:
     """Add `--launch-s`."""
     parser.add_argument(
-        "--launch-s", type=float, default=4.0, help="seconds of a launch after which it hangs"
+        "--launch-s", type=float, default=LAUNCH_S, help="seconds of a launch after which it hangs"
     )
 
 
@@ -36,6 +36,6 @@ def opened_runner(arguments: argparse.Namespace) -> Iterator[RunnerClient]:
     with tempfile.TemporaryDirectory() as folder:
         library = str(build_driver(Path(folder))) if arguments.null else LIBRARY
         flush = FAKE_FLUSH_BYTES if arguments.null else 0
-        launch_s = getattr(arguments, "launch_s", 4.0)
+        launch_s = getattr(arguments, "launch_s", LAUNCH_S)
         with RunnerClient(library, launch_s=launch_s, flush_bytes=flush) as runner:
             yield runner

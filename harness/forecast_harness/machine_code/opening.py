@@ -88,7 +88,7 @@ def open_machine_code_lanes(
             ]
             for host in hosts:
                 stack.callback(host.close)
-            trials = [_early_trials(stack, target, plan, _scratch(folder, plan)) for plan in plans]
+            openers = [_early_trials(stack, target, plan, _scratch(folder, plan)) for plan in plans]
             runners: list[RunnerClient] = []
             for plan in plans:
                 progress(f"starting the runner of device {plan.index}")
@@ -98,17 +98,18 @@ def open_machine_code_lanes(
             progress("starting compile workers")
             builder = stack.enter_context(CompileWorkers(facts_for_workers(runners[0]), workers))
             judges = []
-            for runner, plan, host, maker, early in zip(runners, plans, hosts, contests, trials, strict=True):
+            for runner, plan, host, maker, early in zip(
+                runners, plans, hosts, contests, openers, strict=True
+            ):
                 maker.opened = runner, builder
                 progress(f"launching the seed on device {plan.index}")
-                calls = (
-                    early() if early else KernelTrials(target, plan, _scratch(folder, plan), runner, builder)
-                )
-                stack.callback(calls.close)
+                where = _scratch(folder, plan)
+                trials = early() if early else KernelTrials(target, plan, where, runner, builder)
+                stack.callback(trials.close)
                 judge = MachineCodeJudge(
                     runner,
                     builder,
-                    calls,
+                    trials,
                     host=host,
                     device=plan.uuid or device_slug(plan.device, plan.index),
                     insist=insist,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from forecast_autotune.records import Outcome
-from forecast_harness.search.forecasters import open_forecaster
+from forecast_harness.sandbox.jobs import JobResult, SandboxJob
+from forecast_harness.search.forecasters import open_forecaster, pack_tracing
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.forecasters.triton import UNTESTED_DIFFERENCE_SD, TritonForecaster
 from forecast_harness.search.history.events import NodeForecastRequest
@@ -106,6 +107,27 @@ def test_nodes_that_are_prepared_together_are_forecast_as_one_by_one(tracer: Pac
     alone = [tracer.best_forecast(node(f"alone {name}", s)) for name, s in sources.items()]
     assert [tracer.best_forecast(n) for n in nodes] == alone
     assert [bool(a) for a in alone[:3]] == [True, False, True]
+
+
+def test_what_is_prepared_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = PackTracer(TARGET)
+    traced: list[str] = []
+    run = made._lanes.run
+
+    def counting(jobs: Sequence[SandboxJob]) -> list[JobResult]:
+        traced.extend(text for job in jobs for text in job.files.values())
+        return run(jobs)
+
+    monkeypatch.setattr(made._lanes, "run", counting)
+    monkeypatch.setattr(pack_tracing, "_MAX_CACHED_TRACES", 2)
+    broken = TUNABLE.replace("tl.max(value, 0)", "tl.nothing(value)")
+    nodes = [node("a", TUNABLE), node("b", f"# b\n{TUNABLE}"), node("broken", broken)]
+    try:
+        made.prepare(nodes)
+        assert [made.best_forecast(n) is None for n in nodes] == [False, False, True]
+    finally:
+        made.close()
+    assert len(traced) == len(set(traced)) == 3 * (1 + len(configs_of(TUNABLE)))
 
 
 def test_what_was_timed_of_a_sibling_outdoes_a_forecast() -> None:

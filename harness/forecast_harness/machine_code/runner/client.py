@@ -21,6 +21,8 @@ from forecast_harness.machine_code.runner.session import TimingLimits, Violation
 from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.jobs import SandboxError, TensorBytes, WireError
 
+LAUNCH_S = 4.0
+"""Seconds of one launch after which its program is said to hang; a driver may need two to tell of an error."""
 _POLL_S = 0.1
 _MOST_INPUT_SETS = 16
 
@@ -98,7 +100,7 @@ class RunnerClient:
     """A runner of one device; use as a context manager. Requests wait for each other.
 
     `library`: the driver, by name or path. `launch_s`: seconds of one launch after which its program is said to
-    hang; a driver may need two to tell of an error. `answer_s`: of a whole request, after which the runner is given up.
+    hang. `answer_s`: of a whole request, after which the runner is given up.
     `flush_bytes`: what is written to empty the caches; 0: three times the L2. `visible`: the only device that the
     runner is to see, by its UUID; '': those that this process sees. `spare`: whether another process is started ahead,
     as a driver may need seconds for that; while it starts, it may disturb what is timed.
@@ -109,7 +111,7 @@ class RunnerClient:
         library: str = LIBRARY,
         device: int = 0,
         *,
-        launch_s: float = 4.0,
+        launch_s: float = LAUNCH_S,
         answer_s: float = 120.0,
         start_s: float = 60.0,
         flush_bytes: int = 0,

@@ -182,20 +182,21 @@ class PackTracer:
             for group in missing
             for at in range(0, len(group), _FILES_PER_JOB)
         ]
-        for part, found in zip(parts, self._traced(parts), strict=True):
-            self._traces |= dict(zip(part, found, strict=True))
+        if not parts:
+            return  # and nothing that was prepared together is forgotten before it is asked for
+        traced = list(zip(parts, self._traced(parts), strict=True))
         # What a cell's end has cost its other files is traced in cells of their own.
-        lost = [part for part in parts if len(part) > 1 and not any(self._traces[s] for s in part)]
-        alone = [[source] for part in lost for source in part]
-        for (source,), (own,) in zip(alone, self._traced(alone), strict=True):
-            self._traces[source] = own
+        alone = [[source] for part, found in traced if found is None and len(part) > 1 for source in part]
+        traced += zip(alone, self._traced(alone), strict=True)
+        for part, found in traced:
+            self._traces |= zip(part, found or [[]] * len(part), strict=True)
         timed = {s for _, s in self._timings}
         asked = {s for group in groups for s in group}
         for other in [s for s in self._traces if s not in timed and s not in asked][:-_MAX_CACHED_TRACES]:
             del self._traces[other]
 
-    def _traced(self, parts: Sequence[Sequence[str]]) -> list[list[list[list[_LaunchRecord]]]]:
-        """For each part and text in it: what it launches, per call."""
+    def _traced(self, parts: Sequence[Sequence[str]]) -> list[list[list[list[_LaunchRecord]]] | None]:
+        """For each part and text in it: what it launches, per call. None for a part whose cell gave no answer."""
         jobs = []
         for part in parts:
             files = {f"solution_{n}.py": source for n, source in enumerate(part)}
@@ -206,16 +207,13 @@ class PackTracer:
                 "arch": int(self._device.arch or 90),
             }
             jobs.append(SandboxJob(_TRACE_JOB, payload, files))
-        found = []
+        found: list[list[list[list[_LaunchRecord]]] | None] = []
         for part, result in zip(parts, self._lanes.run(jobs), strict=True):
-            told = result.value if result.status is JobStatus.OK else None
-            if (
-                not isinstance(told, list)
-                or len(told) != len(part)
-                or not all(isinstance(t, list) for t in told)
-            ):
-                told = [[] for _ in part]
-            found.append([calls if all(calls) else [] for calls in told])
+            told: Any = result.value if result.status is JobStatus.OK else None
+            answers = (
+                isinstance(told, list) and len(told) == len(part) and all(isinstance(t, list) for t in told)
+            )
+            found.append([calls if all(calls) else [] for calls in told] if answers else None)
         return found
 
     def _sum_forecasts(self, calls: Sequence[Sequence[_LaunchRecord]]) -> tuple[float, float] | None:

@@ -24,10 +24,7 @@ def lane_count() -> int:
 
 
 class TracingLanes:
-    """Lanes without a device that are opened when they are first needed.
-
-    Each has a thread of its own until `close`: a lane's processes end with the thread that began them.
-    """
+    """Lanes without a device that are opened when they are first needed, each by a thread of its own."""
 
     def __init__(self, folder: Path | None, limits: ResourceLimits, count: int = 0) -> None:
         """`folder` is for scratch files; `count`: lanes at most, 0 for what suits the machine."""

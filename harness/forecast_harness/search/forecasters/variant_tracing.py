@@ -127,7 +127,7 @@ class VariantTracer:
         """Forecasts of a spread over `configs`; None where nothing can be traced or forecast."""
         if not configs:
             return None
-        key = digest(source, [c.to_json() for c in configs])
+        key = _forecast_key(source, configs)
         if key not in self._cached_forecasts:
             if len(self._cached_forecasts) >= _MAX_CACHED_FORECASTS:
                 self._cached_forecasts.clear()
@@ -157,11 +157,13 @@ class VariantTracer:
         asked: dict[str, list[Config]] = {}
         for node in nodes:
             with suppress(RecordError):
-                configs = _spread(configs_for(self._target, node.source))
-                if configs and node.source not in self._traces:
-                    asked[node.source] = configs
+                configs = configs_for(self._target, node.source)
+                known = _forecast_key(node.source, configs) in self._cached_forecasts
+                if configs and not known and node.source not in self._traces:
+                    asked[node.source] = _spread(configs)
         with suppress(ForecastAutotuneError):  # what it meets there, `best_forecast` says of each
             results = self._lanes.run([self._trace_job(s, c) for s, c in asked.items()])
+            self._forget_old_traces()
             for (source, configs), result in zip(asked.items(), results, strict=True):
                 self._traces[source] = _read_traces(result, configs, ())
 
@@ -230,11 +232,14 @@ class VariantTracer:
         if missing:
             (result,) = self._lanes.run([self._trace_job(source, missing)])
             found = _read_traces(result, missing, found or ())
+            self._forget_old_traces()
         self._traces[source] = found or ()
+        return found or ()
+
+    def _forget_old_traces(self) -> None:
         timed = {s for s, _ in self._timings}
         for other in [s for s in self._traces if s not in timed][:-_MAX_CACHED_TRACES]:
             del self._traces[other]
-        return found or ()
 
     def _trace_job(self, source: str, configs: Sequence[Config]) -> SandboxJob:
         payload = {
@@ -244,6 +249,10 @@ class VariantTracer:
             "arch": int(self._device.arch or 90),
         }
         return SandboxJob(_TRACE_JOB, payload, {"variant.py": source})
+
+
+def _forecast_key(source: str, configs: Sequence[Config]) -> str:
+    return digest(source, [c.to_json() for c in configs])
 
 
 def _spread(configs: Sequence[Config]) -> list[Config]:
