@@ -1,7 +1,7 @@
 """Claims: on a host no cheat of the clock is called faster, equals seldom are, and 2 % are found.
 
     python -m benchmarks.verification.timing_attacks --out benchmarks/results/timing_attacks_cpu.json \
-        [--device cpu] [--packs softmax matmul layer_norm] [--stages attacks equals gains] [--only TEXT]
+        [--device cpu] [--packs softmax matmul layer_norm] [--stages attacks equals gains] [--only TEXT ...]
         [--equals 30] [--gains 20] [--reveal-late]
 
 `attacks`: every variant of every family of `tests.harness.timing_attacks`, verified and then compared with the
@@ -131,7 +131,9 @@ def main() -> int:
     made = parser(__doc__)
     made.add_argument("--packs", nargs="+", default=list(PACKS))
     made.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
-    made.add_argument("--only", default="", help="attacks whose family or variant contains this")
+    made.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="attacks whose family or variant contains one"
+    )
     made.add_argument("--variants", type=int, default=1000, help="most attacks of a family, the first ones")
     made.add_argument("--blocks", type=int, default=60, help="most blocks of an attack's contest")
     made.add_argument("--equals", type=int, default=30, help="contests of equals, all packs together")
@@ -158,7 +160,7 @@ def main() -> int:
             for pack in packs:
                 taken = Counter[str]()
                 for (family, variant), source in sources(pack).items():
-                    if a.only and a.only not in family and a.only not in variant:
+                    if not any(text in family or text in variant for text in a.only):
                         continue
                     taken[family] += 1
                     if taken[family] > a.variants:
