@@ -6,14 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import LARGEST_INTEGER, read_integer
 from forecast_harness.variants.grids import GridSample
 from forecast_harness.variants.sizes import CallSizes
 
 
 def _read_launches(listed: Sequence[Any]) -> tuple[GridSample, ...]:
     return tuple(GridSample(sizes, meta, tuple(grid)) for sizes, meta, grid in listed)
+
+
+def _read_words(words: Mapping[str, Any]) -> dict[str, str | int]:
+    # A size that keeps its recorded value has that as its word, and it may be negative: an index to ignore, say.
+    return {place: _read_word(place, word) for place, word in words.items()}
+
+
+def _read_word(place: str, word: Any) -> str | int:
+    if isinstance(word, str):
+        return word
+    try:
+        return read_integer(word, f".{place}", -LARGEST_INTEGER)
+    except RecordError as error:
+        raise RecordError(f"{error}, or a text") from error
 
 
 def _write_launches(launches: Sequence[GridSample]) -> list[Any]:
@@ -57,7 +73,7 @@ class KernelSurvey(Record, label="survey"):
     """The config that it serves as the reference with."""
     deterministic: bool
     """Whether equal inputs give equal bits."""
-    words: Mapping[str, str | int] = field(default_factory=dict)
+    words: Mapping[str, str | int] = field(default_factory=dict, metadata=json_option(read=_read_words))
     """Class of every size, by its first place."""
     evidence: int = 0
     """What was asked for before sizes counted as multiples of others; see `CallSizes.of`."""

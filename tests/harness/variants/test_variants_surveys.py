@@ -12,10 +12,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from forecast_autotune.errors import RecordError
+from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Argument, Config
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, ResourceLimits, SandboxLane
-from forecast_harness.variants.base_kernel import BaseKernel
+from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.variants.base_runner import (
     BaseKernelError,
     BaseKernelRun,
@@ -44,6 +44,12 @@ WINDOW = HEAD + (
     "def kernel(x, out, BLOCK: tl.constexpr):\n"
     "    value = tl.load(x + tl.arange(0, 2048)).to(tl.float32)\n"
     "    tl.store(out + tl.arange(0, 16), tl.zeros([16], tl.float32) + tl.sum(value, axis=0))\n"
+)
+KEPT = HEAD + (
+    "def kernel(x, keep, out, BLOCK: tl.constexpr):\n"
+    "    i = tl.arange(0, 64)\n"
+    "    kept = tl.load(keep + i).to(tl.int1)\n"
+    "    tl.store(out + i, tl.where(kept, tl.load(x + i), 0.0))\n"
 )
 
 
@@ -125,6 +131,29 @@ def test_noise_around_tensors_is_finite(kind: str) -> None:
     assert bool(read.isfinite().all())
     assert float(read.abs().max()) < 4
     assert len(read.unique()) > 8
+
+
+def test_masks_around_tensors_are_true_and_false() -> None:
+    arena = build_arena({"x": torch.zeros(16)}, {}, {}, random.Random(1), behind=1 << 14, noise=True)
+    assert 0.4 < float((arena.block[-(1 << 14) :] != 0).double().mean()) < 0.6
+
+
+def test_a_base_that_reads_a_mask_beyond_its_end_is_not_accepted(judging: SandboxLane) -> None:
+    call = [tensor("x", 64), tensor("keep", 16, dtype="bool"), tensor("out", 64)]
+    with pytest.raises(VariantError, match="depends on what lies around"):
+        survey(subject(KEPT, call, grid=lambda call, meta: (1,)), judging, plan=QUICK)
+
+
+@pytest.mark.parametrize("word", ["any", 2048, -100])
+def test_a_survey_is_read_back_whatever_a_size_keeps(word: str | int) -> None:
+    known = KernelSurvey(("out",), (), Config.of({}), True, {"x.0": word})
+    assert KernelSurvey.from_json(known.to_json()) == known
+
+
+def test_words_that_are_none_are_refused() -> None:
+    data = KernelSurvey(("out",), (), Config.of({}), True).to_json() | {"words": {"x.0": 1.5}}
+    with pytest.raises(RecordError, match=r"words\.x\.0 must be an integer .* or a text"):
+        KernelSurvey.from_json(data)
 
 
 class Dying:

@@ -20,6 +20,8 @@ from forecast_harness.sandbox.jobs import BytesLike
 GUARD_BYTES = 256
 """Bytes of canary before, behind and between tensors, at least."""
 _ALIGN = 64
+_WORD_BYTES = 8
+"""Of the widest number."""
 _CANARY_PERIOD = 1 << 20
 """Bytes after which random canaries repeat themselves."""
 _CANARY_FREE_BITS, _CANARY_FIXED_BITS = np.uint8(0b1000_0011), np.uint8(0b0011_1100)
@@ -115,7 +117,8 @@ def build_arena(
 
     Outputs are filled with NaN (integers: all bits set); canaries are random bytes, or all bits set,
     which reads as NaN, so that a result that depends on what lies beyond a tensor shows: chance says which.
-    With `noise`, they are random finite numbers, whatever they are read as; NaN is what it says without.
+    With `noise`, they are random finite numbers, whatever they are read as, and half of the words are zero, so that
+    masks that are read there are not all true; NaN is what it says without.
     `behind` more bytes of canary follow the last tensor.
     """
     slots: list[Slot] = []
@@ -133,7 +136,10 @@ def build_arena(
     drawn = rng.randbytes(min(size, _CANARY_PERIOD)) if scattered else b"\xff" * min(size, _CANARY_PERIOD)
     page = np.frombuffer(drawn, dtype=np.uint8)
     if noise:
-        page = page & _CANARY_FREE_BITS | _CANARY_FIXED_BITS
+        zero = np.repeat(
+            np.frombuffer(rng.randbytes(-(-len(page) // _WORD_BYTES)), dtype=np.uint8) & 1, _WORD_BYTES
+        )
+        page = (page & _CANARY_FREE_BITS | _CANARY_FIXED_BITS) * zero[: len(page)]
     block = torch.from_numpy(np.resize(page, size))
     for slot in slots:
         if slot.span:
