@@ -279,6 +279,7 @@ def _verdict_row(verdict: SolutionVerdict) -> Row:
         "trials": verdict.trials,
         "verdict_s": round(verdict.seconds, 3),
         "spent": verdict.facts.get("seconds", {}),
+        "steps": verdict.facts.get("steps", {}),
         "error_over_limit": verdict.facts.get("error_over_limit"),
     }
 

@@ -78,7 +78,8 @@ class SolutionJudge:
         self._checked = self._timed_checked = 0
         self._imported = self._last_check = time.perf_counter()
         self._language = Language.TORCH
-        self._compute_device, self._phase_timer = ComputeDevice(plan.device), PhaseTimer()
+        self._compute_device = ComputeDevice(plan.device)
+        self._phase_timer, self._step_timer = PhaseTimer(), PhaseTimer()
         self._launcher = open_launcher(cell, pack.definition.format, self.rng, plan.device, self._phase_timer)
         self._checking_budget, self._drawing_budget = (
             # On a host by the processor's time: how busy the machine is must not decide what is looked at.
@@ -100,14 +101,14 @@ class SolutionJudge:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """`seconds`: where the time went; `host`: why the device was not used for references, if it failed.
+        """`seconds`, `steps`: where the time went; `host`: why the device was not used for references, if it failed.
 
         The kinds of seconds are `draw` (arguments), `build` (blocks of them), `check` (references and
         comparisons), `inside` (launches, by the cell's clock) and, by question, those spent waiting for the
         cell: `prepare`, `place`, `launch`, `idle` and `again`. What a `launch` took beyond `inside` went into
-        transfers, restoring and digests.
+        transfers, restoring and digests. `steps` has the seconds of the same launches by what they were for.
         """
-        found: dict[str, Any] = {"seconds": self._phase_timer.to_json()}
+        found: dict[str, Any] = {"seconds": self._phase_timer.to_json(), "steps": self._step_timer.to_json()}
         return found | ({"host": self._compute_device.failure} if self._compute_device.failure else {})
 
     def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
@@ -129,11 +130,16 @@ class SolutionJudge:
 
         Without `timed`, launches in a row are left out, and with them all that clocks show.
         """
-        steps = [self._varied_trials, *([self._timed_trials] if timed else []), self._kernel_trials]
+        steps = {"varied": self._varied_trials}
         if timed:
-            steps.append(lambda: check_longer(self, self._workloads))
-        for step in steps:
-            if reasons := step():
+            steps["timed"] = self._timed_trials
+        steps["kernels"] = self._kernel_trials
+        if timed:
+            steps["longer"] = lambda: check_longer(self, self._workloads)
+        for name, step in steps.items():
+            with self._step_timer.phase(name):
+                reasons = step()
+            if reasons:
                 return reasons
         return []
 

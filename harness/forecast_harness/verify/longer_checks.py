@@ -15,7 +15,7 @@ from forecast_harness.verify.problems.problem import LaunchCase
 from forecast_harness.verify.verdict import Reason
 
 _SHARE_OF_TRIALS = 0.5
-"""Of the seconds that the trials took, what more launches may take at least."""
+"""Of the seconds that the trials took on a host, what more launches may take at least."""
 _LAUNCHES_PER_PAUSE = 80
 """On average."""
 _PAUSE_S = (0.05, 0.3)
@@ -60,8 +60,9 @@ def check_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> list[Reas
 
     The reasons of the first that shows a fault; none if all is well. Raises `CandidateFault`.
     """
-    # On a machine that others use, trials take long, and so may these.
-    more = max(judge.plan.longer_s, _SHARE_OF_TRIALS * judge.checked_launches.seconds)
+    more = judge.plan.longer_s
+    if judge.plan.device == "cpu":  # that others use: trials take long, and so may these
+        more = max(more, _SHARE_OF_TRIALS * judge.checked_launches.seconds)
     ends = min(judge.ends, time.perf_counter() + more)
     while judge.checked_launches.launches < judge.plan.launches and time.perf_counter() < ends:
         work = workloads[judge.rng.randrange(len(workloads))]
@@ -78,7 +79,7 @@ def check_timed_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> lis
     quicker. The reasons of the first that shows a fault. Raises `CandidateFault`.
     """
     began, plan = time.perf_counter(), judge.plan
-    wanted = -(-plan.launches // _CONTESTS)
+    wanted = -(-plan.contest_launches // _CONTESTS)
     kept: dict[str, list[LaunchCase]] = {work.name: [] for work in workloads}
     last: LaunchCase | None = None
     while judge.checked_launches.launches < wanted:

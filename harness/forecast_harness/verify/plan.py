@@ -18,11 +18,14 @@ class VerificationPlan(Record, label="plan"):
     """Launches of one workload in a row, of which a random share is checked."""
     checked: float = 1.0
     """The share of timed launches that are checked, where that is quick; the same for each."""
-    launches: int = 459
-    """Launches to check before a solution is accepted, and again in contests before it is called faster: as many as
-    find a fault in 1 % of launches with 99 %. Fewer, where they take longer than the seconds below."""
+    launches: int = 230
+    """Launches to check before a solution is accepted: as many as find a fault in 2 % of launches with 99 %. Fewer,
+    where they take longer than the seconds below."""
+    contest_launches: int = 459
+    """Timed launches to check before a solution is called faster, in all of its contests: as many as find a fault in
+    1 % of launches with 99 %. Fewer in the same way."""
     longer_s: float = 0.7
-    """Most seconds that a verification takes for more launches than its trials have, or half of theirs."""
+    """Most seconds that a verification takes for more launches than its trials have; on a host, or half of theirs."""
     longer_timed_s: float = 3.0
     """Most seconds that a contest takes for more launches than it has timed, of a candidate that is faster."""
     device: str = "cpu"

@@ -27,7 +27,9 @@ from tests.harness.small import checked_only
 
 
 def test_as_many_launches_as_a_share_needs() -> None:
-    assert launches_needed(0.01) == VerificationPlan().launches == 459
+    plan = VerificationPlan()
+    assert launches_needed(0.01) == plan.contest_launches == 459
+    assert plan.launches >= launches_needed(0.02)
     for share in (0.001, 0.01, 0.03, 0.1, 0.5):
         n = launches_needed(share)
         assert 1 - (1 - share) ** n >= 0.99 > 1 - (1 - share) ** (n - 1)
@@ -178,7 +180,9 @@ def test_a_contest_adds_launches_that_were_timed(judging: SandboxLane) -> None:
         "slow",
         "import time\nimport torch\n\n\ndef run(x):\n    time.sleep(0.01)\n    return torch.softmax(x, -1)\n",
     )
-    plan = VerificationPlan(cases=3, timed=2, launches=300, longer_s=60, longer_timed_s=60)
+    plan = VerificationPlan(
+        cases=3, timed=2, launches=60, contest_launches=300, longer_s=60, longer_timed_s=60
+    )
     first, faster = compare_solutions(pack, [pack.solution("torch_plain")], judging, against=slow, plan=plan)
     assert faster.outcome == "faster", faster.verdict.reasons
     assert faster.checked.launches >= faster.verdict.checked.launches + 300
