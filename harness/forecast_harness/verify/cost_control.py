@@ -17,17 +17,20 @@ from forecast_harness.timing.device import device_count
 _TYPICAL_LAUNCHES = 200
 """Launches of one workload in a duel that takes its time."""
 _REMEMBERED_COSTS, _FEWEST_COSTS = 9, 3
-_LONG_S = 1.0
-"""A cost that counts at once."""
 _FEWEST_THREADS, _MOST_THREADS = 4, 8
 
 
 class SamplingBudget:
     """One kind of work whose cost is found out by doing it."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`seconds`, by `clock`: what it may cost on average during 200 launches of a workload."""
-        self._allowed, self._clock = seconds, clock
+    def __init__(
+        self, seconds: float, clock: Callable[[], float] = time.perf_counter, *, long_s: float = 1.0
+    ) -> None:
+        """`seconds`, by `clock`: what it may cost on average during 200 launches of a workload.
+
+        `long_s`: seconds of a first time that count at once; what takes less is done a few times before.
+        """
+        self._allowed, self._clock, self._long_s = seconds, clock, long_s
         self._costs: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_COSTS))
 
     def launch_share(self, name: str, usual: float) -> float:
@@ -37,7 +40,7 @@ class SamplingBudget:
         more.
         """
         cost = statistics.median(self._costs[name]) if self._costs[name] else 0.0
-        if len(self._costs[name]) < _FEWEST_COSTS and cost < _LONG_S:
+        if len(self._costs[name]) < _FEWEST_COSTS and cost < self._long_s:
             return usual  # the first time may have to learn what later ones know
         return min(usual, self._allowed / (_TYPICAL_LAUNCHES * cost)) if cost else usual
 

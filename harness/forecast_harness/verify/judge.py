@@ -49,6 +49,11 @@ _MOST_REDRAWS = 8
 """Draws among which should be one whose outputs a kernel has to write."""
 _CHECKING_BUDGET_S = {"cpu": 4.0, "cuda": 0.5}
 """What reading and checking a workload's timed launches may take in a duel, on average, where candidates run."""
+_LONG_ON_DEVICE_S = 0.2
+"""Seconds of drawing or checking that count at the first time, where candidates run on a device."""
+_LARGE_CHECKS = {"cpu": 0.1, "cuda": 0.025}
+"""Of the timed launches that would be checked if they were small, the share of large ones: on a device, theirs travel
+through a socket."""
 _THOROUGH_SHARE = 0.05
 """Of the launches that are found right quickly, those that are checked with the full limits all the same."""
 _DRAWING_BUDGET_S = 0.5
@@ -85,8 +90,8 @@ class SolutionJudge:
             # On a host by the processor's time: how busy the machine is must not decide what is looked at.
             SamplingBudget(_CHECKING_BUDGET_S["cpu"], time.process_time)
             if plan.device == "cpu"
-            else SamplingBudget(_CHECKING_BUDGET_S["cuda"]),
-            SamplingBudget(_DRAWING_BUDGET_S),
+            else SamplingBudget(_CHECKING_BUDGET_S["cuda"], long_s=_LONG_ON_DEVICE_S),
+            SamplingBudget(_DRAWING_BUDGET_S, long_s=1.0 if plan.device == "cpu" else _LONG_ON_DEVICE_S),
         )
 
     @property
@@ -145,7 +150,7 @@ class SolutionJudge:
 
     def should_check(self, work: Workload) -> bool:
         """A coin: whether to check this timed launch of a workload. Large ones cost seconds each."""
-        usual = self.plan.checked / (10 if work.large else 1)
+        usual = self.plan.checked * (_LARGE_CHECKS[self.plan.device] if work.large else 1.0)
         return self.rng.random() < self._checking_budget.launch_share(work.name, usual)
 
     def should_redraw(self, work: Workload, usual: float) -> bool:

@@ -25,7 +25,8 @@ class VerificationPlan(Record, label="plan"):
     """Timed launches to check before a solution is called faster, in all of its contests: as many as find a fault in
     1 % of launches with 99 %. Fewer in the same way."""
     longer_s: float = 0.7
-    """Most seconds that a verification takes for more launches than its trials have; on a host, or half of theirs."""
+    """Most seconds that a verification takes for more launches than its trials have. On a host it may take half of
+    theirs, on a device less where the trials took long."""
     longer_timed_s: float = 3.0
     """Most seconds that a contest takes for more launches than it has timed, of a candidate that is faster."""
     device: str = "cpu"
