@@ -53,8 +53,12 @@ from forecast_harness.timing.device import DeviceBusy, exclusive
 
 _HOPELESS = 1.3
 """Times the rival's seconds, at which a config is given up."""
+_FAR_BEYOND = 2.0
+"""Times the rival's seconds, beyond which the first config speaks for its source: no other one is compiled."""
 _FIRST_CONFIGS = 2
 """Configs of which one must not be hopeless for others to be compiled."""
+_BEHIND_BEST = 1.1
+"""Times the seconds of the source's best config so far, at which another one is given up."""
 _UNPAIRED_SD = 0.1
 """Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
 _RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=0)
@@ -216,7 +220,7 @@ class MachineCodeJudge:
                 failure = refused
                 if number == 0 and refused.outcome is Outcome.INCORRECT:
                     raise
-            if number == _FIRST_CONFIGS - 1 and self._is_hopeless(trial):
+            if number < _FIRST_CONFIGS and self._ends_after(trial, number):
                 break
         if not trial.seconds:
             raise failure
@@ -253,18 +257,27 @@ class MachineCodeJudge:
     def _time_config(self, trial: NodeTrial, number: int, built: BuildResult) -> None:
         programs = self._checked(built)
         named = zip(self._trials.calls.timed, programs[1:], strict=True)
-        seconds = {n: self._seconds(p, n, trial.rival_s[n] * _HOPELESS) for n, p in named}
+        best = trial.seconds[trial.best] if trial.seconds else {}
+        seconds = {}
+        for name, program in named:
+            bound = trial.rival_s[name] * _HOPELESS
+            seconds[name] = self._seconds(program, name, min(bound, best.get(name, bound) * _BEHIND_BEST))
         trial.seconds[number], trial.programs[number] = seconds, programs
 
-    def _is_hopeless(self, trial: NodeTrial) -> bool:
+    def _is_hopeless(self, trial: NodeTrial, times: float = _HOPELESS) -> bool:
         """Whether every config so far is far from the rival on the whole."""
-        return bool(trial.seconds) and trial.log_ratio(trial.best) > math.log(_HOPELESS)
+        return bool(trial.seconds) and trial.log_ratio(trial.best) > math.log(times)
+
+    def _ends_after(self, trial: NodeTrial, number: int) -> bool:
+        """Whether no config after this one is worth its compilation."""
+        return self._is_hopeless(trial, _HOPELESS if number == _FIRST_CONFIGS - 1 else _FAR_BEYOND)
 
     def _given_up(self, trial: NodeTrial) -> NodeResult:
         ratio = trial.log_ratio(trial.best) / math.log(2)
-        text = f"Right on a small call, and given up: {2**ratio:.2f} times slower."
+        tried = f"{len(trial.seconds)} of {len(trial.configs)} configs"
+        text = f"Right on a small call, and given up after {tried}: {2**ratio:.2f} times slower."
         found = RaceResult(ratio, _UNPAIRED_SD, trial.seconds[trial.best], trial.rival_s, 0)
-        return self._measured(trial, found, text, {})
+        return self._measured(trial, found, text, {"given_up_after": len(trial.seconds)})
 
     def _raced(self, trial: NodeTrial) -> NodeResult:
         """The best config beside the other node; twice, where it seems to be faster."""

@@ -115,11 +115,28 @@ def test_what_is_not_shown_to_be_faster_is_not_called_so(judged: Judged, cost: i
     assert not found.is_unverified_gain
 
 
-def test_a_hopeless_source_is_given_up_after_two_configs(tuned: Judged) -> None:
-    found = tuned.judge.judge(job("slow", "honest 200000"))
-    assert found.log2_ratio == pytest.approx(1, abs=0.1)
-    assert found.measurements == 2
-    assert [w for name, w in tuned.builder.asked if name == "slow"] == [4, 8]
+@pytest.mark.parametrize(
+    ("cost", "warps", "tried"),
+    [
+        (80_000, (4, 8, 2, 16), 4),
+        (150_000, (4, 8, 2, 16), 1),
+        (80_000, (4, 2, 8, 16), 2),
+        (60_000, (4, 2, 8, 16), 4),
+    ],
+)
+def test_the_farther_a_source_is_behind_the_fewer_configs_are_compiled(
+    runner: RunnerClient, tmp_path: Path, cost: int, warps: tuple[int, ...], tried: int
+) -> None:
+    """Of sources that take longer with fewer warps; the rival takes 50,000."""
+    made = Judged(runner, tmp_path, warps)
+    try:
+        found = made.judge.judge(job("slow", f"honest {cost}"))
+    finally:
+        made.close()
+    assert found.measurements == len(found.facts["configs"]) == tried
+    assert sorted(w for name, w in made.builder.asked if name == "slow") == sorted(warps[:tried])
+    assert ("given up" in found.feedback) == (tried < 4)
+    assert found.facts.get("given_up_after", 4) == tried
 
 
 def test_the_best_of_all_configs_counts(tuned: Judged) -> None:
