@@ -9,6 +9,7 @@ import shlex
 import shutil
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ _REPORT = "report.html"
 
 def search(options: argparse.Namespace, output: Output) -> int:
     """Search, resume or show; 0 if it came to its end, 130 if it was interrupted."""
+    began = time.monotonic()
     _check(options)
     if options.show is not None:
         return _show_folder(options, output)
@@ -42,7 +44,7 @@ def search(options: argparse.Namespace, output: Output) -> int:
         require_packages("search --ray", "ray")
     folder = Path(options.out) if options.out is not None else Path(_folder_name(options.target))
     _check_folder(folder, options.resume)
-    state = _search(options, output, folder)
+    state = _search(options, output, folder, began)
     if state.stopped is not None and state.stopped.interrupted:
         _report(output, state, folder, f"interrupted. To go on: {resume_command(options, folder)}")
         return _INTERRUPTED
@@ -115,7 +117,7 @@ def _check_folder(folder: Path, resume: bool) -> None:
         )
 
 
-def _search(options: argparse.Namespace, output: Output, folder: Path) -> SearchState:
+def _search(options: argparse.Namespace, output: Output, folder: Path, began: float) -> SearchState:
     from forecast_harness.search.forecasters import open_forecaster
     from forecast_harness.search.judging.devices import verification_plan
     from forecast_harness.search.records import TargetKind
@@ -161,6 +163,7 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> Search
                 lanes=lanes,
                 folder=folder,
                 watch=watch,
+                began=began,
             )
 
 

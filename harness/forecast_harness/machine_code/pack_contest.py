@@ -38,8 +38,9 @@ _BATCH = TimingLimits(least=8 * PAUSES, most=8 * PAUSES, bound_s=1e6, checks=2)
 _ALWAYS_CHECKED = 4
 """Batches whose outputs are compared in any case. Of the n-th later one they are with the chance `_ALWAYS_CHECKED` / n:
 to compare takes longer than to launch, and a contest may have hundreds of batches."""
-_MOST_WALL_S = 20.0
-"""After which a contest ends undecided, however short its launches are."""
+_LEAST_WALL_S, _MOST_WALL_S = 5.0, 20.0
+"""After which a contest ends undecided, however short its launches are: what of it is not launches takes as long as
+those, and the first where a confirmation has little time."""
 PROTOCOL = "machine-code"
 
 
@@ -164,7 +165,7 @@ class PackContests:
             return impossible_time(seconds, case.moved_bytes, case.flops, self._plan.peaks)
 
         clock = ProgramClock(runner, calls, programs, implausible, self._batch)
-        until = time.perf_counter() + _MOST_WALL_S
+        until = time.perf_counter() + min(_MOST_WALL_S, max(_LEAST_WALL_S, 2 * self._rules.seconds))
         try:
             with exclusive(self._plan.device_lock):
                 ended = run_comparison(

@@ -51,7 +51,11 @@ from forecast_harness.search.planning.plugin_answers import (
     judge_answer,
     lane_failure_event,
 )
-from forecast_harness.search.planning.scheduler import CONFIRMATION_RESERVE, action_key, pending_actions
+from forecast_harness.search.planning.scheduler import (
+    action_key,
+    confirmation_reserve,
+    pending_actions,
+)
 from forecast_harness.search.records import Node, SearchContext, SearchSettings, SearchTarget
 
 MAX_PROPOSAL_REQUESTS = 8
@@ -76,11 +80,13 @@ def search(
     lanes: JudgePool,
     folder: Path,
     watch: Callable[[SearchState], None] | None = None,
+    began: float | None = None,
 ) -> SearchState:
     """Search, or go on with the search in `folder`, to its end or to an interruption (Ctrl-C).
 
     `context` need not name settings, arms, seeds, target and surrogate: they are taken from the other
     arguments. `watch` sees the state after every event, in this thread. Closes none of what it is given.
+    `began`: when, by `time.monotonic`, whoever waits for this search began to; the limit on seconds counts from there.
 
     Raises `RecordError` where the folder holds a search with another context, `StoreError` where it is in
     use or cannot be written, `SettingsError` for settings that cannot be searched with.
@@ -102,7 +108,7 @@ def search(
     with log:
         state = replay_events(log.events)
         if state.stopped is None or state.stopped.interrupted:
-            run = _SearchRunner(log, state, folder, proposers, forecaster, lanes, watch)
+            run = _SearchRunner(log, state, folder, proposers, forecaster, lanes, watch, began)
             if len(log.events) > 1:
                 run.record(Resumed(utc_now()))
             with _interrupt_event() as interrupted:
@@ -149,12 +155,15 @@ class _SearchRunner:
         forecaster: Forecaster | None,
         lanes: JudgePool,
         watch: Callable[[SearchState], None] | None,
+        began: float | None,
     ) -> None:
         self._log, self._state, self._folder, self._answers = log, state, folder, AnswerStore(folder)
         self._proposers, self._forecaster, self._lanes, self._watch = proposers, forecaster, lanes, watch
         self._in_progress: dict[str, _ActionInProgress] = {}
         self._best = ""
         self._started_at = time.monotonic()
+        self._waited = 0.0 if began is None else max(0.0, self._started_at - began)
+        """Seconds before this part of the search, in which what it needs was opened."""
         self._earlier_seconds = state.spent.wall_seconds
         """Of earlier sessions only their work is known: a killed one tells no end."""
 
@@ -220,14 +229,17 @@ class _SearchRunner:
         return bool(done)
 
     def _elapsed(self) -> float:
-        return self._earlier_seconds + time.monotonic() - self._started_at
+        return self._earlier_seconds + self._waited + time.monotonic() - self._started_at
 
     def _time_is_up(self) -> bool:
         """Whether just enough of the wall-clock limit is left to confirm the best."""
-        limit = self._state.settings.budget.wall_seconds
-        if limit is None or self._state.expired is not None:
+        state, limit = self._state, self._state.settings.budget.wall_seconds
+        if limit is None or state.expired is not None:
             return False
-        return self._elapsed() >= (1.0 - CONFIRMATION_RESERVE) * limit
+        spent = self._elapsed()
+        if state.seeds[0] not in state.judged:  # without it nothing is known, however long opening took
+            spent -= self._waited
+        return spent >= limit - confirmation_reserve(state, limit)
 
     def _has_room(self, action: Action) -> bool:
         """Whether its queue is not full."""

@@ -362,3 +362,17 @@ def test_a_limit_on_the_clock_ends_a_search_that_waits(tmp_path: Path) -> None:
     assert state.confirmed
     again = replay_events(read_log(tmp_path / "log.jsonl"))
     assert comparable_outcome(again) == comparable_outcome(state)
+
+
+@pytest.mark.parametrize(("waited", "judged"), [(0.0, 30), (1000.0, 1)])
+def test_what_opening_took_counts_but_the_seed_is_judged_all_the_same(
+    tmp_path: Path, waited: float, judged: int
+) -> None:
+    limit = replace(settings(30), budget=SearchBudget(30, wall_seconds=1000.0))
+    state = run_search(tmp_path, limit, began=time.monotonic() - waited)
+    assert state.stopped is not None
+    assert state.spent.measurements == judged
+    assert (state.expired is not None) == (waited > 0)
+    if state.expired is not None:
+        assert state.expired.seconds >= waited
+        assert state.stopped.reason.startswith("the time is up")

@@ -27,10 +27,11 @@ from forecast_harness.search.history.events import (
     Proposed,
     RecordChoice,
     StopSearch,
+    Verified,
 )
 from forecast_harness.search.history.state import apply_event, replay_events
-from forecast_harness.search.planning.scheduler import action_key, pending_actions
-from forecast_harness.search.records import NodeResult, SearchBudget
+from forecast_harness.search.planning.scheduler import action_key, confirmation_reserve, pending_actions
+from forecast_harness.search.records import FullVerification, NodeResult, SearchBudget
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, jobs
 
 # --- budgets ---
@@ -92,6 +93,11 @@ def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -
     assert isinstance(due, ConfirmationJob)
     assert whole.best in {n.id for n in due.nodes}
     assert due.seconds == 15.0, "a quarter is kept"
+    for took, kept in ((1.0, 15.0), (5.0, 25.0), (50.0, 30.0)):
+        whole.verifications.append(
+            Verified("job", whole.best, FullVerification(Outcome.OK, wall_seconds=took))
+        )
+        assert confirmation_reserve(whole, 60.0) == kept, "more where verifying takes long, half at most"
     apply_event(whole, Confirmed({n.id: NodeResult(Outcome.INCORRECT) for n in due.nodes}))
     assert pending_actions(whole) == (StopSearch("the time is up: 46 s"),), (
         "refuted ones are not replaced any more"

@@ -34,6 +34,7 @@ def run_search(
     watch: Callable[[SearchState], None] | None = None,
     lanes: int = 2,
     forecasts: bool = True,
+    began: float | None = None,
     **context: Any,
 ) -> SearchState:
     made = LocalJudgePool(make_judge or (lambda _: LandscapeJudge(ledger, 0.002)), lanes)
@@ -48,6 +49,7 @@ def run_search(
             lanes=made,
             folder=folder,
             watch=watch,
+            began=began,
         )
     finally:
         made.close()

@@ -59,8 +59,10 @@ from forecast_harness.search.records import Node
 
 FINALISTS = 3
 """Nodes confirmed together."""
-CONFIRMATION_RESERVE = 0.25
-"""Share of a wall-clock limit that is kept for confirming the best."""
+LEAST_RESERVE, MOST_RESERVE = 0.25, 0.5
+"""Shares of a wall-clock limit that are kept for confirming the best."""
+CONFIRMATION_VERIFICATIONS = 5
+"""Full verifications that confirming one node takes as long as: two of them, its contests, a fresh lane."""
 MAX_CONFIRMATION_ROUNDS = 3
 """Rounds of confirming at most: another one only where all finalists of the one before were refuted."""
 
@@ -255,5 +257,12 @@ def _confirmation_seconds(state: SearchState) -> float | None:
     limit = state.settings.budget.wall_seconds
     if limit is None:
         return None
-    kept = CONFIRMATION_RESERVE * limit
-    return kept if state.expired is None else max(kept, limit - state.expired.seconds)
+    kept = confirmation_reserve(state, limit)
+    return kept if state.expired is None else max(LEAST_RESERVE * limit, limit - state.expired.seconds)
+
+
+def confirmation_reserve(state: SearchState, limit: float) -> float:
+    """Seconds of a wall-clock limit to keep for confirming the best, by what full verifications took so far."""
+    taken = max((v.found.wall_seconds for v in state.verifications), default=0.0)
+    wanted = max(LEAST_RESERVE * limit, CONFIRMATION_VERIFICATIONS * taken)
+    return min(wanted, MOST_RESERVE * limit)
