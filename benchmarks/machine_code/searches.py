@@ -6,11 +6,13 @@
 
 Each target is searched by the command `forecast-autotune search TARGET --device cuda --path PATH --seconds N`, in a
 process of its own, and its log is watched. A verdict is any result of a source but the harness's own failures.
+Before it, a search of the seed alone fills whatever caches there are: what its first verdict took is told as cold.
 `--paths machine-code host-code` compares the two.
 """
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,22 +23,36 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from forecast_autotune.records import Outcome
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, replay_events
 
-PACKS = ("softmax", "matmul", "layer_norm", "swiglu", "cross_entropy")
+KERNELS = (
+    "softmax.py:online_softmax",
+    "matmul.py:matmul_kernel",
+    "layer_norm.py:_layer_norm_fwd_fused",
+    "rms_norm.py:add_rms_norm",
+    "swiglu.py:swiglu_kernel",
+    "cross_entropy.py:cross_entropy_fwd",
+    "cumsum.py:row_cumsum",
+    "attention.py:attention_fwd",
+    "causal_conv1d.py:causal_conv1d_fwd",
+    "transpose.py:transpose_kernel",
+)
+"""Of `benchmarks/kernels`, with 72 to 100 configs each."""
+_KERNELS_FOLDER = Path("benchmarks/kernels")
 _WARM_UP_S = 10.0
 """Of a search, which its rate leaves out."""
 _POLL_S = 0.1
 
 
-def search_target(target: str, path: str, options: Any) -> dict[str, Any]:
-    """Run one search; when its lines, verdicts and gains came."""
+def search_target(target: str, path: str, options: Any, budget: int = 100_000) -> dict[str, Any]:
+    """Run one search of so many measurements at most; when its lines, verdicts and gains came."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "search"
         command = [sys.executable, "-m", "forecast_autotune", "search", target, "--device", options.device]
         command += ["--path", path, "--seconds", f"{options.seconds:g}", "--trials", str(options.trials)]
-        command += ["--gpu-budget", "100000", "--k", "8", "--surrogate", options.surrogate]
+        command += ["--gpu-budget", str(budget), "--k", "8", "--surrogate", options.surrogate]
         command += ["--seed", str(options.seed), "--out", str(folder)]
         command += ["--lanes", str(options.lanes)]
         began = time.perf_counter()
@@ -62,11 +78,12 @@ def search_target(target: str, path: str, options: Any) -> dict[str, Any]:
                     faster_s = now
         reader.join()
         spent = time.perf_counter() - began
-        state = replay_events(read_log(log)) if log.exists() else None
-    found = told(state, judged, spent) | {
+        ended = replay_events(read_log(log)) if log.exists() else None
+    found = told(ended, judged, spent) | {
         "target": Path(target.partition(":")[0]).name if ":" in target else target,
         "path": path,
         "status": process.returncode,
+        "beyond_the_limit_s": max(0.0, spent - options.seconds),
         "first_line_s": lines[0][0] if lines else None,
         "first_faster_s": faster_s,
         "remarks": [line for _, line in lines if "host code" in line or "machine-code" in line][:5],
@@ -84,8 +101,17 @@ def told(state: SearchState | None, judged: list[float], spent: float) -> dict[s
     steady = [s for s in judged if s > judged[0] + _WARM_UP_S]
     minutes = (steady[-1] - judged[0] - _WARM_UP_S) / 60 if steady else 0.0
     results = list(state.judged.values())
+    right = [r for n, r in state.judged.items() if r.outcome is Outcome.OK and n not in state.seeds]
+    given_up = [r for r in right if "given_up_after" in r.facts]
+    at_work = sum(r.device_seconds for n, r in state.judged.items() if n != state.seeds[0])
     return {
         "judged": len(results),
+        "configs_of_a_right_source": statistics.fmean(r.measurements for r in right) if right else None,
+        "configs_of_one_not_given_up": statistics.fmean(r.measurements for r in right if r not in given_up)
+        if len(right) > len(given_up)
+        else None,
+        "given_up": len(given_up),
+        "runner_at_work": at_work / (judged[-1] - judged[0]) if len(judged) > 1 else 0.0,
         "a_minute": len(steady) / minutes if minutes else 0.0,
         "configs_timed": sum(r.measurements for r in results),
         "first_verdict_s": judged[0] if judged else None,
@@ -102,7 +128,7 @@ def told(state: SearchState | None, judged: list[float], spent: float) -> dict[s
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--targets", nargs="+", default=list(PACKS), help="packs, or FILE.py:FN")
+    made.add_argument("--targets", nargs="+", help="packs, or FILE.py:FN; by default ten kernels")
     made.add_argument("--paths", nargs="+", choices=("machine-code", "host-code", "auto"), default=["auto"])
     made.add_argument("--seconds", type=float, default=120.0)
     made.add_argument("--trials", type=int, default=8, help="configs of one source")
@@ -112,13 +138,16 @@ def main() -> None:
         "--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try the script itself"
     )
     made.add_argument("--seed", type=int, default=0)
+    made.set_defaults(targets=[str(_KERNELS_FOLDER / kernel) for kernel in KERNELS])
     early, _ = made.parse_known_args()
     arguments = parse_arguments(made, on_host=early.device == "cpu")
     result = ResultFile(arguments, "sources that `search` judges a minute", arguments.seed)
     found = []
     for target in arguments.targets:
         for path in arguments.paths:
+            cold = search_target(target, path, arguments, budget=1)
             found.append(search_target(target, path, arguments))
+            found[-1]["cold_first_verdict_s"] = cold["first_verdict_s"]
             result.add("searches", found[-1])
     by_path = {p: [f for f in found if f["path"] == p] for p in arguments.paths}
     result.finish(
@@ -128,6 +157,10 @@ def main() -> None:
                 "judged": sum(f["judged"] for f in all_of),
                 "least_a_minute": min(f["a_minute"] for f in all_of),
                 "first_verdict_s": max(f["first_verdict_s"] or f["seconds"] for f in all_of),
+                "cold_first_verdict_s": max(f["cold_first_verdict_s"] or f["seconds"] for f in all_of),
+                "beyond_the_limit_s": max(f["beyond_the_limit_s"] for f in all_of),
+                "configs_of_a_right_source": min(f.get("configs_of_a_right_source") or 0.0 for f in all_of),
+                "runner_at_work": min(f.get("runner_at_work", 0.0) for f in all_of),
                 "first_line_s": max(f["first_line_s"] or f["seconds"] for f in all_of),
             }
             for path, all_of in by_path.items()
