@@ -328,6 +328,8 @@ class BackgroundTuner:
             with self._slicing:  # the slice that ended it has noted when it ends
                 pass
             if series.error is not None:
+                if self._stopped:  # it says nothing of the candidate: the driver may be gone already
+                    raise BackgroundStoppedError("the process ends") from series.error
                 raise series.error
             until = float("inf")
             while not series.is_over():

@@ -333,13 +333,14 @@ def test_a_process_that_ends_meanwhile_ends_quietly(background: IncrementingDevi
         from forecast_integrations.triton.null_device import null_device
         from tests.integrations.null import by_launch_options, configs, double, launch
 
-        with null_device(by_launch_options):
-            tuner = autotune(configs=configs(), key=["n"], store={str(tmp_path / "store")!r})(double)
+        device = null_device(by_launch_options)
+        device.__enter__()  # and never left: a device outlives the program
+        tuner = autotune(configs=configs(), key=["n"], store={str(tmp_path / "store")!r})(double)
+        launch(tuner)
+        while not list(tuner._engine.options.open_store(tuner._engine.options.settings()).tables()):
             launch(tuner)
-            while not list(tuner._engine.options.open_store(tuner._engine.options.settings()).tables()):
-                launch(tuner)
-            assert not tuner.cache
-            raise SystemExit(7)
+        assert not tuner.cache
+        raise SystemExit(7)
     """
     root = Path(__file__).parents[4]
     done = subprocess.run(
@@ -348,6 +349,29 @@ def test_a_process_that_ends_meanwhile_ends_quietly(background: IncrementingDevi
     assert (done.returncode, done.stderr) == (7, "")
     (table,) = tables(tmp_path / "store")
     assert all(m.ok for m in table.measurements), "no launch counts as one that took the process down"
+
+
+def test_a_launch_that_fails_as_the_process_ends_says_nothing_of_its_candidate(
+    background: IncrementingDevice, tmp_path: Path
+) -> None:
+    x = torch.zeros(4096)
+    ended = []
+
+    def before(nargs: dict[str, Any], reset_only: bool = False) -> None:
+        if nargs["x"] is not x:
+            BACKGROUND.stop(0.0)
+            ended.append(True)
+            raise RuntimeError("no driver is left")
+
+    tuner = tuned(store=tmp_path / "store", pre_hook=before)
+    until = time.monotonic() + 120
+    while not ended:
+        launch(tuner, x)
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    BACKGROUND.stop(60.0)
+    assert not [m for table in tables(tmp_path / "store") for m in table.measurements if not m.ok]
+    assert not list((tmp_path / "store").rglob("running-*"))
 
 
 def test_nothing_is_timed_with_arguments_that_compile_to_other_code(background: IncrementingDevice) -> None:
