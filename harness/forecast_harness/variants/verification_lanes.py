@@ -15,10 +15,10 @@ from forecast_harness.sandbox.api import SandboxLane
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
-_MOST_LANES = 8
-"""Of one device: each holds a context on it."""
-_PROCESSORS_PER_LANE = 2
-"""A lane's cells compile while its judge calculates what is right."""
+_MOST_LANES = 16
+"""Of one device: each holds contexts on it."""
+_PROCESSORS_PER_LANE = 1
+"""A lane's cells wait for the device and for the judge as often as they compile."""
 
 
 def lane_count(items: int) -> int:
@@ -33,8 +33,10 @@ class VerificationLanes:
     def __init__(self, opener: Callable[[], SandboxLane], most: int) -> None:
         """`opener` makes a lane that is not open yet; `most`: lanes that may be open at once."""
         self._opener, self.most = opener, most
-        self._free: queue.SimpleQueue[SandboxLane] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[SandboxLane | BaseException] = queue.SimpleQueue()
         self._open: list[SandboxLane] = []
+        self._openings: list[threading.Thread] = []
+        self._begun = 0
         self._lock = threading.Lock()
 
     def __enter__(self) -> VerificationLanes:
@@ -43,24 +45,52 @@ class VerificationLanes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        while self._open:
-            self._open.pop().close()
+        for opening in self._openings:
+            opening.join()
+        with ThreadPoolExecutor(max(1, len(self._open)), "close-lane") as pool:
+            list(pool.map(lambda lane: lane.close(), self._open))
+        self._open.clear()
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[SandboxLane]:
         """A lane that nobody else uses meanwhile. Raises `SandboxError` where none can be opened."""
-        with self._lock:
-            fresh = self._free.empty() and len(self._open) < self.most
-            if fresh:
-                lane = self._opener()
-                lane.__enter__()
-                self._open.append(lane)
-        if not fresh:
-            lane = self._free.get()
+        lane = self._take()
         try:
             yield lane
         finally:
             self._free.put(lane)
+
+    def open_ahead(self, count: int) -> None:
+        """Begin to open so many lanes, as far as there may be, while others still decide what to do with them."""
+        with self._lock:
+            for _ in range(min(count, self.most) - self._begun):
+                self._begin()
+
+    def _take(self) -> SandboxLane:
+        with self._lock:
+            if self._free.empty() and self._begun < self.most:
+                self._begin()
+        found = self._free.get()
+        if isinstance(found, BaseException):
+            self._free.put(found)  # whoever waits, too, would wait for ever
+            raise found
+        return found
+
+    def _begin(self) -> None:
+        # A server takes seconds to start, most of them without the others' processors: they start side by side.
+        self._begun += 1
+        self._openings.append(threading.Thread(target=self._open_one, name="open-lane"))
+        self._openings[-1].start()
+
+    def _open_one(self) -> None:
+        try:
+            lane = self._opener()
+            lane.__enter__()
+        except BaseException as error:
+            self._free.put(error)
+            return
+        self._open.append(lane)
+        self._free.put(lane)
 
     def run_each(
         self, items: Sequence[Item], do: Callable[[Item, SandboxLane], Found]

@@ -17,6 +17,7 @@ from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import Contract, read_contract
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.config_choice import configs_to_launch
 from forecast_harness.variants.launch_file import launcher_files
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash, reason_of_result
@@ -25,8 +26,6 @@ from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, Solut
 
 VARIANT_PLAN = VerificationPlan(cases=12, timed=0)
 VARIANT_LIMITS = ResourceLimits(wall_s=900.0, cpu_s=900.0, trusted_s=900.0, memory_bytes=8 << 30)
-_MOST_CONFIGS = 24
-"""Configs that are launched in a verification, spread over longer lists: they share one source."""
 _JOB_MODULE = "forecast_harness.variants.jobs"
 
 
@@ -146,6 +145,4 @@ def _configs_to_launch(variant: Variant, promised: Contract, subject: BaseKernel
     if not listed:
         takes = set(promised.meta)
         listed = [replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in takes)) for c in subject.configs]
-    unique = list(dict.fromkeys(listed))
-    step = max(1.0, len(unique) / _MOST_CONFIGS)
-    return [unique[int(i * step)] for i in range(min(len(unique), _MOST_CONFIGS))]
+    return configs_to_launch(listed)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.sandbox.api import SandboxError, SandboxLane
 from forecast_harness.variants.verification_lanes import VerificationLanes, lane_count
 
 
@@ -65,3 +65,34 @@ def test_one_lane_works_in_order_and_a_failure_ends_it() -> None:
 def test_there_is_always_a_lane_and_never_one_without_work() -> None:
     assert lane_count(0) == 1
     assert lane_count(1) == 1
+
+
+def test_lanes_open_side_by_side_before_they_are_needed() -> None:
+    all_opening = threading.Barrier(3, timeout=60)
+
+    class SlowLane(Lane):
+        def __enter__(self) -> Lane:
+            all_opening.wait()  # none is open before all are being opened
+            return self
+
+    made: list[Lane] = []
+
+    def opened() -> SandboxLane:
+        made.append(SlowLane())
+        return cast("SandboxLane", made[-1])
+
+    with VerificationLanes(opened, 3) as lanes:
+        lanes.open_ahead(5)
+        lanes.open_ahead(2)
+        with lanes.borrowed() as lane:
+            assert lane in made
+    assert len(made) == 3
+    assert all(lane.closed for lane in made)
+
+
+def test_a_lane_that_does_not_open_is_told_to_all_who_wait() -> None:
+    def broken() -> SandboxLane:
+        raise SandboxError("no device")
+
+    with VerificationLanes(broken, 2) as lanes, pytest.raises(SandboxError, match="no device"):
+        list(lanes.run_each(range(4), lambda item, lane: item))

@@ -1,0 +1,38 @@
+"""Which configs are launched: few, the first among them, and every value that a parameter has."""
+
+from __future__ import annotations
+
+import itertools
+
+from forecast_autotune.records import Config
+from forecast_harness.variants.config_choice import MOST_CONFIGS, configs_to_launch
+
+GRID = [
+    Config(kwargs=(("BLOCK", block), ("ROWS", rows)), num_warps=warps, num_stages=stages)
+    for block, rows, warps, stages in itertools.product(
+        (64, 128, 256, 512), (1, 2, 4), (1, 2, 4, 8), (1, 2, 5)
+    )
+]
+
+
+def test_every_value_of_a_parameter_is_launched() -> None:
+    chosen = configs_to_launch(GRID)
+    assert len(chosen) == len(set(chosen)) == MOST_CONFIGS
+    assert chosen[0] == GRID[0]
+    for name in GRID[0].parameters():
+        assert {c.parameters()[name] for c in chosen} == {c.parameters()[name] for c in GRID}
+
+
+def test_every_pair_of_warps_and_stages_is_launched() -> None:
+    chosen = configs_to_launch(GRID)
+    assert {(c.num_warps, c.num_stages) for c in chosen} == set(itertools.product((1, 2, 4, 8), (1, 2, 5)))
+
+
+def test_short_lists_are_launched_whole_and_each_once() -> None:
+    assert configs_to_launch([GRID[3], GRID[1], GRID[3]]) == [GRID[3], GRID[1]]
+    assert configs_to_launch([]) == []
+
+
+def test_a_value_that_occurs_once_is_not_left_out() -> None:
+    odd = Config(kwargs=(("BLOCK", 96), ("ROWS", 1)), num_warps=4, num_stages=2)
+    assert odd in configs_to_launch([*GRID, odd])
