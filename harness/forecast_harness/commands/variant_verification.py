@@ -57,6 +57,7 @@ class VariantWork:
             stack.enter_context(
                 CountLine(self.output.errors, lambda: self._stage or self._counts(gate, len(variants)))
             )
+            self.lanes.open_ahead(len(variants))
             gate = self._open_gate(stack, subject)
             for variant in variants if gate is not None else ():
                 assert gate is not None

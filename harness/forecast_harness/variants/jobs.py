@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,15 +15,17 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Config
 from forecast_harness.packs.schema import Definition, Language, Pack, Workload
 from forecast_harness.packs.specs import TensorSpec
-from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, JobContext, SandboxError
+from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault, JobContext, SandboxError
 from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.variants.base_runner import BaseKernelRunner
 from forecast_harness.variants.call_sampling import CALL_REGIMES
+from forecast_harness.variants.compile_ahead import CELL_ENTRY, call_without_values
 from forecast_harness.variants.kernel_survey import survey_kernel
 from forecast_harness.variants.launch_file import VARIANT_FILE
 from forecast_harness.variants.problem import VariantProblem
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problems.problem import LaunchCase
 from forecast_harness.verify.verdict import Reason, ReasonCode
 from forecast_harness.verify.verification_job import reason_of_fault
 
@@ -35,6 +38,10 @@ _CONFIG_ERRORS = (
 )
 """What a config may raise without its variant being wrong: tuning will find it a failed candidate. The last
 one says that the call's own grid is not known for its meta-parameters."""
+_MOST_HELD_BYTES = 1 << 29
+"""Of arguments that are drawn before they are launched."""
+CompileAhead = Callable[[Sequence[LaunchCase]], None]
+"""Has a variant compiled for cases that will be launched."""
 
 
 def survey(work: JobContext) -> CellAnswer:
@@ -81,12 +88,19 @@ def examine(work: JobContext) -> CellAnswer:
             judge = SolutionJudge(_variant_pack(subject, problem.deterministic), problem, cell, plan, seed)
             try:
                 reasons = judge.prepare(VARIANT_FILE, "run", Language.TRITON)
-                reasons = reasons or _launch_each_config(judge, problem, unable) or judge.examine(timed=False)
+                ahead = _ahead_in(cell, plan.device)
+                reasons = (
+                    reasons
+                    or _launch_each_config(judge, problem, unable, ahead)
+                    or _compile_trials(judge, problem, ahead)
+                    or judge.examine(timed=False)
+                )
             except CandidateFault as fault:
                 reasons = [reason_of_fault(fault, judge)]
     finally:
         reference.close()
     facts = {
+        **judge.facts,
         "seed": nonce,
         "error_over_limit": float(f"{judge.worst_error_ratio:.4g}")
         if judge.worst_error_ratio < 1e30
@@ -96,26 +110,67 @@ def examine(work: JobContext) -> CellAnswer:
     return CellAnswer({**said, "facts": facts})
 
 
-def _launch_each_config(judge: SolutionJudge, problem: VariantProblem, unable: list[str]) -> list[Reason]:
-    """Launch every config once; those that cannot run are dropped, and with none left the variant fails."""
-    able = []
+def _launch_each_config(
+    judge: SolutionJudge, problem: VariantProblem, unable: list[str], compile_ahead: CompileAhead
+) -> list[Reason]:
+    """Launch every config once; those that cannot run are dropped, and with none left the variant fails.
+
+    The first is launched before others are drawn: how long it takes tells how large they may be.
+    """
+    able: list[Config] = []
     last = ""
-    for number, config in enumerate(list(problem.configs)):
-        case = judge.new_case({"config": number}, CALL_REGIMES[number % len(CALL_REGIMES)])
-        try:
-            reply = judge.launch(case)
-        except CandidateFault as fault:
-            if fault.fault is not Fault.EXCEPTION or fault.kind not in _CONFIG_ERRORS:
-                raise
-            last = fault.detail
-            unable.append(str(config))
-            continue
-        if reasons := judge.checked(reply):
-            return reasons
-        problem.note(reply.seconds)
-        able.append(config)
+    waiting = deque(enumerate(problem.configs))
+    while waiting:
+        drawn: list[tuple[Config, LaunchCase]] = []
+        held = 0
+        while waiting and held < _MOST_HELD_BYTES:
+            number, config = waiting.popleft()
+            drawn.append(
+                (config, judge.new_case({"config": number}, CALL_REGIMES[number % len(CALL_REGIMES)]))
+            )
+            held += drawn[-1][1].input_bytes
+            if number == 0:
+                break
+        compile_ahead([case for _, case in drawn])
+        for config, case in drawn:
+            try:
+                reply = judge.launch(case)
+            except CandidateFault as fault:
+                if fault.fault is not Fault.EXCEPTION or fault.kind not in _CONFIG_ERRORS:
+                    raise
+                last = fault.detail
+                unable.append(str(config))
+                continue
+            if reasons := judge.checked(reply):
+                return reasons
+            problem.note_launch(case, reply.seconds)
+            able.append(config)
     problem.configs = able
     return [] if able else [Reason(ReasonCode.FAILS, f"no config runs: {last}"[:2000])]
+
+
+def _compile_trials(
+    judge: SolutionJudge, problem: VariantProblem, compile_ahead: CompileAhead
+) -> list[Reason]:
+    """Draw what the trials will ask for, and have all of it compiled at once. Finds nothing itself."""
+    cases: list[LaunchCase] = []
+    for n in range(max(judge.plan.cases, len(CALL_REGIMES))):
+        if sum(case.input_bytes for case in cases) >= _MOST_HELD_BYTES:
+            break
+        regime = CALL_REGIMES[n % len(CALL_REGIMES)]
+        cases.append(judge.new_case(None, regime))
+        problem.keep(regime, cases[-1])
+    compile_ahead(cases)
+    return []
+
+
+def _ahead_in(cell: Cell, device: str) -> CompileAhead:
+    def ask(cases: Sequence[LaunchCase]) -> None:
+        # Alone it is compiled as soon by its launch; an interpreter compiles nothing.
+        if device != "cpu" and len(cases) > 1:
+            cell.ask(CELL_ENTRY, {"calls": [call_without_values(case) for case in cases]})
+
+    return ask
 
 
 def _variant_pack(subject: BaseKernel, deterministic: bool) -> Pack:

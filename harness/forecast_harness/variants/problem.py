@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -72,15 +73,20 @@ class VariantProblem:
         self._device, self._takes = device, frozenset(takes)
         self._layers = heuristics_of(subject)
         self._turn = itertools.count()
-        self._latest: tuple[Argument, ...] = ()
+        self._arguments: dict[str, tuple[Argument, ...]] = {}
+        self._kept: dict[str, deque[LaunchCase]] = {}
         self._source = call_source(subject, survey, device)
 
     def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
-        """A fresh call. `axes` may name a `config` by its number; otherwise the next one is taken."""
+        """A fresh call. `axes` may name a `config` by its number; otherwise the next one is taken, or a kept case."""
+        if axes is None or "config" not in axes:
+            kept = self._kept.get(how.regime)
+            if kept:
+                return kept.popleft()
         turn = next(self._turn)
         config = self.configs[(axes or {}).get("config", turn) % len(self.configs)]
         drawn, outputs, known = self._draw_accepted(how, config)
-        arguments = self._latest = drawn.arguments
+        arguments = drawn.arguments
         tensors = {n: t for n, t in drawn.memory.items() if n not in outputs}
         meta = config.parameters()
         grid = drawn.grid(meta)
@@ -98,8 +104,10 @@ class VariantProblem:
                 drawn, memory, plain, dict(zip(outputs, written, strict=True)), config
             )
 
+        label = f"{drawn.label}, {config}"
+        self._arguments[label] = arguments
         return LaunchCase(
-            f"{drawn.label}, {config}",
+            label,
             call_arguments(arguments, scalars, grid, config),
             tensors,
             judge,
@@ -110,9 +118,13 @@ class VariantProblem:
             vary=(lambda generator: tensors) if isinstance(self._source, UserCalls) else None,
         )
 
-    def note(self, seconds: float) -> None:
-        """Draw smaller calls from now on, if the variant took long for the latest one."""
-        self._source.pace.note(self._latest, seconds)
+    def keep(self, regime: str, case: LaunchCase) -> None:
+        """Give this case, once, to who next asks for one of its regime and for no config."""
+        self._kept.setdefault(regime, deque()).append(case)
+
+    def note_launch(self, case: LaunchCase, seconds: float) -> None:
+        """Draw smaller calls from now on, if the variant took long for this one."""
+        self._source.pace.note(self._arguments[case.label], seconds)
 
     def _draw_accepted(self, how: DrawSpec, config: Config) -> tuple[DrawnCall, TensorMemory, BaseKernelRun]:
         """A call that the base accepts, what its outputs hold before, and all memory after the base ran.

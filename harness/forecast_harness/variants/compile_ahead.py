@@ -1,0 +1,85 @@
+"""Compiles a variant for calls that are launched later, on all processors. Runs next to the variant, in its cell.
+
+It saves time and decides nothing: a call that cannot be compiled here fails when it is launched, where the judge
+sees why. Triton keeps what was compiled for the process's own launches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+
+from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
+from forecast_harness.verify.problems.argument_codec import decode_arguments
+from forecast_harness.verify.problems.problem import LaunchCase
+
+CELL_ENTRY = f"{__name__}:compile_calls"
+_MOST_THREADS = 16
+"""Beside each of which an assembler runs; the cell's processes and threads are counted."""
+
+
+def call_without_values(case: LaunchCase) -> dict[str, Any]:
+    """What of a case decides how it is compiled: dtypes, alignment, sizes and scalars. Runs in the judge."""
+    tensors = {
+        name: [
+            str(memory.dtype).removeprefix("torch."),
+            memory.numel(),
+            int(case.layouts.get(name) == "offset"),
+        ]
+        for name, memory in (*case.tensors.items(), *case.outputs.items())
+    }
+    return {"tensors": tensors, "call": case.call}
+
+
+def compile_calls(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Compile what `calls` lists, each as `call_without_values` tells it; returns when all are done."""
+    compile_only = sys.modules[state["entry"].__module__].compile_only
+    compile_side_by_side([partial(_compile_one, compile_only, asked) for asked in payload["calls"]])
+    return CellAnswer({})
+
+
+def compile_side_by_side(each: Iterable[Callable[[], Any]], *, own_threads: bool = False) -> None:
+    """Call all of these, which make Triton compile, and wait; what they raise is forgotten.
+
+    Triton's own mode compiles each program once, whoever asks for it. Releases without it, and `own_threads`, have
+    every call in a thread of its own.
+    """
+    pool = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-ahead")
+    with pool:
+        mode = None if own_threads else _triton_mode(pool)
+        if mode is None:
+            for future in [pool.submit(one) for one in each]:
+                future.exception()
+            return
+        with contextlib.suppress(Exception), mode:
+            for one in each:
+                with contextlib.suppress(Exception):
+                    one()
+
+
+def _triton_mode(pool: ThreadPoolExecutor) -> Any:
+    import triton
+
+    made = getattr(triton, "AsyncCompileMode", None)
+    try:
+        return None if made is None else made(pool, ignore_errors=True)
+    except TypeError:  # a release that raises what failed, and leaves the others' results unread
+        return None
+
+
+def _compile_one(compile_only: Callable[..., Any], asked: Mapping[str, Any]) -> None:
+    # On the host, and never written: pages that nothing touches take no memory.
+    views = {
+        name: torch.empty(count + late, dtype=getattr(torch, dtype))[late:]
+        for name, (dtype, count, late) in asked["tensors"].items()
+    }
+    compile_only(**{name: decode_arguments(value, views) for name, value in asked["call"]["kwargs"].items()})

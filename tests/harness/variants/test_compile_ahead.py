@@ -1,0 +1,61 @@
+"""Side by side, everything is compiled, in Triton's own way and in ours, and what fails stops nothing else."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from forecast_harness.variants.compile_ahead import call_without_values, compile_side_by_side
+from forecast_harness.variants.launch_file import VARIANT_FILE, launcher_files
+from forecast_harness.verify.problems.problem import LaunchCase
+from tests.harness.variant_kernels import DOUBLE
+
+
+def test_threads_of_our_own_work_at_once_and_a_failure_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    both = threading.Barrier(2, timeout=60)
+    done: list[int] = []
+
+    def failing() -> None:
+        both.wait()
+        raise ValueError("does not compile")
+
+    def working() -> None:
+        both.wait()
+        done.append(1)
+
+    compile_side_by_side([failing, working], own_threads=True)
+    assert done == [1]
+
+
+def test_in_tritons_mode_all_are_asked_for_and_a_failure_ends_nothing() -> None:
+    done: list[int] = []
+
+    def failing() -> None:
+        raise ValueError("does not compile")
+
+    compile_side_by_side([failing, lambda: done.append(1)])
+    assert done == [1]
+
+
+def test_the_cell_is_told_forms_and_no_values() -> None:
+    case = LaunchCase(
+        "one",
+        {"args": [], "kwargs": {"x": {"t": "x"}, "n": {"v": 5}}},
+        {"x": torch.tensor([3.0, 4.0])},
+        lambda given, written: (None, 0.0),
+        {"out": torch.zeros(7, dtype=torch.int32)},
+        {"out": "offset"},
+    )
+    told = call_without_values(case)
+    assert told == {"tensors": {"x": ["float32", 2, 0], "out": ["int32", 7, 1]}, "call": case.call}
+
+
+def test_the_launched_file_has_a_way_to_compile_alone() -> None:
+    text = launcher_files("double", DOUBLE, DOUBLE)[VARIANT_FILE]
+    names: set[str] = {line[4 : line.index("(")] for line in text.splitlines() if line.startswith("def ")}
+    assert {"run", "compile_only"} <= names
