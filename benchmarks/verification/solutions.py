@@ -172,6 +172,7 @@ def verification_cost(place: CandidatePlace, name: str, repeats: int, lane: Sand
         "all_judged_s": taken,
         "trials": verdict.trials,
         "spent": verdict.facts.get("seconds", {}),
+        "steps": verdict.facts.get("steps", {}),
         "judged_s": round(judged, 3),
         **found,
         "difference_s": round(judged - found["bare_s"], 3),

@@ -16,7 +16,7 @@ from forecast_harness.verify.verdict import Reason
 
 _SHARE_OF_TRIALS = 0.5
 """Of the seconds that the trials took on a host, what more launches may take at least."""
-_VERIFICATION_S, _LEAST_ON_DEVICE_S = 2.5, 0.2
+_VERIFICATION_S, _LEAST_ON_DEVICE_S = 2.2, 0.2
 """Seconds of a verification on a device within which there is time for more launches, and what they have at least."""
 _LAUNCHES_PER_PAUSE = 80
 """On average."""
