@@ -36,4 +36,5 @@ def background(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield made
         BACKGROUND.stop(60.0)
     BACKGROUND.budget = StallBudget()
+    BACKGROUND._keys.clear()  # a pending key of a tuner that something keeps alive is no affair of the next test
     BACKGROUND.reset()
