@@ -1,17 +1,24 @@
 """Claim: with a bundle from another machine, a program's first pass measures nothing and compiles nothing.
 
     python -m benchmarks.fleet.bundled_start --null --out benchmarks/results/bundled_start_null.json
+    python -m benchmarks.fleet.bundled_start --libraries --out benchmarks/results/bundled_start_libraries.json
 
 Every step is a process with caches of its own. A program meets its keys in `skip` mode, which records them; `warm`
 tunes what was recorded, on another machine state, without the program; a pass in `frozen` mode compiles the winners;
 `store bundle --compiled` writes the bundle. On a third machine state `store install` puts the compiled kernels into
 Triton's cache, and the first pass is counted: decisions that measured, kernels that were compiled. Beside it, the
 seconds of the same first pass with nothing but the kernels.
+
+The program launches three kernels of this repository at some sizes or, with `--libraries`, runs operations of
+fla-core and liger-kernel, forward and backward (`benchmarks.lib.libraries.workloads`). What `warm` cannot tune without
+the program is tuned by running it in `tune` mode, and counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -22,37 +29,80 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib import result_files
+from benchmarks.lib.environment import ROOT
+from benchmarks.lib.libraries.installation import install_libraries, library_environment
 from benchmarks.lib.processes.child_processes import child_command, child_environment, last_object
+from benchmarks.lib.result_files import say
+
+WORKLOADS = (
+    *(
+        "fla/cumulative_sums",
+        "fla/delta_attention_gate",
+        "fla/gated_norm",
+        "fla/layer_norm",
+        "fla/linear_attention",
+    ),
+    *(
+        "fla/logsigmoid",
+        "fla/mean_pooling",
+        "fla/rms_norm",
+        "fla/rotary_embedding",
+        "fla/rwkv7",
+        "fla/softmax",
+    ),
+    *("fla/swish", "fla/token_shift", "fla/unit_norm", "liger/dynamic_tanh", "liger/gated_mlp"),
+)
+"""Of `--libraries`: how the names of its operations begin."""
 
 
 def phase(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """What a child does; see the module."""
-    import contextlib
-
     from forecast_integrations.triton.null_device import null_device
     from forecast_integrations.triton.patch import patch_triton
 
     with null_device() if given["null"] else contextlib.nullcontext():
         if name == "commands":
-            from forecast_autotune.commands import main
-
-            return {"status": [main([*words]) for words in given["commands"]]}
-        from benchmarks.lib.fleet.served_kernels import first_pass
+            return _run_commands(given["commands"])
         from forecast_autotune.store import Store
 
         patch_triton()
         binaries = cubins()
         begin = time.perf_counter()
-        keys = first_pass(given["keys"])
+        found = _run_program(given)
         seconds = time.perf_counter() - begin
         store = Store(Path(os.environ["FORECAST_AUTOTUNE_CACHE_DIR"]))
         return {
-            "keys": keys,
+            **found,
             "seconds": round(seconds, 3),
             "compiled": len(cubins() - binaries),
             "measured": sum(len(table.measurements) for table in store.tables()),
             "misses": len(store.misses.all()),
         }
+
+
+def _run_commands(commands: list[list[str]]) -> dict[str, Any]:
+    """Each command's exit status, and what it printed where that is one JSON object."""
+    from forecast_autotune.commands import main
+
+    found: dict[str, Any] = {"status": [], "printed": []}
+    for words in commands:
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            found["status"].append(main([*words]))
+        printed = text.getvalue().strip()
+        found["printed"].append(json.loads(printed) if printed.startswith("{") else {})
+    return found
+
+
+def _run_program(given: dict[str, Any]) -> dict[str, Any]:
+    """Meet every key once: how many there are, and what failed."""
+    if not given["only"]:
+        from benchmarks.lib.fleet.served_kernels import first_pass
+
+        return {"keys": first_pass(given["keys"]), "failed": []}
+    from benchmarks.lib.fleet.library_program import first_pass_of_libraries
+
+    return first_pass_of_libraries(given["only"])
 
 
 def cubins() -> set[Path]:
@@ -63,35 +113,55 @@ def in_process(machine: Path, name: str, given: dict[str, Any], **variables: str
     """One step on a machine state, in a process of its own."""
     cache = str(machine / variables.pop("triton", "triton"))
     told = {f"FORECAST_AUTOTUNE_{k}": v for k, v in variables.items()}
-    env = child_environment(machine, TRITON_CACHE_DIR=cache, TRITON_DEFAULT_FP_FUSION="1", **told)
+    found = library_environment(Path(given["site"]), machine, [ROOT]) if given["site"] else {}
+    env = child_environment(machine, **found, TRITON_CACHE_DIR=cache, TRITON_DEFAULT_FP_FUSION="1", **told)
     command = child_command(__file__, argparse.Namespace(null=given["null"]), name, given)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=3600)
     if done.returncode:
         raise RuntimeError(f"{name} failed: {done.stderr[-2000:]}")
+    for line in done.stdout.splitlines():
+        if not line.startswith("{"):
+            print(line, flush=True)
     return last_object(done.stdout)
 
 
-def run(folder: Path, keys: int, null: bool) -> dict[str, Any]:
+def run(folder: Path, program: dict[str, Any]) -> dict[str, Any]:
     """All steps; see the module."""
-    given = {"keys": keys, "null": null}
     production, build, fresh, plain = (folder / name for name in ("production", "build", "fresh", "plain"))
-    met = in_process(production, "pass", given, MODE="skip")
-    warm = ["warm", "--misses", str(production / "store")]
+
+    def step(machine: Path, name: str, **variables: str) -> dict[str, Any]:
+        begin = time.perf_counter()
+        found = in_process(machine, "pass", program, **variables)
+        say(f"{name}: {time.perf_counter() - begin:.1f} s, {found}")
+        return found
+
+    met = step(production, "first pass, nothing decided", MODE="skip")
+    warm = ["warm", "--json", "--misses", str(production / "store")]
     begin = time.perf_counter()
-    warmed = in_process(build, "commands", {**given, "commands": [warm]})
+    warmed = in_process(build, "commands", {**program, "commands": [warm]})
     warm_s = time.perf_counter() - begin
-    in_process(build, "pass", given, MODE="frozen", triton="winners")
+    troubles = warmed["printed"][0].get("failed", 0)
+    say(f"warm: {warm_s:.1f} s, {warmed['printed'][0].get('tuned')} tuned, {troubles} not")
+    for miss in warmed["printed"][0].get("misses", []):
+        if "trouble" in miss:
+            say(f"    {miss['kernel']}: {miss['trouble']}")
+    if troubles:
+        step(build, "the program's own warm-up", MODE="tune")
+    step(build, "winners compiled", MODE="frozen", triton="winners")
     bundle = str(folder / "bundle")
     making = ["store", "bundle", bundle, "--compiled", str(build / "winners")]
-    in_process(build, "commands", {**given, "commands": [making]})
-    installed = in_process(fresh, "commands", {**given, "commands": [["store", "install", bundle]]})
-    first = in_process(fresh, "pass", given, MODE="frozen", STORES=bundle)
-    without = in_process(plain, "pass", given, MODE="tune")
+    made = in_process(build, "commands", {**program, "commands": [making]})
+    installed = in_process(fresh, "commands", {**program, "commands": [["store", "install", bundle]]})
+    first = step(fresh, "first pass with the bundle", MODE="frozen", STORES=bundle)
+    without = step(plain, "first pass without", MODE="tune")
     return {
         "keys": first["keys"],
         "missed": met["misses"],
         "warm_s": round(warm_s, 1),
-        "statuses": [*warmed["status"], *installed["status"]],
+        "warmed": warmed["printed"][0].get("tuned"),
+        "not_warmed": troubles,
+        "statuses": [*made["status"], *installed["status"]],
+        "failed": sorted({*met["failed"], *first["failed"], *without["failed"]}),
         "measured": first["measured"],
         "compiled": first["compiled"],
         "missed_with_bundle": first["misses"],
@@ -105,16 +175,28 @@ def run(folder: Path, keys: int, null: bool) -> dict[str, Any]:
 def main() -> int:
     parser = result_files.parser(__doc__)
     parser.add_argument("--keys", type=int, default=10, help="sizes of each of the three kernels")
+    parser.add_argument("--libraries", action="store_true", help="run operations of public libraries instead")
+    parser.add_argument(
+        "--only", nargs="+", default=list(WORKLOADS), metavar="NAME", help="of these operations"
+    )
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels, for a machine without network")
+    parser.add_argument(
+        "--site", type=Path, help="where the libraries are, or go (default: a temporary folder)"
+    )
     arguments = result_files.parse_arguments(parser)
     if arguments.child:
         print(json.dumps(phase(arguments.child, arguments.given)))
         return 0
     report = result_files.ResultFile(arguments, "bundled_start", 0)
-    with tempfile.TemporaryDirectory(prefix="bundled-start-") as name:
-        found = run(Path(name), arguments.keys, arguments.null)
+    program: dict[str, Any] = {"keys": arguments.keys, "null": arguments.null, "only": [], "site": ""}
+    with tempfile.TemporaryDirectory(prefix="bundled-start-", ignore_cleanup_errors=True) as name:
+        if arguments.libraries:
+            site = install_libraries((arguments.site or Path(name) / "site").absolute(), arguments.wheels)
+            program |= {"only": arguments.only, "site": str(site)}
+        found = run(Path(name), program)
     report.finish(found)
     bad = found["measured"] or found["compiled"] or found["missed_with_bundle"] or any(found["statuses"])
-    return int(bool(bad or found["missed"] != found["keys"]))
+    return int(bool(bad or found["failed"] or found["missed"] != found["keys"]))
 
 
 if __name__ == "__main__":

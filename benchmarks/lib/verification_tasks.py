@@ -65,27 +65,29 @@ class CandidatePlace:
     name: str = "cpu"
     peaks: DevicePeaks = HOST_PEAKS
     uuid: str = ""
+    index: int = 0
+    """The driver's number of the device."""
 
     @classmethod
-    def of(cls, asked: str) -> CandidatePlace:
+    def of(cls, asked: str, index: int = 0) -> CandidatePlace:
         """Raises `LookupError` for a device that the driver does not know."""
         if asked == "cpu":
             return cls(asked)
-        name, uuid = device.identity(0)
+        name, uuid = device.identity(index)
         if not uuid:
-            raise LookupError("the driver knows no device")
-        return cls(asked, name, device.device_peaks(name), uuid)
+            raise LookupError(f"the driver knows no device {index}")
+        return cls(asked, name, device.device_peaks(name), uuid, index)
 
     def lane(self) -> SandboxLane:
         """A lane, not yet open; without a device Triton kernels can only be interpreted there."""
         if self.device == "cpu":
             return SandboxLane(environment={"TRITON_INTERPRET": "1"})
-        return SandboxLane(device="0")
+        return SandboxLane(device=str(self.index))
 
     def plan(self, language: Language) -> VerificationPlan:
         """The shipped plan; on a CPU that of the tests, as interpreted launches take so much longer."""
         if self.device == "cuda":
-            return VerificationPlan(device="cuda", peaks=self.peaks, uuid=self.uuid)
+            return VerificationPlan(device="cuda", peaks=self.peaks, index=self.index, uuid=self.uuid)
         return (
             VerificationPlan(cases=6, timed=4)
             if language is Language.TRITON
@@ -334,7 +336,8 @@ def kernel_tasks(place: CandidatePlace, configs: int) -> list[Task]:
 def _kernel(case: kernels.Case, place: CandidatePlace, configs: int) -> Callable[[SandboxLane], Row]:
     usual = variants.VARIANT_PLAN
     cases = 4 if place.device == "cpu" else usual.cases
-    plan = replace(usual, cases=cases, device=place.device, peaks=place.peaks, uuid=place.uuid)
+    where = {"device": place.device, "peaks": place.peaks, "index": place.index, "uuid": place.uuid}
+    plan = replace(usual, cases=cases, **where)
     slug = INTERPRETER if place.device == "cpu" else place.name
 
     def task(lane: SandboxLane) -> Row:

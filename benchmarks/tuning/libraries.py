@@ -40,6 +40,7 @@ from typing import Any
 
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.libraries.contexts import ENVIRONMENT, by_context, read_rows
+from benchmarks.lib.libraries.installation import install_libraries, library_environment
 from benchmarks.lib.libraries.tables import pack_tables, write_text_free
 from benchmarks.lib.processes.child_processes import child_environment
 from benchmarks.lib.processes.waiting_processes import copy_missing
@@ -47,22 +48,10 @@ from benchmarks.lib.result_files import ResultFile, say
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
 
-REQUIREMENTS = (
-    "fla-core==0.6.0",
-    "flash-linear-attention==0.6.0",
-    "liger-kernel==0.8.5",
-    "flag_gems==5.0.2",
-    "einops",
-    "sqlalchemy==2.0.48",
-)
-"""The libraries, and what they import that an environment with torch and transformers may lack."""
-
 ARMS = ("forecast", "exhaustive", "triton", "before", "floor")
 MODES = {"exhaustive": "exhaustive", "harvest": "exhaustive"}
 JOINING = ("report", "pack")
 UNSERVED = ("triton", "floor", "retime")
-PACKAGE_FOLDERS = ("", "integrations", "harness", "train")
-"""Folders of a checkout that hold its import packages."""
 GRACE_S = 60.0
 """A workload that started in time may take this much longer."""
 
@@ -133,20 +122,6 @@ def report(a: Namespace) -> None:
     found.finish(compare_arms(arms))
 
 
-def install_libraries(site: Path, wheels: Path | None) -> Path:
-    """The libraries in a folder of their own, by pip, once; from `wheels` if given. Returns the folder."""
-    done = site / ".complete"
-    if done.is_file():
-        return site
-    shutil.rmtree(site, ignore_errors=True)
-    local = [] if wheels is None else ["--no-index", *map(str, sorted(wheels.glob("*.whl")))]
-    what = local or list(REQUIREMENTS)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), *what]
-    subprocess.run(command, check=True)
-    done.touch()
-    return site
-
-
 def run_arm(a: Namespace, arm: str, scratch: Path, site: Path) -> Path:
     """Run all workloads in a fresh process as one arm; returns the folder of its store and its cache."""
     cores = sorted(os.sched_getaffinity(0))
@@ -204,16 +179,7 @@ def join_caches(scratch: Path, to: Path) -> None:
 def arm_environment(a: Namespace, arm: str, home: Path, site: Path) -> dict[str, str]:
     """The environment of an arm's process: empty caches, the libraries, and the packages it is to import."""
     checkouts = [ROOT] if a.before is None else [a.before.absolute(), ROOT]
-    paths = [str(top / folder) for top in checkouts for folder in PACKAGE_FOLDERS if (top / folder).is_dir()]
-    inherited = os.environ.get("PYTHONPATH", "")
-    more = {
-        "PYTHONPATH": os.pathsep.join(p for p in (*paths, str(site), inherited) if p),
-        "FLAGGEMS_CACHE_DIR": str(home / "flag_gems"),
-        "FLA_CACHE_MODE": "disabled",
-        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": "ignore",  # the libraries' own; thousands of lines
-    }
+    more = library_environment(site, home, checkouts)
     if arm in MODES:
         more["FORECAST_AUTOTUNE_MODE"] = MODES[arm]
     if a.workers and arm not in UNSERVED:

@@ -181,12 +181,13 @@ def main() -> int:
     """Run the benchmark."""
     made = result_files.parser(__doc__)
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="where candidates run")
+    made.add_argument("--gpu", type=int, default=0, help="the driver's number of the device that is used")
     made.add_argument("--runs", type=int, default=15, help="verifications of each family")
     made.add_argument("--benches", type=int, default=3, help="benches of those a verification may miss")
     made.add_argument("--only", default="", help="families whose names contain this")
     arguments = result_files.parse_arguments(made, on_host=True)
     report = result_files.ResultFile(arguments, "rare faults are found as often as stated", seed=0)
-    place = CandidatePlace.of(arguments.device)
+    place = CandidatePlace.of(arguments.device, arguments.gpu)
     chosen = {name: one for name, one in families().items() if arguments.only in name}
     verdicts: dict[str, list[dict[str, Any]]] = {}
     benches: dict[str, list[dict[str, Any]]] = {}

@@ -62,8 +62,9 @@ class VerificationStages:
         self.opened: dict[str, Any] = {}
 
     def chosen(self, tasks: Sequence[Task]) -> list[Task]:
-        """Those that `--only` and `--limit` leave."""
-        return [t for t in tasks if self.a.only in t[0]][: self.a.limit]
+        """Those that `--only`, `--part` and `--limit` leave."""
+        part, parts = self.a.part
+        return [t for t in tasks if self.a.only in t[0]][part - 1 :: parts][: self.a.limit]
 
     def go(
         self, stage: str, tasks: Sequence[Task], place: CandidatePlace, lanes: int, stop_at: float
@@ -308,13 +309,25 @@ def claims_held(sums: dict[str, Row], rate: Row | None) -> dict[str, bool]:
     return found
 
 
+def _part(text: str) -> tuple[int, int]:
+    """`2/3` as numbers. Raises `ValueError`."""
+    part, _, parts = text.partition("/")
+    if not 1 <= int(part) <= int(parts):
+        raise ValueError(f"a part is I/N with I from 1 to N, got {text}")
+    return int(part), int(parts)
+
+
 def main() -> int:
     made = result_files.parser(__doc__)
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="where candidates run")
     made.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
+    made.add_argument("--gpu", type=int, default=0, help="the driver's number of the device that is used")
     cores = len(os.sched_getaffinity(0))
     made.add_argument("--lanes", type=int, default=max(1, min(12, cores - 2)), help="at once")
     made.add_argument("--only", default="", help="entries whose names contain this")
+    made.add_argument(
+        "--part", type=_part, default=(1, 1), metavar="I/N", help="the I-th of N parts of a stage's entries"
+    )
     made.add_argument("--limit", type=int, help="so many entries of every stage (of faults: of either kind)")
     made.add_argument("--seconds", type=float, default=1e9, help="a stage begins no entry after so many")
     made.add_argument("--configs", type=int, default=6, help="configs of every kernel's twin")
@@ -329,7 +342,7 @@ def main() -> int:
         a.device, a.limit = "cpu", a.limit or 2
     os.environ.pop("TRITON_INTERPRET", None)  # lanes on a CPU set it for themselves; on a device none may
     try:
-        place = CandidatePlace.of(a.device)
+        place = CandidatePlace.of(a.device, a.gpu)
     except LookupError as error:
         made.error(str(error))
     report = result_files.ResultFile(a, "verification")

@@ -140,6 +140,7 @@ def main() -> int:
     made.add_argument("--gains", type=int, default=20, help="contests with a gain of 2 %%")
     made.add_argument("--seconds", type=float, default=1e9, help="no further attack is begun after so many")
     made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where candidates run")
+    made.add_argument("--gpu", type=int, default=0, help="the driver's number of the device that is used")
     made.add_argument(
         "--reveal-late", action="store_true", help="on a device: inputs with the question alone"
     )
@@ -150,9 +151,9 @@ def main() -> int:
     summary: dict[str, Any] = {}
     begin, left_out = time.perf_counter(), 0
     packs = [load_pack(name) for name in a.packs]
-    where = CandidatePlace.of(a.device)
-    plan = VerificationPlan(device=a.device, peaks=where.peaks, uuid=where.uuid)
-    with SandboxLane(device=None if a.device == "cpu" else "0") as lane:
+    where = CandidatePlace.of(a.device, a.gpu)
+    plan = VerificationPlan(device=a.device, peaks=where.peaks, index=where.index, uuid=where.uuid)
+    with SandboxLane(device=None if a.device == "cpu" else str(where.index)) as lane:
         place = ContestPlace(lane, plan, a.reveal_late)
         summary |= {"device": where.name, "level": lane.level.name.lower()}
         if "attacks" in a.stages:

@@ -1,0 +1,237 @@
+"""Claim: one config decided for a range of sizes is nearly as fast at each as the best config of that size.
+
+    python -m benchmarks.tuning.live_ranges --out benchmarks/results/live_ranges.json [--only matmul softmax ...]
+    python -m benchmarks.tuning.live_ranges --join FILE... --out benchmarks/results/live_ranges.json
+
+For every kernel of `benchmarks.lib.kernel_ranges`, on the device: `truth` measures every config at `--sizes` sizes,
+evenly spaced on a log scale, each as a decision of its own in exhaustive mode. `robust` decides once for the range,
+`bucket=Robust(argument, (low, high))` with its defaults, in a fresh store, at a call in the middle; the sizes at which
+it measures are its own. `middle` decides at that middle size alone, in a fresh store. What each chose is looked up in
+`truth`: its slow-down against the best config of every size. `best_single` is the config that is best over all sizes
+in hindsight: no single config can be better. Processes with parts of the kernels may run on several devices at once;
+`--join` puts their files together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+
+NEAR_BEST = 0.05
+NULL_RATIO = 8
+"""Of a range's ends, in a dry run."""
+COMPARED = ("best_single", "robust", "middle")
+
+Times = Sequence[Mapping[str, float]]
+"""Milliseconds of every config that ran, by its text, at each size."""
+
+
+def slowdown(times: Times, config: str) -> float | None:
+    """Geometric mean over the sizes of a config's time over the best one's, less 1; None where it did not run."""
+    if any(config not in at for at in times):
+        return None
+    return math.exp(statistics.mean(math.log(at[config] / min(at.values())) for at in times)) - 1.0
+
+
+def best_single(times: Times) -> tuple[str, float]:
+    """The config with the least slow-down over all sizes, and that."""
+    shared = [c for c in times[0] if all(c in at for at in times)]
+    found = {config: slowdown(times, config) for config in shared}
+    config = min(found, key=lambda c: found[c] or 0.0)
+    return config, found[config] or 0.0
+
+
+def compared(times: Times, chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Slow-downs of what was chosen, of the best single config, and at the worst size of each."""
+    single, least = best_single(times)
+    configs = {"best_single": single, **chosen}
+    found: dict[str, Any] = {"best_single": round(least, 5)}
+    for name, config in chosen.items():
+        slow = slowdown(times, config)
+        found[name] = None if slow is None else round(slow, 5)
+    worst = {
+        name: round(max(at[config] / min(at.values()) for at in times) - 1.0, 5)
+        for name, config in configs.items()
+        if all(config in at for at in times)
+    }
+    return {**found, "worst": worst, "configs": configs}
+
+
+def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Geometric means over the kernels; `near` counts those that one config can serve within 5 %."""
+    sound = [r for r in rows if all(r[n] is not None for n in COMPARED)]
+
+    def mean(chosen: Sequence[Mapping[str, Any]], name: str) -> float | None:
+        if not chosen:
+            return None
+        return round(math.exp(statistics.mean(math.log1p(r[name]) for r in chosen)) - 1.0, 5)
+
+    near = [r for r in sound if r["best_single"] <= NEAR_BEST]
+    return {
+        "kernels": len(sound),
+        "left_out": [r["kernel"] for r in rows if r not in sound],
+        "sizes": [min(r["sizes"] for r in sound), max(r["sizes"] for r in sound)] if sound else [],
+        "slowdown": {n: mean(sound, n) for n in COMPARED},
+        "within_5_percent": {n: sum(r[n] <= NEAR_BEST for r in sound) for n in COMPARED},
+        "where_best_single_within_5_percent": {"kernels": len(near), **{n: mean(near, n) for n in COMPARED}},
+        "measurements": {
+            "truth": statistics.median(r["measurements"]["truth"] for r in sound) if sound else None,
+            "robust": statistics.median(r["measurements"]["robust"] for r in sound) if sound else None,
+            "middle": statistics.median(r["measurements"]["middle"] for r in sound) if sound else None,
+        },
+        "seconds": {
+            n: round(statistics.median(r["seconds"][n] for r in sound), 2) if sound else None
+            for n in ("robust", "middle")
+        },
+    }
+
+
+class LiveRange:
+    """One kernel on the device."""
+
+    def __init__(self, a: Namespace, where: str, entry: Any, folder: Path) -> None:
+        self.a, self.where, self.entry, self.folder = a, where, entry, folder
+        self.sizes: list[int] = entry.sizes(a.sizes)
+
+    def _call(self, store: str, size: int, **options: Any) -> tuple[Any, float]:
+        """Decide a call in the store of that name; the tuner and the seconds."""
+        from benchmarks import kernels
+        from benchmarks.lib.kernel_timing import tuned_call
+        from forecast_autotune import autotune
+
+        os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(self.folder / store)
+        case = self.entry.case(size)
+        listed = kernels.thinned(case, self.a.configs)
+        tuner = autotune(listed, list(case.key), reset_to_zero=list(case.reset_to_zero), **options)(
+            case.kernel
+        )
+        result = tuned_call(case, tuner, case.make(self.where), lambda: None)
+        return tuner, float(result["seconds"])
+
+    def truth(self) -> list[dict[str, float]]:
+        """Times of every config at every size, by the config's text; sizes in an order by lot."""
+        order = list(self.sizes)
+        random.Random(self.a.seed).shuffle(order)
+        found: dict[int, dict[str, float]] = {}
+        for size in order:
+            tuner, _ = self._call("truth", size, mode="exhaustive")
+            given = {
+                str(c): t[0] if isinstance(t, list | tuple) else t for c, t in tuner.configs_timings.items()
+            }
+            found[size] = {c: ms for c, ms in given.items() if math.isfinite(ms)}
+        return [found[size] for size in self.sizes]
+
+    def row(self) -> dict[str, Any]:
+        """Everything of this kernel. Raises `RuntimeError` where no range was decided."""
+        from forecast_autotune import Robust
+        from forecast_autotune.store import Store
+
+        entry, middle = self.entry, self.sizes[len(self.sizes) // 2]
+        bucket = Robust(entry.argument, (entry.low, entry.high))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            ranged, robust_s = self._call("robust", middle, bucket=bucket)
+        if not str(ranged.decision.reason).startswith("one config for"):
+            raise RuntimeError(f"no range was decided: {[str(w.message)[:300] for w in told]}")
+        alone, middle_s = self._call("middle", middle)
+        begin = time.perf_counter()
+        times = self.truth()
+        truth_s = time.perf_counter() - begin
+        chosen = {"robust": str(ranged.best_config), "middle": str(alone.best_config)}
+        return {
+            "kernel": entry.kernel,
+            "argument": entry.argument,
+            "range": [entry.low, entry.high],
+            "sizes": len(self.sizes),
+            "at": self.sizes,
+            "configs_listed": max(len(at) for at in times),
+            **compared(times, chosen),
+            "reason": str(ranged.decision.reason),
+            "measurements": {
+                name: sum(len(t.measurements) for t in Store(self.folder / name).tables())
+                for name in ("truth", "robust", "middle")
+            },
+            "seconds": {
+                "robust": round(robust_s, 3),
+                "middle": round(middle_s, 3),
+                "truth": round(truth_s, 1),
+            },
+            "ms": [{c: round(ms, 6) for c, ms in at.items()} for at in times],
+        }
+
+
+def run(a: Namespace) -> int:
+    """All kernels asked for; 1 if one failed."""
+    from benchmarks.lib import devices
+    from benchmarks.lib.kernel_ranges import RANGES
+
+    report = ResultFile(a, "live_ranges", a.seed)
+    wanted = [e for e in RANGES if not a.only or e.kernel in a.only]
+    if a.null:  # whose tensors lie in the host's memory
+        wanted = [replace(e, high=e.low * NULL_RATIO) for e in wanted]
+    rows, failed, begin = [], [], time.perf_counter()
+    with devices.device(a.null) as meta:
+        where = "cpu" if a.null else meta
+        devices.warm_up_device(where)
+        for entry in wanted:
+            if time.perf_counter() - begin > a.seconds:
+                say(f"time is up before {entry.kernel}")
+                break
+            with tempfile.TemporaryDirectory(prefix="live-range-", ignore_cleanup_errors=True) as folder:
+                try:
+                    row = LiveRange(a, where, entry, Path(folder)).row()
+                except Exception as error:
+                    failed.append(entry.kernel)
+                    say(f"FAILED {entry.kernel}: {type(error).__name__}: {error}"[:600])
+                    continue
+            rows.append(row)
+            report.add("kernels", row)
+            say(
+                f"{row['kernel']}: best single {row['best_single']}, robust {row['robust']}, middle {row['middle']}; "
+                f"measured {row['measurements']}, {row['seconds']} s"
+            )
+    report.finish({**summarise(rows), "failed": failed})
+    return int(bool(failed))
+
+
+def join(a: Namespace) -> int:
+    """Put the files of several processes together."""
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in a.join]
+    report = ResultFile(a, "live_ranges", a.seed)
+    report.data["environment"] |= parts[0]["environment"]
+    report.data["options"] |= {k: parts[0]["options"][k] for k in ("sizes", "configs", "seed")}
+    rows = [row for part in parts for row in part["raw"].get("kernels", [])]
+    report.data["raw"]["kernels"] = rows
+    report.finish({**summarise(rows), "failed": [k for part in parts for k in part["summary"]["failed"]]})
+    return 0
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--only", nargs="*", default=[], metavar="KERNEL", help="of these kernels")
+    made.add_argument("--sizes", type=int, default=16, help="sizes of the truth")
+    made.add_argument("--configs", type=int, default=24, help="the most configs of a list, by lot")
+    made.add_argument("--seed", type=int, default=0, help="of the order of sizes")
+    made.add_argument("--seconds", type=float, default=1e9, help="begin no kernel after so many")
+    made.add_argument("--join", type=Path, nargs="+", help="files of other runs, to be put together")
+    early, _ = made.parse_known_args()
+    a = parse_arguments(made, on_host=bool(early.join))
+    return join(a) if a.join else run(a)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What one config for a range costs, computed from times at every size; the ranges themselves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks import kernels
+from benchmarks.lib.kernel_ranges import RANGES
+from benchmarks.tuning.live_ranges import best_single, compared, slowdown, summarise
+
+TIMES = [{"a": 1.0, "b": 1.1, "c": 3.0}, {"a": 2.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 1.0}]
+
+
+def test_a_slowdown_is_the_geometric_mean_over_sizes() -> None:
+    assert slowdown(TIMES, "a") == pytest.approx(2.0 ** (1 / 3) - 1.0)
+    assert slowdown(TIMES, "b") == pytest.approx(math.exp(math.log(1.1) / 3) - 1.0)
+    assert slowdown(TIMES, "c") is None  # it did not run at the last size
+
+
+def test_the_best_single_config_runs_everywhere() -> None:
+    config, least = best_single(TIMES)
+    assert config == "b"
+    found = compared(TIMES, {"robust": "b", "middle": "c"})
+    assert found["robust"] == found["best_single"] == round(least, 5)
+    assert found["middle"] is None
+    assert found["worst"] == {"best_single": 0.1, "robust": 0.1}
+
+
+def test_means_are_over_kernels_in_which_all_choices_ran() -> None:
+    def row(kernel: str, single: float, robust: float | None) -> dict[str, object]:
+        measurements, seconds = (
+            dict.fromkeys(("truth", "robust", "middle"), 3),
+            {"robust": 1.0, "middle": 1.0},
+        )
+        return {
+            **{"kernel": kernel, "sizes": 16, "best_single": single, "robust": robust, "middle": 0.5},
+            **{"measurements": measurements, "seconds": seconds},
+        }
+
+    found = summarise([row("one", 0.0, 0.0), row("two", 0.21, 0.21), row("three", 0.0, None)])
+    assert found["left_out"] == ["three"]
+    assert found["slowdown"]["robust"] == pytest.approx(0.1)
+    assert found["within_5_percent"] == {"best_single": 1, "robust": 1, "middle": 0}
+    assert found["where_best_single_within_5_percent"]["kernels"] == 1
+
+
+@pytest.mark.parametrize("entry", RANGES, ids=lambda e: e.kernel)
+def test_sizes_of_a_range_reach_from_end_to_end(entry) -> None:  # type: ignore[no-untyped-def]
+    sizes = entry.sizes(16)
+    assert sizes[0] == entry.low
+    assert sizes[-1] == entry.high
+    assert len(sizes) >= 14
+    assert all(size % 16 == 0 for size in sizes)
+    case = entry.case(sizes[3])
+    assert entry.argument in case.key
+    made = case.make("meta")
+    values = {**dict(zip(case.kernel.arg_names, made["args"], strict=False)), **made["kwargs"]}
+    assert values[entry.argument] == sizes[3]
+    assert kernels.cases([entry.kernel])[0].kernel is case.kernel
