@@ -45,8 +45,7 @@ RANGES: Sequence[KernelRange] = (
     KernelRange("softmax", "n_rows", 16, 65536, lambda m: (m, 4096)),
     KernelRange("rms_norm", "xnumel", 16, 65536, lambda m: (m, 5120)),
     KernelRange("swiglu", "tokens", 16, 32768, lambda m: (m, 11008)),
-    KernelRange("w8a16_matmul", "M", 16, 1024, lambda m: (m, 14336, 4096)),
-    KernelRange("causal_conv1d", "T", 64, 32768, lambda m: (1, m, 5120, 4)),
+    KernelRange("w8a16_matmul", "M", 16, 16384, lambda m: (m, 14336, 4096)),
     KernelRange("attention", "N_CTX", 128, 16384, lambda m: (1, 32, 8, m, 128)),
     KernelRange("bp_linear_gelu", "M", 16, 16384, lambda m: (m, 3072, 768)),
     KernelRange("fn_addmm_act", "M", 16, 16384, lambda m: (m, 4096, 1024)),
@@ -54,7 +53,7 @@ RANGES: Sequence[KernelRange] = (
     KernelRange("rows_geglu", "n_rows", 16, 16384, lambda m: (m, 14336)),
     KernelRange("rows_softmax_bwd", "n_rows", 16, 65536, lambda m: (m, 2048)),
     KernelRange("chunk_l2norm", "M", 16, 65536, lambda m: (m, 128)),
-    KernelRange("srv_skinny_int8", "M", 16, 1024, lambda m: (m, 4096, 7168)),
+    KernelRange("srv_skinny_int8", "M", 16, 8192, lambda m: (m, 4096, 7168)),
     KernelRange("srv_token_quant_int8", "num_tokens", 16, 32768, lambda m: (m, 4096)),
     KernelRange("tem_fused_addmm_relu", "ks0", 16, 16384, lambda m: (m, 4096, 2048)),
 )

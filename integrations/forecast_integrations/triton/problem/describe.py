@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 
 from forecast_autotune.records import (
     HOOK_VARIANT_PREFIX,
@@ -21,12 +22,16 @@ from forecast_integrations.triton.protocols import (
     KernelFunction,
     LaunchConfig,
     NamedArguments,
+    TensorDescriptor,
     is_descriptor,
     is_tensor,
 )
 
 Heuristic = Callable[[dict[str, object]], object]
 """A function of a user's that computes one argument from the others, by name."""
+
+DESCRIPTOR = "descriptor"
+"""In `Argument.extra`: it is a host-side TMA descriptor of the tensor, with this `block`, `shape` and `strides`."""
 
 _LAUNCH_OPTIONS = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"))
 
@@ -101,9 +106,7 @@ def _argument(name: str, value: object, constexpr: bool) -> Argument:
         )
     if is_descriptor(value):
         inner = _argument(name, value.base, False)
-        return Argument(
-            name, "tensor", inner.dtype, inner.shape, inner.stride, inner.aligned, extra={"descriptor": True}
-        )
+        return replace(inner, extra={DESCRIPTOR: _described(value)})
     if isinstance(value, bool):
         return Argument(name, "scalar", dtype="i1", value=value)
     if isinstance(value, int):
@@ -111,6 +114,19 @@ def _argument(name: str, value: object, constexpr: bool) -> Argument:
     if isinstance(value, float):
         return Argument(name, "scalar", dtype="fp32", value=to_scalar(value))
     return Argument(name, "scalar", dtype=type(value).__name__, value=to_scalar(value))
+
+
+def _described(value: TensorDescriptor) -> dict[str, object] | bool:
+    """What a descriptor says beside its tensor: its block, and shape and strides; what is not numbers is left out."""
+    found: dict[str, object] = {}
+    for name, given in (
+        ("block", value.block_shape),
+        ("shape", getattr(value, "shape", None)),
+        ("strides", getattr(value, "strides", None)),
+    ):
+        if isinstance(given, Sequence) and all(isinstance(n, int) for n in given):
+            found[name] = [int(n) for n in given]
+    return found or True
 
 
 def problem_identity(given: Sequence[Argument], key: Sequence[object]) -> list[object]:
@@ -147,14 +163,19 @@ def call_kind(problem: Problem, fn: KernelFunction) -> str:
     shown: list[object] = [problem.device.slug, device_index()]
     for a in problem.arguments:
         if exact:
-            shown.append(a.to_json())
+            shown.append(replace(a, extra=_kind_of_extra(a)).to_json())
         elif a.kind == "tensor":
-            shown.append([a.name, a.dtype, a.aligned, dict(a.extra)])
+            shown.append([a.name, a.dtype, a.aligned, _kind_of_extra(a)])
         elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.kind == "scalar":
             shown.append([a.name, a.dtype, _specialisation(a.value)])
         else:
             shown.append([a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None])
     return digest(shown)
+
+
+def _kind_of_extra(argument: Argument) -> dict[str, object]:
+    """Whether it is a descriptor; its block is what a hook has set last, and says nothing of the call."""
+    return {DESCRIPTOR: True} if argument.extra.get(DESCRIPTOR) else {}
 
 
 def call_form(fn: KernelFunction, args: Sequence[object], kwargs: NamedArguments) -> Hashable:

@@ -15,6 +15,7 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Argument, Kernel, Problem
 from forecast_autotune.store.misses import Grids, Miss
 from forecast_integrations.device import has_accelerator
+from forecast_integrations.triton.problem.describe import DESCRIPTOR
 from forecast_integrations.triton.protocols import Tuner
 
 MAX_TENSOR_BYTES = 1 << 36
@@ -77,8 +78,8 @@ def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) 
 
     `device` is torch's, by default the accelerator if there is one. Raises `RebuildError`.
     """
-    if argument.extra.get("descriptor"):
-        raise RebuildError(f"argument {argument.name} is a TMA descriptor, whose block is not recorded")
+    if argument.extra.get(DESCRIPTOR):
+        return _descriptor(argument, elements, device)
     if argument.kind == "tensor":
         return _tensor(argument, elements, device)
     if argument.kind == "none":
@@ -88,6 +89,24 @@ def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) 
             return float(argument.value)
         return argument.value
     raise RebuildError(f"argument {argument.name} is of the kind {argument.kind!r:.40}, which nobody knows")
+
+
+def _descriptor(argument: Argument, least: int, device: object) -> object:
+    """A TMA descriptor of a tensor; the hooks of configs set its block anew where they do so."""
+    told = argument.extra[DESCRIPTOR]
+    shown = (
+        [told.get(name) for name in ("shape", "strides", "block")] if isinstance(told, Mapping) else [None]
+    )
+    if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in shown):
+        raise RebuildError(f"argument {argument.name} is a TMA descriptor, whose block is not recorded")
+    try:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        return TensorDescriptor(_tensor(argument, least, device), *shown)
+    except (ImportError, AssertionError, TypeError, ValueError) as error:
+        raise RebuildError(
+            f"argument {argument.name} cannot be made a TMA descriptor ({error})"[:300]
+        ) from error
 
 
 def _tensor(argument: Argument, least: int, device: object) -> object:

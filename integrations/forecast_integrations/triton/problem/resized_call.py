@@ -107,7 +107,9 @@ def _extent(tensor: Argument) -> int:
 def _resized_tensor(tensor: Argument, old: int, value: int) -> Argument:
     """Dimensions of the old size become `value`; a stride grows with what lies within it."""
     if tensor.extra.get("descriptor"):
-        raise RebuildError(f"argument {tensor.name} is a TMA descriptor, whose block is not recorded")
+        raise RebuildError(
+            f"argument {tensor.name} is a TMA descriptor, whose own shape would have to follow"
+        )
     if len(tensor.stride) != len(tensor.shape) or any(s < 0 for s in tensor.stride):
         raise RebuildError(f"argument {tensor.name} has shape {tensor.shape} and strides {tensor.stride}")
     shape = tuple(value if n == old else n for n in tensor.shape)
