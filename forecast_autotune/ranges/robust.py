@@ -17,7 +17,7 @@ WEIGHTS = ("log", "uniform")
 MEASURED_POINTS = 4
 """How many sizes are measured where `at` does not say which."""
 JUDGED_POINTS = 16
-"""About how many sizes the range is judged at; what is not measured of them is forecast."""
+"""About how many sizes the range is judged at; between those that are measured, times are interpolated."""
 
 Rebuild = Callable[[Mapping[str, object], int], Mapping[str, object]]
 """A function (arguments by name, value) -> the arguments that change, by name; `grid` may be among them."""

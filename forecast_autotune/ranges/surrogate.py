@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.ranges.points import RangeRows
-from forecast_autotune.records import Candidate
 from forecast_autotune.surrogates.protocol import Array, FileBackedSurrogate, Forecasts, Query, Surrogate
 
 
@@ -24,7 +23,6 @@ class RangeSurrogate:
         self.name, self.version = inner.name, inner.version
         self.texts: Mapping[str, str] = {}
         """TTIR by assignment, as the last query had it."""
-        self._last: Query | None = None
 
     def load(self) -> None:
         """Read the inner surrogate's files."""
@@ -33,7 +31,7 @@ class RangeSurrogate:
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecasts of the weighted geometric mean over the measured points. Raises what the inner one raises."""
-        self.texts, self._last = query.ttir, query
+        self.texts = query.ttir
         rows = self._rows
         found = [self.at_point(query, i) for i in rows.measured]
         first = found[0]
@@ -75,9 +73,3 @@ class RangeSurrogate:
                 provisional=True,  # a model would be asked of every point, each time anew
             )
         )
-
-    def means(self, candidates: Sequence[Candidate], points: Sequence[int]) -> Array:
-        """log2 of the times forecast now at some points: [points, candidates]. Raises what the inner one raises."""
-        assert self._last is not None, "asked before the first forecast"
-        query = replace(self._last, candidates=list(candidates), measured=())
-        return np.stack([self.at_point(query, point).mean for point in points])

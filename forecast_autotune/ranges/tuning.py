@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -90,7 +89,7 @@ def _decide(
     view = range_store(guarded, task.problem.id, plan)
     rows = view.rows
     asked = RangeSurrogate(surrogate, rows)
-    view.conclude = lambda decision: _with_best_of_range(decision, plan, rows, asked)
+    view.conclude = lambda decision: _with_best_of_range(decision, plan, rows)
     decision = tune(
         task,
         lambda: RangeMeasurer(measurers(), rows, view.keep),
@@ -114,18 +113,12 @@ def range_store(store: GuardedStore, problem: str, plan: RangePlan) -> RangeStor
     )
 
 
-def _with_best_of_range(
-    decision: Decision, plan: RangePlan, rows: RangeRows, surrogate: RangeSurrogate
-) -> Decision:
+def _with_best_of_range(decision: Decision, plan: RangePlan, rows: RangeRows) -> Decision:
     """The decision with the config whose slow-down over all points is least, and with what it is at each."""
     timed = [m.candidate for m in rows.combined() if m.ok]
     base = decision.chosen.is_base_variant
     rivals = [c for c in timed if c == decision.chosen or (base and c.is_base_variant)]
-    try:
-        found = range_slowdowns(rivals, plan, rows, surrogate)
-    except Exception as error:  # what was measured stands, whatever a surrogate says of sizes in between
-        warnings.warn(f"the sizes between were not forecast ({error!r:.300})", stacklevel=3)
-        return decision
+    found = range_slowdowns(rivals, plan, rows)
     best = min(found, key=lambda s: (s.worst, s.mean) if plan.worst else (s.mean, s.worst))
     times = {m.candidate: m for m in rows.combined()}
     return replace(
@@ -137,19 +130,17 @@ def _with_best_of_range(
 
 
 def range_slowdowns(
-    candidates: Sequence[Candidate], plan: RangePlan, rows: RangeRows, surrogate: RangeSurrogate
+    candidates: Sequence[Candidate], plan: RangePlan, rows: RangeRows
 ) -> list[RangeSlowdowns]:
     """The slow-downs of candidates that are measured at all measured points, against the best of them at each point.
 
-    Between the measured points they are forecast. Raises what the surrogate raises.
+    Between the measured points, logarithms of times are interpolated, as the plan's shares say. A surrogate asked about
+    these points chooses worse: it follows what it believes of a candidate where times of both neighbours say otherwise
+    (`benchmarks.tuning.live_ranges`).
     """
-    logs = np.empty((len(plan.points), len(candidates)))
-    for point in plan.measured:
-        labels = rows.labels(point)
-        logs[point] = [np.log2(labels[c].ms) for c in candidates]
-    between = [i for i in range(len(plan.points)) if i not in plan.measured]
-    if between:
-        logs[between] = surrogate.means(candidates, between)
+    labels = [rows.labels(point) for point in plan.measured]
+    measured = np.array([[np.log2(at[c].ms) for c in candidates] for at in labels])
+    logs = plan.shares @ measured
     slow = logs - logs.min(axis=1, keepdims=True)
     means, worst = plan.weights @ slow, slow.max(axis=0)
     return [
@@ -164,7 +155,7 @@ def range_slowdowns(
 
 
 def slowdown_text(found: RangeSlowdowns, plan: RangePlan) -> str:
-    """The slow-downs as one sentence; `~` marks sizes that were forecast, not measured."""
+    """The slow-downs as one sentence; `~` marks sizes between those that were measured."""
     shown = [
         f"{'' if i in plan.measured else '~'}{point.label} {slow:+.1%}"
         for i, (point, slow) in enumerate(zip(plan.points, found.by_point, strict=True))

@@ -14,7 +14,7 @@ import pytest
 from forecast_autotune.errors import DeviceLostError
 from forecast_autotune.ranges.measurer import RangeMeasurer
 from forecast_autotune.ranges.points import RangePoint, RangeRows
-from forecast_autotune.ranges.tuning import RangePlan, tune_range
+from forecast_autotune.ranges.tuning import RangePlan, range_slowdowns, tune_range
 from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Budget, Mode, Settings
@@ -102,10 +102,19 @@ def test_a_config_that_fails_at_one_size_is_not_chosen() -> None:
     assert first_two.chosen == BROKEN, "nobody has launched it at the third"
 
 
-def test_sizes_between_are_forecast_and_marked() -> None:
+def test_sizes_between_are_interpolated_and_marked() -> None:
     decision = decide(Store(None), mode=Mode.EXHAUSTIVE, measured=(0, 2))
-    assert "~M=16 " in decision.reason
-    assert ", M=256 " in decision.reason
+    assert "M=1 +10.0%, ~M=16 +0.0%, M=256 +15.0%" in decision.reason
+
+    tables = [sized_table(size) for size in TIMES]
+    points = [RangePoint(t.problem, f"M={t.problem.key[0]}") for t in tables]
+    shares = np.array([[1.0, 0.0], [0.25, 0.75], [0.0, 1.0]])
+    plan = RangePlan(points, (0, 2), np.full(3, 1 / 3), shares)
+    rows = RangeRows("range", points, (0, 2), (0.5, 0.5), [list(t.measurements) for t in tables])
+    small, middle = range_slowdowns([SMALL, ALL_ROUND], plan, rows)
+    between = {c: TIMES[1][c] ** 0.25 * TIMES[256][c] ** 0.75 for c in (SMALL, ALL_ROUND)}
+    assert small.by_point == pytest.approx([0.0, between[SMALL] / between[ALL_ROUND] - 1.0, 8.0 / 2.3 - 1.0])
+    assert middle.by_point == pytest.approx([0.1, 0.0, 0.0])
 
 
 def test_the_worst_size_decides_where_that_is_asked_for() -> None:
