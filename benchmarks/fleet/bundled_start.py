@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,50 +126,58 @@ def in_process(machine: Path, name: str, given: dict[str, Any], **variables: str
     return last_object(done.stdout)
 
 
-def run(folder: Path, program: dict[str, Any]) -> dict[str, Any]:
-    """All steps; see the module."""
+Steps = dict[str, dict[str, Any]]
+"""What each step found, by its name."""
+
+
+def run(folder: Path, program: dict[str, Any], told: Callable[[str, dict[str, Any]], None]) -> Steps:
+    """All steps; see the module. `told` hears of each as it ends."""
     production, build, fresh, plain = (folder / name for name in ("production", "build", "fresh", "plain"))
+    steps: Steps = {}
 
-    def step(machine: Path, name: str, **variables: str) -> dict[str, Any]:
+    def step(name: str, machine: Path, commands: list[list[str]] | None = None, **variables: str) -> None:
         begin = time.perf_counter()
-        found = in_process(machine, "pass", program, **variables)
-        say(f"{name}: {time.perf_counter() - begin:.1f} s, {found}")
-        return found
+        if commands is None:
+            found = in_process(machine, "pass", program, **variables)
+        else:
+            found = in_process(machine, "commands", {**program, "commands": commands})
+        steps[name] = {**found, "step_s": round(time.perf_counter() - begin, 1)}
+        told(name, steps[name])
 
-    met = step(production, "first pass, nothing decided", MODE="skip")
-    warm = ["warm", "--json", "--misses", str(production / "store")]
-    begin = time.perf_counter()
-    warmed = in_process(build, "commands", {**program, "commands": [warm]})
-    warm_s = time.perf_counter() - begin
-    troubles = warmed["printed"][0].get("failed", 0)
-    say(f"warm: {warm_s:.1f} s, {warmed['printed'][0].get('tuned')} tuned, {troubles} not")
-    for miss in warmed["printed"][0].get("misses", []):
-        if "trouble" in miss:
-            say(f"    {miss['kernel']}: {miss['trouble']}")
-    if troubles:
-        step(build, "the program's own warm-up", MODE="tune")
-    step(build, "winners compiled", MODE="frozen", triton="winners")
     bundle = str(folder / "bundle")
-    making = ["store", "bundle", bundle, "--compiled", str(build / "winners")]
-    made = in_process(build, "commands", {**program, "commands": [making]})
-    installed = in_process(fresh, "commands", {**program, "commands": [["store", "install", bundle]]})
-    first = step(fresh, "first pass with the bundle", MODE="frozen", STORES=bundle)
-    without = step(plain, "first pass without", MODE="tune")
+    step("met", production, MODE="skip")
+    step("warm", build, [["warm", "--json", "--misses", str(production / "store")]])
+    if steps["warm"]["printed"][0].get("failed", 0):
+        step("warm_up", build, MODE="tune")
+    step("winners", build, MODE="frozen", triton="winners")
+    step("bundle", build, [["store", "bundle", bundle, "--compiled", str(build / "winners")]])
+    step("install", fresh, [["store", "install", bundle]])
+    step("first", fresh, MODE="frozen", STORES=bundle)
+    step("without", plain, MODE="tune")
+    return steps
+
+
+def summarise(steps: Steps) -> dict[str, Any]:
+    """The figures; None for what a step that is not there would have told."""
+    warm, first, without = steps["warm"]["printed"][0], steps["first"], steps.get("without", {})
+    passes = [steps[name] for name in ("met", "first", "without") if name in steps]
     return {
         "keys": first["keys"],
-        "missed": met["misses"],
-        "warm_s": round(warm_s, 1),
-        "warmed": warmed["printed"][0].get("tuned"),
-        "not_warmed": troubles,
-        "statuses": [*made["status"], *installed["status"]],
-        "failed": sorted({*met["failed"], *first["failed"], *without["failed"]}),
+        "missed": steps["met"]["misses"],
+        "warm_s": steps["warm"]["step_s"],
+        "warmed": warm.get("tuned"),
+        "not_warmed": warm.get("failed"),
+        "statuses": [status for name in ("bundle", "install") for status in steps[name]["status"]],
+        "failed": sorted({name for one in passes for name in one["failed"]}),
         "measured": first["measured"],
         "compiled": first["compiled"],
         "missed_with_bundle": first["misses"],
         "first_pass_s": first["seconds"],
-        "first_pass_without_s": without["seconds"],
-        "measured_without": without["measured"],
-        "compiled_without": without["compiled"],
+        "undecided_pass_s": steps["met"]["seconds"],
+        "compiled_undecided": steps["met"]["compiled"],
+        "first_pass_without_s": without.get("seconds"),
+        "measured_without": without.get("measured"),
+        "compiled_without": without.get("compiled"),
     }
 
 
@@ -193,7 +202,12 @@ def main() -> int:
         if arguments.libraries:
             site = install_libraries((arguments.site or Path(name) / "site").absolute(), arguments.wheels)
             program |= {"only": arguments.only, "site": str(site)}
-        found = run(Path(name), program)
+
+        def told(step: str, found: dict[str, Any]) -> None:
+            report.add("steps", {"step": step, **found})
+            say(f"{step}: {found['step_s']} s, {str(found)[:300]}")
+
+        found = summarise(run(Path(name), program, told))
     report.finish(found)
     bad = found["measured"] or found["compiled"] or found["missed_with_bundle"] or any(found["statuses"])
     return int(bool(bad or found["failed"] or found["missed"] != found["keys"]))

@@ -214,9 +214,11 @@ def join(a: Namespace) -> int:
     report = ResultFile(a, "live_ranges", a.seed)
     report.data["environment"] |= parts[0]["environment"]
     report.data["options"] |= {k: parts[0]["options"][k] for k in ("sizes", "configs", "seed")}
-    rows = [row for part in parts for row in part["raw"].get("kernels", [])]
+    # Of a kernel that several files have, the last one's counts; a run that was cut short has no summary.
+    rows = list({row["kernel"]: row for part in parts for row in part["raw"].get("kernels", [])}.values())
     report.data["raw"]["kernels"] = rows
-    report.finish({**summarise(rows), "failed": [k for part in parts for k in part["summary"]["failed"]]})
+    failed = [kernel for part in parts for kernel in (part["summary"] or {}).get("failed", [])]
+    report.finish({**summarise(rows), "failed": failed})
     return 0
 
 
