@@ -54,6 +54,9 @@ _LONG_ON_DEVICE_S = 0.2
 _LARGE_CHECKS = {"cpu": 0.1, "cuda": 0.025}
 """Of the timed launches that would be checked if they were small, the share of large ones: on a device, theirs travel
 through a socket."""
+_MOST_TIMED_S = {"cpu": math.inf, "cuda": 1.0}
+"""Seconds after which no more launches are timed in a verification, where half of those planned have been: launches
+that are not timed cost a tenth of that, and a contest times its own."""
 _THOROUGH_SHARE = 0.05
 """Of the launches that are found right quickly, those that are checked with the full limits all the same."""
 _DRAWING_BUDGET_S = 0.5
@@ -331,20 +334,25 @@ class SolutionJudge:
         count = self.plan.timed + self.rng.randrange(self.plan.timed + 1)
         replies: list[LaunchTimes] = []
         idle: list[float] = []
-        case = self.timed_case(work)
+        case, ends = self.timed_case(work), math.inf
         for n in range(count):
+            if n == 1:  # the first may compile
+                ends = time.perf_counter() + _MOST_TIMED_S[self.plan.device]
+            last = n == count - 1 or (n >= self.plan.timed // 2 and time.perf_counter() > ends)
             if n:
                 case = self.timed_case(work) if self.should_redraw(work, 0.25) else self.next_case(case)
             if n % 2:
                 idle.append(self.idle(case))
             reply = self.timed(case)
-            looked = n == count - 1 or self.should_check(work)
+            looked = last or self.should_check(work)
             if reasons := (self.checked(reply, work) if looked else reply.reasons):
                 return reasons
-            if n:  # the first may compile
+            if n:
                 if reasons := self.plausibility_reasons(reply):
                     return reasons
                 replies.append(reply.times)
+            if last:
+                break
         return self.clock_reasons(replies, idle)
 
     def plausibility_reasons(self, reply: LaunchResult) -> list[Reason]:

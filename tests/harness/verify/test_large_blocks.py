@@ -203,3 +203,18 @@ def test_a_mode_that_sees_all_operations_is_global_state(judging: SandboxLane) -
         "def run(x):\n    eye.__enter__()\n    return torch.softmax(x, -1)\n"
     )
     assert launched(judging, SOFTMAX, source, count=1)["codes"] == [["global_state"]]
+
+
+@pytest.mark.parametrize(
+    ("most_s", "launches"), [(0.0, range(6, 7)), (1e9, range(10, 21))], ids=["no time", "time"]
+)
+def test_launches_are_timed_until_half_are_or_the_time_is_up(
+    judging: SandboxLane, most_s: float, launches: range
+) -> None:
+    plan = VerificationPlan(timed=10)
+    payload = {"pack": SOFTMAX.to_json(), "plan": plan.to_json(), "most_s": most_s}
+    files = {"solution.py": HONEST["softmax"]}
+    result = judging.run(SandboxJob("tests.harness.timed_launches:timed_launches", payload, files), LIMITS)
+    assert result.status is JobStatus.OK, result.detail
+    assert result.value["launches"] in launches
+    assert result.value["codes"] == []
