@@ -7,9 +7,11 @@ For every kernel of `benchmarks.lib.kernel_ranges`, on the device: `truth` measu
 evenly spaced on a log scale, each as a decision of its own in exhaustive mode. `robust` decides once for the range,
 `bucket=Robust(argument, (low, high))` with its defaults, in a fresh store, at a call in the middle; the sizes at which
 it measures are its own. `middle` decides at that middle size alone, in a fresh store. What each chose is looked up in
-`truth`: its slow-down against the best config of every size. `best_single` is the config that is best over all sizes
-in hindsight: no single config can be better. Processes with parts of the kernels may run on several devices at once;
-`--join` puts their files together.
+`truth`: its slow-down against the best config of every size. `interpolated` is what four of the sizes of `truth`
+choose, with times between them interpolated: what `robust` could choose if it measured everything there.
+`best_single` is the config that is best over all sizes in hindsight: no single config can be better.
+
+Processes with parts of the kernels may run on several devices at once; `--join` puts their files together.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 
 NEAR_BEST = 0.05
 NULL_RATIO = 8
 """Of a range's ends, in a dry run."""
-COMPARED = ("best_single", "robust", "middle")
+COMPARED = ("best_single", "interpolated", "robust", "middle")
+INTERPOLATED_SIZES = 4
 
 Times = Sequence[Mapping[str, float]]
 """Milliseconds of every config that ran, by its text, at each size."""
@@ -53,6 +58,15 @@ def best_single(times: Times) -> tuple[str, float]:
     found = {config: slowdown(times, config) for config in shared}
     config = min(found, key=lambda c: found[c] or 0.0)
     return config, found[config] or 0.0
+
+
+def interpolated_choice(times: Times, sizes: Sequence[int]) -> str:
+    """The config with the least mean logarithm of time over the sizes, by its times at a few of them."""
+    shared = [c for c in times[0] if all(c in at for at in times)]
+    x = np.log2(np.array(sizes, float))
+    known = np.unique(np.round(np.linspace(0, len(sizes) - 1, INTERPOLATED_SIZES)).astype(int))
+    means = {c: np.interp(x, x[known], [math.log2(times[i][c]) for i in known]).mean() for c in shared}
+    return min(means, key=lambda c: float(means[c]))
 
 
 def compared(times: Times, chosen: Mapping[str, str]) -> dict[str, Any]:
@@ -159,7 +173,7 @@ class LiveRange:
             "sizes": len(self.sizes),
             "at": self.sizes,
             "configs_listed": max(len(at) for at in times),
-            **compared(times, chosen),
+            **compared(times, {**chosen, "interpolated": interpolated_choice(times, self.sizes)}),
             "reason": str(ranged.decision.reason),
             "measurements": {
                 name: sum(len(t.measurements) for t in Store(self.folder / name).tables())
@@ -216,6 +230,9 @@ def join(a: Namespace) -> int:
     report.data["options"] |= {k: parts[0]["options"][k] for k in ("sizes", "configs", "seed")}
     # Of a kernel that several files have, the last one's counts; a run that was cut short has no summary.
     rows = list({row["kernel"]: row for part in parts for row in part["raw"].get("kernels", [])}.values())
+    for row in rows:
+        chosen = {name: row["configs"][name] for name in ("robust", "middle")}
+        row |= compared(row["ms"], {**chosen, "interpolated": interpolated_choice(row["ms"], row["at"])})
     report.data["raw"]["kernels"] = rows
     failed = [kernel for part in parts for kernel in (part["summary"] or {}).get("failed", [])]
     report.finish({**summarise(rows), "failed": failed})

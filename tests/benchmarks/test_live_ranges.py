@@ -8,7 +8,13 @@ import pytest
 
 from benchmarks import kernels
 from benchmarks.lib.kernel_ranges import RANGES
-from benchmarks.tuning.live_ranges import best_single, compared, slowdown, summarise
+from benchmarks.tuning.live_ranges import (
+    best_single,
+    compared,
+    interpolated_choice,
+    slowdown,
+    summarise,
+)
 
 TIMES = [{"a": 1.0, "b": 1.1, "c": 3.0}, {"a": 2.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 1.0}]
 
@@ -28,6 +34,14 @@ def test_the_best_single_config_runs_everywhere() -> None:
     assert found["worst"] == {"best_single": 0.1, "robust": 0.1}
 
 
+def test_a_few_sizes_speak_for_those_between() -> None:
+    sizes = [2**i for i in range(7)]
+    steady = {"a": [1.0] * 7, "b": [2.0**i / 4 for i in range(7)], "c": [1.0, 9.0, 1.0, 1.0, 1.0, 1.0, 0.5]}
+    times = [{c: each[i] for c, each in steady.items()} for i in range(7)]
+    assert interpolated_choice(times, sizes) == "c", "size 2 is not among the four that are looked at"
+    assert best_single(times)[0] == "a"
+
+
 def test_means_are_over_kernels_in_which_all_choices_ran() -> None:
     def row(kernel: str, single: float, robust: float | None) -> dict[str, object]:
         measurements, seconds = (
@@ -36,13 +50,14 @@ def test_means_are_over_kernels_in_which_all_choices_ran() -> None:
         )
         return {
             **{"kernel": kernel, "sizes": 16, "best_single": single, "robust": robust, "middle": 0.5},
+            "interpolated": single,
             **{"measurements": measurements, "seconds": seconds},
         }
 
     found = summarise([row("one", 0.0, 0.0), row("two", 0.21, 0.21), row("three", 0.0, None)])
     assert found["left_out"] == ["three"]
     assert found["slowdown"]["robust"] == pytest.approx(0.1)
-    assert found["within_5_percent"] == {"best_single": 1, "robust": 1, "middle": 0}
+    assert found["within_5_percent"] == {**{"best_single": 1, "interpolated": 1, "robust": 1, "middle": 0}}
     assert found["where_best_single_within_5_percent"]["kernels"] == 1
 
 
