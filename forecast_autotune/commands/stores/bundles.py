@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from forecast_autotune.commands.output import CommandError, Output
 from forecast_autotune.commands.stores.merging import own_root
 from forecast_autotune.printable import count_text
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.bundles.compiled import install_compiled
+from forecast_autotune.store.bundles.graphs import take_out_graphs
 from forecast_autotune.store.bundles.reading import Bundle
 from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
 from forecast_autotune.store.merging.row_stores import StoreFolder
@@ -23,6 +25,7 @@ def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
         device=options.device or "",
         sources=options.sources,
         compiled=parse_user_directory(options.compiled) if options.compiled else None,
+        graphs=parse_user_directory(options.graphs) if options.graphs else None,
     )
     folder = parse_user_directory(options.folder).absolute()
     write_bundle(StoreFolder(root, output.remark), folder, wanted)
@@ -49,20 +52,29 @@ def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
 
 
 def install_bundle(options: argparse.Namespace, output: Output) -> int:
-    """Put a bundle's compiled kernels into Triton's cache."""
+    """Put a bundle's compiled kernels into Triton's cache, and its compiled graphs where they are asked for."""
     bundle = Bundle.open(parse_user_directory(options.bundle))
     if options.digest is not None and options.digest != bundle.manifest.digest:
         raise CommandError(
             f"{bundle.path} has digest {bundle.manifest.digest}, not {options.digest}: nothing installed"
         )
-    files = bundle.compiled()
-    if not files:
-        raise CommandError(
-            f"{bundle.path} carries no compiled kernels: make it with `store bundle --compiled`"
+    files, graphs = bundle.compiled(), bundle.graphs()
+    if options.graphs and graphs is None:
+        raise CommandError(f"{bundle.path} carries no compiled graphs: make it with `store bundle --graphs`")
+    if not files and not options.graphs:
+        remedy = (
+            "name a file for its graphs with --graphs" if graphs else "make it with `store bundle --compiled`"
         )
+        raise CommandError(f"{bundle.path} carries no compiled kernels: {remedy}")
     named = options.cache or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"
     cache = parse_user_directory(named).absolute()
     count = install_compiled(files, cache)
-    data = {"installed": count, "files": len(files), "cache": str(cache), "digest": bundle.manifest.digest}
-    output.emit(data, f"installed {count} of {count_text(len(files), 'file')} in {cache}")
+    data: dict[str, Any] = {"installed": count, "files": len(files), "cache": str(cache)}
+    lines = [f"installed {count} of {count_text(len(files), 'file')} in {cache}"] if files else []
+    if options.graphs and graphs is not None:
+        target = parse_user_directory(options.graphs).absolute()
+        take_out_graphs(graphs, target)
+        data["graphs"] = str(target)
+        lines.append(f"wrote compiled graphs to {target}: torch.compiler.load_cache_artifacts() reads them")
+    output.emit({**data, "digest": bundle.manifest.digest}, *lines)
     return 0

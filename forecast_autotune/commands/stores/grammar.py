@@ -77,6 +77,12 @@ def _bundle(group: Commands) -> None:
         metavar="DIR",
         help="let the compiled kernels in this cache of Triton (TRITON_CACHE_DIR) go along; they are code",
     )
+    bundle.add_argument(
+        "--graphs",
+        metavar="FILE",
+        help="let the compiled graphs of torch.compile in this file go along, the bytes of "
+        "torch.compiler.save_cache_artifacts(); they are code",
+    )
 
 
 def _install(group: Commands) -> None:
@@ -85,10 +91,15 @@ def _install(group: Commands) -> None:
         "forecast_autotune.commands.stores.bundles:install_bundle",
         "put a bundle's compiled kernels into Triton's cache: for bundles of people whose code you run",
     )
-    install.add_argument("bundle", metavar="BUNDLE", help="a bundle made with --compiled")
+    install.add_argument("bundle", metavar="BUNDLE", help="a bundle made with --compiled or --graphs")
     install.add_argument(
         "--digest", metavar="SHA256", help="refuse any other bundle (`store bundle` prints it)"
     )
     install.add_argument(
         "--cache", metavar="DIR", help="Triton's cache (default: TRITON_CACHE_DIR, else ~/.triton/cache)"
+    )
+    install.add_argument(
+        "--graphs",
+        metavar="FILE",
+        help="write its compiled graphs to this new file, for torch.compiler.load_cache_artifacts()",
     )

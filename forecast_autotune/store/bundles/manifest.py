@@ -87,7 +87,7 @@ class Manifest(Record, tag="bundle", schema=SCHEMA, unknown="refuse", complete=T
     newest: str
     """Time of its newest row: bundles of equal rows are equal, byte by byte."""
     carries: tuple[str, ...]
-    """Of `sources` and `compiled`: code, which is never there unless it was asked for."""
+    """Of `sources`, `compiled` and `graphs`: code, which is never there unless it was asked for."""
     covers: tuple[Coverage, ...]
     files: Mapping[str, BundledFile] = field(
         metadata=json_option(

@@ -9,6 +9,7 @@ from pathlib import Path
 from forecast_autotune.file_access import read_regular
 from forecast_autotune.store.bundles import contents
 from forecast_autotune.store.bundles.compiled import COMPILED, MAX_COMPILED_BYTES, is_compiled
+from forecast_autotune.store.bundles.graphs import GRAPHS, GRAPHS_PATH, MAX_GRAPHS_BYTES
 from forecast_autotune.store.bundles.manifest import MANIFEST, BundledFile, BundleError, Manifest
 from forecast_autotune.store.bundles.writing import SOURCES
 from forecast_autotune.store.files import KernelName
@@ -52,7 +53,7 @@ class Bundle:
             data = _verified(path / name, name, manifest.files[name], limit)
             if kernel is not None:
                 rows[kernel] = contents.from_bytes(data, kernel)
-            elif not is_compiled(name):
+            elif not is_compiled(name) and name != GRAPHS_PATH:
                 raise BundleError(f"{name} is nothing that a bundle holds")
         _check_claims(manifest, rows)
         return cls(path, manifest, rows)
@@ -78,6 +79,15 @@ class Bundle:
             if is_compiled(name)
         }
 
+    def graphs(self) -> bytes | None:
+        """Its compiled graphs of torch.compile, verified again; None where it has none. Raises `BundleError`."""
+        entry = self.manifest.files.get(GRAPHS_PATH)
+        return (
+            None
+            if entry is None
+            else _verified(self.path / GRAPHS_PATH, GRAPHS_PATH, entry, MAX_GRAPHS_BYTES)
+        )
+
 
 def _verified(path: Path, name: str, entry: BundledFile, limit: int) -> bytes:
     if entry.size > limit:
@@ -102,7 +112,11 @@ def _check_claims(manifest: Manifest, rows: dict[KernelName, KernelRows]) -> Non
         raise BundleError("its manifest gives another time than its newest row")
     if any(map(is_compiled, manifest.files)) != (COMPILED in manifest.carries):
         raise BundleError("its manifest does not say rightly whether it carries compiled kernels")
-    if not set(manifest.carries) <= {COMPILED, SOURCES} or len(set(manifest.carries)) < len(manifest.carries):
+    if (GRAPHS_PATH in manifest.files) != (GRAPHS in manifest.carries):
+        raise BundleError("its manifest does not say rightly whether it carries compiled graphs")
+    if not set(manifest.carries) <= {COMPILED, GRAPHS, SOURCES} or len(set(manifest.carries)) < len(
+        manifest.carries
+    ):
         raise BundleError(f"its manifest names code of unknown kinds: {', '.join(manifest.carries):.100}")
     if SOURCES not in manifest.carries and any(map(_has_code, rows.values())):
         raise BundleError("it carries sources that its manifest does not tell of")

@@ -10,6 +10,7 @@ from forecast_autotune.errors import StoreError
 from forecast_autotune.records import Problem
 from forecast_autotune.store.bundles import contents
 from forecast_autotune.store.bundles.compiled import COMPILED, compiled_files
+from forecast_autotune.store.bundles.graphs import GRAPHS, graphs_file
 from forecast_autotune.store.bundles.manifest import MANIFEST, BundledFile, Manifest
 from forecast_autotune.store.files import write_atomically
 from forecast_autotune.store.merging.row_stores import RowSource
@@ -31,6 +32,8 @@ class BundleOptions:
     """Whether kernels' sources and IR go along."""
     compiled: Path | None = None
     """Triton's cache whose compiled kernels go along."""
+    graphs: Path | None = None
+    """A file of `torch.compiler.save_cache_artifacts()` that goes along."""
 
 
 def write_bundle(source: RowSource, folder: Path, options: BundleOptions | None = None) -> Manifest:
@@ -46,6 +49,8 @@ def write_bundle(source: RowSource, folder: Path, options: BundleOptions | None 
         files, made = _row_files(source, options)
         if options.compiled is not None:
             files |= compiled_files(options.compiled)
+        if options.graphs is not None:
+            files |= graphs_file(options.graphs)
         manifest = _manifest(files, made, options)
         for path, data in files.items():
             write_atomically(folder / path, data)
@@ -88,7 +93,8 @@ def _matches(rows: KernelRows, options: BundleOptions) -> bool:
 
 
 def _manifest(files: Mapping[str, bytes], made: list[KernelRows], options: BundleOptions) -> Manifest:
-    carries = [name for name, there in ((SOURCES, options.sources), (COMPILED, options.compiled)) if there]
+    asked = {SOURCES: options.sources, COMPILED: options.compiled, GRAPHS: options.graphs}
+    carries = [name for name, given in asked.items() if given]
     covers = sorted(map(contents.coverage_of, made), key=lambda c: (c.slug, c.kernel))
     return Manifest(
         release=__version__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,3 +99,34 @@ def test_compiled_kernels_move_with_their_lists_of_files(
     assert main(["store", "bundle", str(tmp_path / "x"), "--compiled", str(tmp_path / "empty")]) == 1
     assert "holds no compiled kernels" in capfd.readouterr().err
     assert row_digests(StoreFolder(root)) == row_digests(Bundle.open(Path(folder)))
+
+
+def test_compiled_graphs_go_along_as_one_file(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    filled(root)
+    saved, folder, taken = tmp_path / "saved.bin", str(tmp_path / "tuned"), tmp_path / "taken.bin"
+    saved.write_bytes(b"\x80graphs")
+    made = json_of(capfd, "store", "bundle", folder, "--graphs", str(saved))
+    assert made["carries"] == ["graphs"]
+    given = ["store", "install", folder, "--graphs", str(taken)]
+    assert main([*given, "--digest", "0" * 64]) == 1
+    assert not taken.exists()
+    capfd.readouterr()
+    assert json_of(capfd, *given, "--digest", made["digest"])["graphs"] == str(taken)
+    assert taken.read_bytes() == b"\x80graphs"
+    assert main(given) == 1
+    assert "exists: name a new file" in capfd.readouterr().err
+    assert main(["store", "install", folder]) == 1
+    assert "name a file for its graphs with --graphs" in capfd.readouterr().err
+    (Path(folder) / "graphs" / "mega_cache.bin").write_bytes(b"\x80Graphs")
+    assert main(["store", "install", folder, "--graphs", str(tmp_path / "other.bin")]) == 1
+    assert "other contents than were bundled" in capfd.readouterr().err
+    saved.write_bytes(b"")
+    for file, said in (
+        (saved, "is empty"),
+        (tmp_path, "is a folder where a file belongs"),
+        (tmp_path / "no", "No such file"),
+    ):
+        assert main(["store", "bundle", str(tmp_path / "x"), "--graphs", str(file)]) == 1
+        assert re.search(said, capfd.readouterr().err, re.IGNORECASE)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-PACKAGE, CACHES = "product.pt2", "caches.bin"
+PACKAGE, CACHES, BUNDLE = "product.pt2", "caches.bin", "bundle"
 
 
 def factors(rows: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,6 +35,8 @@ def square(x: torch.Tensor) -> torch.Tensor:
 def make(folder: Path) -> dict[str, Any]:
     """Tune by the clock, save all caches, and compile a package ahead of time by forecast alone."""
     from forecast_autotune import enable_torch_compile
+    from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
+    from forecast_autotune.store.merging.row_stores import StoreFolder
     from forecast_integrations.inductor.summary import LISTENERS
     from tests.integrations.inductor import worker
 
@@ -49,6 +51,7 @@ def make(folder: Path) -> dict[str, Any]:
         found = torch.compiler.save_cache_artifacts()
     assert found is not None
     (folder / CACHES).write_bytes(found[0])
+    write_bundle(StoreFolder(folder / "store"), folder / BUNDLE, BundleOptions(graphs=folder / CACHES))
     exported = torch.export.export(Product(), factors())
     LISTENERS.append(lambda label, decision: chosen.append(str(decision.chosen)))
     with enable_torch_compile(surrogate=FourParts(), store=folder / "other", mode="skip"), torch.no_grad():
@@ -69,9 +72,12 @@ def load(folder: Path) -> dict[str, Any]:
 def reuse(folder: Path) -> dict[str, Any]:
     """Give empty caches what was saved, and compile without us and with us, also as nobody has compiled yet."""
     from forecast_autotune import enable_torch_compile
+    from forecast_autotune.store.bundles.reading import Bundle
     from tests.integrations.inductor import worker
 
-    torch.compiler.load_cache_artifacts((folder / CACHES).read_bytes())
+    graphs = Bundle.open(folder / BUNDLE).graphs()
+    assert graphs is not None
+    torch.compiler.load_cache_artifacts(graphs)
     plain = compiled_square()
     with enable_torch_compile(surrogate=worker.Scripted(), store=folder / "unused"):
         known = {"square": compiled_square(), "product": compiled_product(fullgraph=True)}

@@ -167,6 +167,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda b: reseal(b, lambda m: replace(m, carries=("compiled",))),
         "whether it carries",
     ),
+    "untold graphs, sealed": (
+        lambda b: reseal(b, lambda m: replace(m, carries=("graphs",))),
+        "carries compiled graphs",
+    ),
     "unknown code, sealed": (lambda b: reseal(b, lambda m: replace(m, carries=("magic",))), "unknown kinds"),
 }
 _PLACES: dict[Path, Path] = {}
