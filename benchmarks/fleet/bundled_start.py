@@ -36,22 +36,22 @@ from benchmarks.lib.processes.child_processes import child_command, child_enviro
 from benchmarks.lib.result_files import say
 
 WORKLOADS = (
-    *(
-        "fla/cumulative_sums",
-        "fla/delta_attention_gate",
-        "fla/gated_norm",
-        "fla/layer_norm",
-        "fla/linear_attention",
-    ),
-    *(
-        "fla/logsigmoid",
-        "fla/mean_pooling",
-        "fla/rms_norm",
-        "fla/rotary_embedding",
-        "fla/rwkv7",
-        "fla/softmax",
-    ),
-    *("fla/swish", "fla/token_shift", "fla/unit_norm", "liger/dynamic_tanh", "liger/gated_mlp"),
+    "fla/cumulative_sums",
+    "fla/delta_attention_gate",
+    "fla/gated_norm",
+    "fla/layer_norm",
+    "fla/linear_attention",
+    "fla/logsigmoid",
+    "fla/mean_pooling",
+    "fla/rms_norm",
+    "fla/rotary_embedding",
+    "fla/rwkv7",
+    "fla/softmax",
+    "fla/swish",
+    "fla/token_shift",
+    "fla/unit_norm",
+    "liger/dynamic_tanh",
+    "liger/gated_mlp",
 )
 """Of `--libraries`: how the names of its operations begin."""
 

@@ -115,16 +115,17 @@ def range_store(store: GuardedStore, problem: str, plan: RangePlan) -> RangeStor
 
 def _with_best_of_range(decision: Decision, plan: RangePlan, rows: RangeRows) -> Decision:
     """The decision with the config whose slow-down over all points is least, and with what it is at each."""
-    timed = [m.candidate for m in rows.combined() if m.ok]
+    timed = {m.candidate: m for m in rows.combined() if m.ok}
     base = decision.chosen.is_base_variant
     rivals = [c for c in timed if c == decision.chosen or (base and c.is_base_variant)]
+    if not rivals:  # nothing is known at all sizes of what was decided, which stands
+        return decision
     found = range_slowdowns(rivals, plan, rows)
     best = min(found, key=lambda s: (s.worst, s.mean) if plan.worst else (s.mean, s.worst))
-    times = {m.candidate: m for m in rows.combined()}
     return replace(
         decision,
         chosen=best.candidate,
-        median_ms=times[best.candidate].ms,
+        median_ms=timed[best.candidate].ms,
         reason=f"{slowdown_text(best, plan)}; {decision.reason}",
     )
 

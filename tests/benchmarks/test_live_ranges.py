@@ -57,7 +57,7 @@ def test_means_are_over_kernels_in_which_all_choices_ran() -> None:
     found = summarise([row("one", 0.0, 0.0), row("two", 0.21, 0.21), row("three", 0.0, None)])
     assert found["left_out"] == ["three"]
     assert found["slowdown"]["robust"] == pytest.approx(0.1)
-    assert found["within_5_percent"] == {**{"best_single": 1, "interpolated": 1, "robust": 1, "middle": 0}}
+    assert found["within_5_percent"] == {"best_single": 1, "interpolated": 1, "robust": 1, "middle": 0}
     assert found["where_best_single_within_5_percent"]["kernels"] == 1
 
 

@@ -66,15 +66,18 @@ def install_bundle(options: argparse.Namespace, output: Output) -> int:
             "name a file for its graphs with --graphs" if graphs else "make it with `store bundle --compiled`"
         )
         raise CommandError(f"{bundle.path} carries no compiled kernels: {remedy}")
-    named = options.cache or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"
-    cache = parse_user_directory(named).absolute()
-    count = install_compiled(files, cache)
-    data: dict[str, Any] = {"installed": count, "files": len(files), "cache": str(cache)}
-    lines = [f"installed {count} of {count_text(len(files), 'file')} in {cache}"] if files else []
-    if options.graphs and graphs is not None:
+    data: dict[str, Any] = {"digest": bundle.manifest.digest}
+    lines = []
+    if options.graphs and graphs is not None:  # first, since a file that exists is refused
         target = parse_user_directory(options.graphs).absolute()
         take_out_graphs(graphs, target)
         data["graphs"] = str(target)
         lines.append(f"wrote compiled graphs to {target}: torch.compiler.load_cache_artifacts() reads them")
-    output.emit({**data, "digest": bundle.manifest.digest}, *lines)
+    named = options.cache or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"
+    cache = parse_user_directory(named).absolute()
+    count = install_compiled(files, cache)
+    data |= {"installed": count, "files": len(files), "cache": str(cache)}
+    if files:
+        lines.append(f"installed {count} of {count_text(len(files), 'file')} in {cache}")
+    output.emit(data, *lines)
     return 0

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from forecast_autotune.errors import StoreError
 from forecast_autotune.file_access import read_regular
+from forecast_autotune.store.bundles.compiled import MAX_COMPILED_BYTES
 from forecast_autotune.store.files import write_atomically
 
 GRAPHS = "graphs"
 GRAPHS_PATH = f"{GRAPHS}/mega_cache.bin"
-MAX_GRAPHS_BYTES = 512 * 1024 * 1024
 
 
 def graphs_file(path: Path) -> dict[str, bytes]:
     """The file by its path in a bundle. Raises `StoreError` where it is empty, too large or no regular file."""
     try:
-        data = read_regular(path, MAX_GRAPHS_BYTES)
+        data = read_regular(path, MAX_COMPILED_BYTES)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     if not data:

@@ -9,7 +9,7 @@ from pathlib import Path
 from forecast_autotune.file_access import read_regular
 from forecast_autotune.store.bundles import contents
 from forecast_autotune.store.bundles.compiled import COMPILED, MAX_COMPILED_BYTES, is_compiled
-from forecast_autotune.store.bundles.graphs import GRAPHS, GRAPHS_PATH, MAX_GRAPHS_BYTES
+from forecast_autotune.store.bundles.graphs import GRAPHS, GRAPHS_PATH
 from forecast_autotune.store.bundles.manifest import MANIFEST, BundledFile, BundleError, Manifest
 from forecast_autotune.store.bundles.writing import SOURCES
 from forecast_autotune.store.files import KernelName
@@ -82,11 +82,9 @@ class Bundle:
     def graphs(self) -> bytes | None:
         """Its compiled graphs of torch.compile, verified again; None where it has none. Raises `BundleError`."""
         entry = self.manifest.files.get(GRAPHS_PATH)
-        return (
-            None
-            if entry is None
-            else _verified(self.path / GRAPHS_PATH, GRAPHS_PATH, entry, MAX_GRAPHS_BYTES)
-        )
+        if entry is None:
+            return None
+        return _verified(self.path / GRAPHS_PATH, GRAPHS_PATH, entry, MAX_COMPILED_BYTES)
 
 
 def _verified(path: Path, name: str, entry: BundledFile, limit: int) -> bytes:
@@ -114,9 +112,8 @@ def _check_claims(manifest: Manifest, rows: dict[KernelName, KernelRows]) -> Non
         raise BundleError("its manifest does not say rightly whether it carries compiled kernels")
     if (GRAPHS_PATH in manifest.files) != (GRAPHS in manifest.carries):
         raise BundleError("its manifest does not say rightly whether it carries compiled graphs")
-    if not set(manifest.carries) <= {COMPILED, GRAPHS, SOURCES} or len(set(manifest.carries)) < len(
-        manifest.carries
-    ):
+    kinds = set(manifest.carries)
+    if not kinds <= {COMPILED, GRAPHS, SOURCES} or len(kinds) < len(manifest.carries):
         raise BundleError(f"its manifest names code of unknown kinds: {', '.join(manifest.carries):.100}")
     if SOURCES not in manifest.carries and any(map(_has_code, rows.values())):
         raise BundleError("it carries sources that its manifest does not tell of")

@@ -14,7 +14,7 @@ import pytest
 from forecast_autotune.errors import DeviceLostError
 from forecast_autotune.ranges.measurer import RangeMeasurer
 from forecast_autotune.ranges.points import RangePoint, RangeRows
-from forecast_autotune.ranges.tuning import RangePlan, range_slowdowns, tune_range
+from forecast_autotune.ranges.tuning import RangePlan, _with_best_of_range, range_slowdowns, tune_range
 from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Budget, Mode, Settings
@@ -115,6 +115,14 @@ def test_sizes_between_are_interpolated_and_marked() -> None:
     between = {c: TIMES[1][c] ** 0.25 * TIMES[256][c] ** 0.75 for c in (SMALL, ALL_ROUND)}
     assert small.by_point == pytest.approx([0.0, between[SMALL] / between[ALL_ROUND] - 1.0, 8.0 / 2.3 - 1.0])
     assert middle.by_point == pytest.approx([0.1, 0.0, 0.0])
+
+
+def test_a_decision_of_which_no_size_is_known_stands() -> None:
+    decision = decide(Store(None), mode=Mode.EXHAUSTIVE)
+    points = [RangePoint(sized_table(size).problem, f"M={size}") for size in TIMES]
+    plan = RangePlan(points, (0, 1, 2), np.full(3, 1 / 3), np.eye(3))
+    nothing = RangeRows("range", points, (0, 1, 2), (1 / 3,) * 3, [[], [], []])
+    assert _with_best_of_range(decision, plan, nothing) == decision
 
 
 def test_the_worst_size_decides_where_that_is_asked_for() -> None:

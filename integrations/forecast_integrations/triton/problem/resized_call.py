@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forecast_autotune.records import Argument
+from forecast_integrations.triton.problem.describe import DESCRIPTOR
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError
 
 MAX_SLACK_BYTES = 1 << 31
@@ -106,7 +107,7 @@ def _extent(tensor: Argument) -> int:
 
 def _resized_tensor(tensor: Argument, old: int, value: int) -> Argument:
     """Dimensions of the old size become `value`; a stride grows with what lies within it."""
-    if tensor.extra.get("descriptor"):
+    if tensor.extra.get(DESCRIPTOR):
         raise RebuildError(
             f"argument {tensor.name} is a TMA descriptor, whose own shape would have to follow"
         )
