@@ -4,8 +4,8 @@
         [--kernels FILE.py:FN ...] [--n 16] [--paths auto] [--device 0]
 
 Without `--kernels`, ten of our own. Each kernel goes through the command in a process and a store of its own. Told are
-the seconds until its first line and its end, the longest time without a line, and how many variants were judged right
-and were refused.
+the seconds until its first line and its end, the longest time without a line, how many variants were judged right,
+why others were refused, and where the seconds of a verification went.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
         "status": process.returncode,
         "new": len(told["new"]),
         "verdicts": dict(verdicts),
+        "refused": [r for v in told["verified"] for r in v["reasons"][:1]],
+        "spent": [
+            {**v["facts"].get("steps", {}), **v["facts"].get("seconds", {}), "all": v["seconds"]}
+            for v in told["verified"]
+        ],
         "seconds": spent,
         "first_line_s": lines[0][0] if lines else None,
         "longest_silence_s": max(gaps, default=None),

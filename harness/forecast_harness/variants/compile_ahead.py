@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
+from forecast_harness.verify.launches.process_watch import note_answer, note_question
 from forecast_harness.verify.problems.argument_codec import decode_arguments
 from forecast_harness.verify.problems.problem import LaunchCase
 
@@ -41,9 +42,14 @@ def call_without_values(case: LaunchCase) -> dict[str, Any]:
 def compile_calls(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """Compile what `calls` lists, each as `call_without_values` tells it; returns when all are done."""
+    """Compile what `calls` lists, each as `call_without_values` tells it; returns when all are done.
+
+    What the process computes meanwhile was asked of it.
+    """
+    note_question(state)
     compile_only = sys.modules[state["entry"].__module__].compile_only
     compile_side_by_side([partial(_compile_one, compile_only, asked) for asked in payload["calls"]])
+    note_answer(state)
     return CellAnswer({})
 
 

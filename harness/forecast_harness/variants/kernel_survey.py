@@ -133,11 +133,16 @@ class KernelSurveyor:
         return KernelSurvey(**self._found(), signature=sizes.signature(self.writes), grid="of inputs(random)")
 
     def _choose(self, source: CallSource) -> None:
-        """The first config of few programs that works on something that was drawn, or the one of fewest."""
+        """The first config that works on something that was drawn, of few programs in an interpreter, else of many.
+
+        An interpreter runs one program after the other; a device runs them all at once, and its compiler takes
+        seconds for large tiles.
+        """
+        sign = 1 if self.device == "cpu" else -1
         for _ in range(_CONFIG_TRIAL_DRAWS):
             drawn = source.draw("normal", self.generator)
             counted = [(c, drawn.grid(c.parameters())) for c in self.subject.configs]
-            able = sorted(((c, g) for c, g in counted if g), key=lambda x: _grid_programs(x[1] or ()))
+            able = sorted(((c, g) for c, g in counted if g), key=lambda x: sign * _grid_programs(x[1] or ()))
             if not able:
                 raise RecordError(
                     "the launch grid of no config is known: let the kernel be tuned once, or give "

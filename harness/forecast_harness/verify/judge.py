@@ -54,7 +54,7 @@ _LONG_ON_DEVICE_S = 0.2
 _LARGE_CHECKS = {"cpu": 0.1, "cuda": 0.025}
 """Of the timed launches that would be checked if they were small, the share of large ones: on a device, theirs travel
 through a socket."""
-_MOST_TIMED_S = {"cpu": math.inf, "cuda": 1.0}
+_MOST_TIMED_S = {"cpu": math.inf, "cuda": 0.3}
 """Seconds after which no more launches are timed in a verification, where half of those planned have been: launches
 that are not timed cost a tenth of that, and a contest times its own."""
 _THOROUGH_SHARE = 0.05

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from forecast_harness.variants.compile_ahead import call_without_values, compile_side_by_side
+from forecast_harness.variants.compile_ahead import call_without_values, compile_calls, compile_side_by_side
 from forecast_harness.variants.launch_file import VARIANT_FILE, launcher_files
+from forecast_harness.verify.launches.process_watch import (
+    note_answer,
+    note_question,
+    process_report,
+    remember_process,
+)
 from forecast_harness.verify.problems.problem import LaunchCase
 from tests.harness.variant_kernels import DOUBLE
 
@@ -59,3 +68,22 @@ def test_the_launched_file_has_a_way_to_compile_alone() -> None:
     text = launcher_files("double", DOUBLE, DOUBLE)[VARIANT_FILE]
     names: set[str] = {line[4 : line.index("(")] for line in text.splitlines() if line.startswith("def ")}
     assert {"run", "compile_only"} <= names
+
+
+def test_what_compiling_computes_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        raise AssertionError("nothing is launched")
+
+    def compile_only() -> None:
+        ends = time.process_time() + 0.4
+        while time.process_time() < ends:
+            pass
+
+    monkeypatch.setattr(sys.modules[__name__], "compile_only", compile_only, raising=False)
+    run.__module__ = __name__
+    state: dict[str, Any] = {"entry": run}
+    remember_process(state)
+    note_answer(state)
+    compile_calls({"calls": [{"tensors": {}, "call": {"kwargs": {}}}]}, {}, state)
+    note_question(state)
+    assert process_report(state)["threads"] == []
