@@ -78,6 +78,7 @@ def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
         "first_line_s": lines[0][0] if lines else None,
         "longest_silence_s": max(gaps, default=None),
         "remarks": [line for _, line in lines if "machine" in line][:5],
+        "told": [f"{second:.1f} s: {line[:120]}" for second, line in lines],
         "problem": "" if process.returncode == 0 else "\n".join(line for _, line in lines[-3:]),
     }
     say(f"{found['kernel']} by {path}: {found['new']} made, {dict(verdicts)} in {spent:.1f} s")

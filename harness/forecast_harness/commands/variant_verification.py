@@ -21,13 +21,18 @@ if TYPE_CHECKING:
     from forecast_harness.variants.verification_lanes import VerificationLanes
     from forecast_harness.verify.plan import VerificationPlan
 
+_ROUNDS_WITHOUT_GATE = 2
+"""Verifications of each lane that are done sooner than a runner and the compile workers have started: what is wrong
+shows in the first launches of a verification, too."""
+
 
 @dataclass
 class VariantWork:
     """Verifies variants for one kind of call after the other."""
 
     path: str
-    """`auto`, `machine-code` or `host-code`: whether a runner looks at variants before they are verified."""
+    """Whether a runner looks at variants before they are verified: `machine-code`, `host-code` for never, or `auto`
+    where there are many."""
     output: Output
     lanes: VerificationLanes
     plan: VerificationPlan
@@ -57,13 +62,14 @@ class VariantWork:
             stack.enter_context(
                 CountLine(self.output.errors, lambda: self._stage or self._counts(gate, len(variants)))
             )
-            self.lanes.open_ahead(len(variants))
-            gate = self._open_gate(stack, subject)
+            self.lanes.open_ahead(1)  # alone it is open sooner, and the others have the time of the survey
+            gate = self._open_gate(stack, subject, len(variants))
             for variant in variants if gate is not None else ():
                 assert gate is not None
                 gate.submit(variant)
             self._stage = "looking at the base kernel"
             with self.lanes.borrowed() as lane:
+                self.lanes.open_ahead(len(variants))
                 known = survey(subject, lane, plan=self.plan)
             self._stage = ""
 
@@ -89,9 +95,10 @@ class VariantWork:
         before = "" if gate is None else f"{gate.compiled} compiled, {gate.checked} checked, "
         return f"{before}{self._verified} of {total} variants judged"
 
-    def _open_gate(self, stack: ExitStack, subject: BaseKernel) -> VariantGate | None:
-        """A gate, where it is wanted and works here."""
-        if self.path == "host-code" or (self.plan.device == "cpu" and self.path == "auto"):
+    def _open_gate(self, stack: ExitStack, subject: BaseKernel, count: int) -> VariantGate | None:
+        """A gate before so many verifications, where it is wanted, works here and would save more than it takes."""
+        few = count <= _ROUNDS_WITHOUT_GATE * self.lanes.most
+        if self.path == "host-code" or (self.path == "auto" and (few or self.plan.device == "cpu")):
             return None
         if self.plan.device == "cpu":
             raise UsageError(
