@@ -112,9 +112,10 @@ class SolutionJudge:
         """`seconds`, `steps`: where the time went; `host`: why the device was not used for references, if it failed.
 
         The kinds of seconds are `draw` (arguments), `build` (blocks of them), `check` (references and
-        comparisons), `inside` (launches, by the cell's clock) and, by question, those spent waiting for the
-        cell: `prepare`, `place`, `launch`, `idle` and `again`. What a `launch` took beyond `inside` went into
-        transfers, restoring and digests. `steps` has the seconds of the same launches by what they were for.
+        comparisons), `wait` (for the judge's own device), `inside` (launches, by the cell's clock) and, by question,
+        those spent waiting for the cell: `prepare`, `place`, `launch`, `idle` and `again`. What a `launch` took
+        beyond `inside` went into transfers, restoring and digests. `steps` has the seconds of the same launches by
+        what they were for.
         """
         found: dict[str, Any] = {"seconds": self._phase_timer.to_json(), "steps": self._step_timer.to_json()}
         return found | ({"host": self._compute_device.failure} if self._compute_device.failure else {})
@@ -138,12 +139,17 @@ class SolutionJudge:
 
         Without `timed`, launches in a row are left out, and with them all that clocks show.
         """
-        steps = {"varied": self._varied_trials}
-        if timed:
-            steps["timed"] = self._timed_trials
-        steps["kernels"] = self._kernel_trials
-        if timed:
-            steps["longer"] = lambda: check_longer(self, self._workloads)
+        steps = {
+            "varied": self._varied_trials,
+            "timed": self._timed_trials,
+            "kernels": self._kernel_trials,
+            "longer": lambda: check_longer(self, self._workloads),
+        }
+        if not timed:
+            del steps["timed"], steps["longer"]
+        elif self.plan.device != "cpu":
+            # Last: the judge's own device, which it needs, is opened meanwhile.
+            steps["timed"] = steps.pop("timed")
         for name, step in steps.items():
             with self._step_timer.phase(name):
                 reasons = step()
@@ -172,7 +178,8 @@ class SolutionJudge:
 
         Raises `CandidateFault` when the cell fails to take them.
         """
-        self._compute_device.wait_until_open()
+        with self._phase_timer.phase("wait"):
+            self._compute_device.wait_until_open()
         with self._drawing_budget.measure_cost(work.name):
             case = self.new_case(work.axes)
             if is_large(case) and not self._launcher.windowed:

@@ -177,7 +177,7 @@ def test_a_verdict_says_where_the_time_went(judging: SandboxLane) -> None:
     )
     assert verdict.accepted, verdict.reasons
     seconds = verdict.facts["seconds"]
-    parts = {"draw", "build", "check", "inside", "prepare", "arm", "launch", "idle", "again"}
+    parts = {"draw", "build", "check", "wait", "inside", "prepare", "arm", "launch", "idle", "again"}
     assert parts <= set(seconds) <= {*parts, "report"}
     assert all(s >= 0 for s in seconds.values())
     assert seconds["inside"] <= seconds["launch"]

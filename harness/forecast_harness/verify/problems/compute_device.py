@@ -66,8 +66,7 @@ class ComputeDevice:
 
     def _open(self) -> None:
         try:
-            ones = torch.ones(64, 64, dtype=torch.float64, device=self._device)
-            float((ones @ ones).sum())
+            float(torch.ones(64, dtype=torch.float64, device=self._device).sum())
         except _DEVICE_ERRORS as error:
             self._refuse(error)
 
