@@ -60,7 +60,8 @@ class SandboxLane:
 
     level: containment to insist on; by default the strongest that works here, see `SandboxLane.level`.
     device: `CUDA_VISIBLE_DEVICES` of its processes, an index or a UUID; None: no device.
-    scratch: a directory for its files (default: the system's temporary one); a private folder is made in it.
+    scratch: a directory for its files (default: the system's temporary one), made where it is missing; a private
+    folder is made in it.
     environment: variables on top of the allow-list `PATH`, `LANG`, `LC_ALL`, `TZ`, `LD_LIBRARY_PATH`,
     `CUDA_HOME`, `CUDA_PATH`, `OMP_NUM_THREADS` and `TRITON_INTERPRET`. Candidates can read all of them.
     warm: modules that the server imports once, so that forks have them; trusted, and none may use a device.
@@ -119,6 +120,8 @@ class SandboxLane:
         return self._server.pid
 
     def __enter__(self) -> SandboxLane:
+        if self._parent is not None:
+            Path(self._parent).mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="forecast-lane-", dir=self._parent))
         self._scratch.chmod(0o711)  # candidates of another user have to find theirs in it
         for name in ("root", "dev"):

@@ -60,7 +60,7 @@ def builder(runner: RunnerClient) -> Iterator[TranslatedBuilder]:
 def trials(
     runner: RunnerClient, builder: TranslatedBuilder, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KernelTrials]:
-    made = KernelTrials(target(), PLAN, tmp_path_factory.mktemp("trials"), runner, builder)
+    made = KernelTrials(target(), PLAN, tmp_path_factory.mktemp("trials") / "not" / "yet", runner, builder)
     yield made
     made.close()
 
