@@ -16,8 +16,8 @@ from forecast_harness.sandbox.api import SandboxLane
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 _MOST_LANES = 8
-"""Of one device: its driver makes one context after the other, and a verification needs two, so that more lanes wait for
-each other."""
+"""Of one device: its driver makes one context after the other, and a verification needs two; sixteen lanes took as
+long."""
 _PROCESSORS_PER_LANE = 1
 """A lane's cells wait for the device and for the judge as often as they compile."""
 

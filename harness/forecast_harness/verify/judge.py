@@ -54,9 +54,9 @@ _LONG_ON_DEVICE_S = 0.2
 _LARGE_CHECKS = {"cpu": 0.1, "cuda": 0.025}
 """Of the timed launches that would be checked if they were small, the share of large ones: on a device, theirs travel
 through a socket."""
-_MOST_TIMED_S = {"cpu": math.inf, "cuda": 0.3}
-"""Seconds after which no more launches are timed in a verification, where half of those planned have been: launches
-that are not timed cost a tenth of that, and a contest times its own."""
+_MOST_TIMED_S, _LEAST_TIMED = {"cpu": math.inf, "cuda": 0.3}, 1 / 3
+"""Seconds after which no more launches are timed in a verification, where this share of those planned has been:
+launches that are not timed cost a tenth of that, and a contest times its own."""
 _THOROUGH_SHARE = 0.05
 """Of the launches that are found right quickly, those that are checked with the full limits all the same."""
 _DRAWING_BUDGET_S = 0.5
@@ -147,9 +147,6 @@ class SolutionJudge:
         }
         if not timed:
             del steps["timed"], steps["longer"]
-        elif self.plan.device != "cpu":
-            # Last: the judge's own device, which it needs, is opened meanwhile.
-            steps["timed"] = steps.pop("timed")
         for name, step in steps.items():
             with self._step_timer.phase(name):
                 reasons = step()
@@ -251,13 +248,20 @@ class SolutionJudge:
         self.rng.shuffle(layouts)
         unlike = itertools.cycle(layouts)
         hidden: tuple[Mapping[str, Any] | None, str] | None = None
+        known: list[tuple[Mapping[str, Any], str]] = []
+        enough = max(len(self._workloads), len(layouts))
         for n in range(max(self.plan.cases, len(regimes), len(layouts))):
             # Every regime and every layout occurs, whatever the order that was drawn.
             regime, layout = ways[n % len(ways)]
             axes = None if n % 3 else self._workloads[(n // 3) % len(self._workloads)].axes
             if self._language is Language.TRITON:
-                # For new sizes and strides it compiles anew, so most hidden launches have other values alone.
-                axes, layout = hidden if hidden and n % 3 and n % 10 != 1 else (axes, next(unlike))
+                # For new sizes and strides it compiles anew, so most launches have other values alone.
+                if n % 3:
+                    axes, layout = hidden if hidden and n % 10 != 1 else (None, next(unlike))
+                else:
+                    if len(known) < enough:
+                        known.append((self._workloads[(n // 3) % len(self._workloads)].axes, next(unlike)))
+                    axes, layout = known[(n // 3) % len(known)]
             shift = self.rng.choice((0, 0, self.rng.randrange(1, 64)))
             case = self.new_case(axes, regimes[n % len(regimes)] if n < len(regimes) else regime, layout)
             hidden = (case.sizes, layout) if n % 3 else hidden
@@ -345,7 +349,7 @@ class SolutionJudge:
         for n in range(count):
             if n == 1:  # the first may compile
                 ends = time.perf_counter() + _MOST_TIMED_S[self.plan.device]
-            last = n == count - 1 or (n >= self.plan.timed // 2 and time.perf_counter() > ends)
+            last = n == count - 1 or (n >= _LEAST_TIMED * self.plan.timed and time.perf_counter() > ends)
             if n:
                 case = self.timed_case(work) if self.should_redraw(work, 0.25) else self.next_case(case)
             if n % 2:

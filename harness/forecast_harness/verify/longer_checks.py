@@ -16,9 +16,8 @@ from forecast_harness.verify.verdict import Reason
 
 _SHARE_OF_TRIALS = 0.5
 """Of the seconds that the trials took on a host, what more launches may take at least."""
-_TRIALS_S, _LEAST_ON_DEVICE_S = 1.3, 0.2
-"""Seconds on a device that trials and more launches may take together, and what the latter have at least. Launches that
-are timed come behind them."""
+_VERIFICATION_S, _LEAST_ON_DEVICE_S = 1.9, 0.2
+"""Seconds of a verification on a device within which there is time for more launches, and what they have at least."""
 _LAUNCHES_PER_PAUSE = 80
 """On average."""
 _PAUSE_S = (0.05, 0.3)
@@ -67,7 +66,7 @@ def check_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> list[Reas
     if judge.plan.device == "cpu":  # that others use: trials take long, and so may these
         more = max(more, _SHARE_OF_TRIALS * judge.checked_launches.seconds)
     else:
-        more = max(_LEAST_ON_DEVICE_S, min(more, _TRIALS_S - judge.checked_launches.seconds))
+        more = max(_LEAST_ON_DEVICE_S, min(more, _VERIFICATION_S - judge.checked_launches.seconds))
     ends = min(judge.ends, time.perf_counter() + more)
     while judge.checked_launches.launches < judge.plan.launches and time.perf_counter() < ends:
         work = workloads[judge.rng.randrange(len(workloads))]
