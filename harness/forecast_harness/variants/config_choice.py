@@ -7,7 +7,7 @@ from typing import Any
 
 from forecast_autotune.records import Config
 
-MOST_CONFIGS = 20
+MOST_CONFIGS = 14
 """Configs that are launched in a verification."""
 
 
