@@ -1,7 +1,7 @@
 """A trace file in Chrome's JSON array format, which Perfetto (https://ui.perfetto.dev) and chrome://tracing show.
 
-The array is open while the program runs: every event is one write, so that a file whose program was killed lacks
-nothing but the closing bracket, which those who read the format do without.
+The array is open while the program runs: every event is one write within one page, which a kill does not cut, so that
+a file whose program was killed lacks nothing but the closing bracket, which those who read the format do without.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from forecast_autotune.telemetry.exporter import Attributes
 LARGEST_FILE = 64 << 20
 """Bytes after which spans are left out."""
 _END = b"\n]\n"
+_PAGE_BYTES = 4096
+"""A write is done page by page, and a kill may come between two. Linux has no smaller pages."""
 _FIRST_LANE = 1 << 30
 """Thread ids of lanes: above those of Linux."""
 
@@ -162,6 +164,14 @@ class TraceFile:
                 beyond_limit=True,
             )
             return beyond_limit and self._write(event, beyond_limit=True)
+        left = -self._size % _PAGE_BYTES
+        if left < len(raw) <= _PAGE_BYTES:
+            self._append(b" " * left)
+        self._append(raw)
+        return True
+
+    def _append(self, raw: bytes) -> None:
+        """Raises OSError, and leaves behind what was there."""
         written = 0
         try:
             while written < len(raw):
@@ -172,7 +182,6 @@ class TraceFile:
                 os.lseek(self._file, self._size, os.SEEK_SET)
             raise
         self._size += len(raw)
-        return True
 
 
 def _without_inf(event: dict[str, Any]) -> dict[str, Any]:

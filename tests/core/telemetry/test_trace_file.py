@@ -121,6 +121,22 @@ def test_what_a_killed_program_leaves_is_a_trace(tmp_path: Path) -> None:
         assert events(place, ended=False) or turn == 0
 
 
+def test_no_event_lies_on_two_pages(tmp_path: Path) -> None:
+    """A kill may come between the pages of one write."""
+    place = tmp_path / "trace.json"
+    file = TraceFile(place)
+    for n in range(200):
+        file.end(file.begin("measure", {"candidate": "x" * (n % 90)}), {}, False)
+    file.close()
+    begin = 0
+    for line in place.read_bytes().split(b"\n")[:-2]:
+        text = line.rstrip(b" ,")
+        assert begin // 4096 == (begin + len(text) - 1) // 4096
+        begin += len(line) + 1
+    assert begin > 5 * 4096
+    assert len(events(place)) == 400
+
+
 def test_a_full_file_says_so_and_leaves_no_span_open(tmp_path: Path) -> None:
     place = tmp_path / "trace.json"
     file = TraceFile(place, limit=3000)
