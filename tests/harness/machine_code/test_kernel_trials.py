@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
+from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.machine_code import fit_runner, opening
 from forecast_harness.machine_code.compile_workers import CompileWorkers
 from forecast_harness.machine_code.fit_runner import facts_for_workers
 from forecast_harness.machine_code.kernel_trials import KernelTrials, kernel_call
 from forecast_harness.machine_code.node_judging import MachineCodeJudge
+from forecast_harness.machine_code.opening import open_machine_code_lanes
 from forecast_harness.machine_code.records import MachineCodeError
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.variant_gate import VariantGate
@@ -83,6 +88,29 @@ def test_the_base_kernel_shows_what_is_written_and_what_is_right(trials: KernelT
     (call,) = [c for c in trials.calls.timed.values()]
     assert call.given.updates == ("out",)
     assert set(call.arguments.tensors) == {"x", "out"}
+
+
+def test_a_search_of_a_kernel_goes_through_machine_code(
+    fake_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def opened_builder(facts: Mapping[str, Any], count: int) -> Iterator[TranslatedBuilder]:
+        with CompileWorkers(facts, count) as workers, contextlib.closing(TranslatedBuilder(workers)) as made:
+            yield made
+
+    monkeypatch.setattr(fit_runner, "LIBRARY", str(fake_driver))
+    monkeypatch.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    monkeypatch.setattr(fit_runner, "runner_problem", lambda runner: "")
+    monkeypatch.setattr(opening, "CompileWorkers", opened_builder)
+    folder = tmp_path / "search"  # as a search names it: nothing is there yet
+    told: list[str] = []
+    with contextlib.closing(
+        open_machine_code_lanes(
+            target(), SEED, [PLAN], folder=folder, workers=1, insist=True, on_failure=told.append
+        )
+    ) as lanes:
+        assert lanes.capacity >= 1
+    assert told == []
 
 
 def test_a_faster_variant_waits_for_full_verification(judge: MachineCodeJudge) -> None:
