@@ -248,7 +248,7 @@ class SolutionJudge:
         self.rng.shuffle(layouts)
         unlike = itertools.cycle(layouts)
         hidden: tuple[Mapping[str, Any] | None, str] | None = None
-        known: list[tuple[Mapping[str, Any], str]] = []
+        known: list[tuple[Mapping[str, Any] | None, str]] = []
         enough = max(len(self._workloads), len(layouts))
         for n in range(max(self.plan.cases, len(regimes), len(layouts))):
             # Every regime and every layout occurs, whatever the order that was drawn.
@@ -256,15 +256,18 @@ class SolutionJudge:
             axes = None if n % 3 else self._workloads[(n // 3) % len(self._workloads)].axes
             if self._language is Language.TRITON:
                 # For new sizes and strides it compiles anew, so most launches have other values alone.
-                if n % 3:
-                    axes, layout = hidden if hidden and n % 10 != 1 else (None, next(unlike))
+                if n % 3 == 0 and len(known) == enough:
+                    axes, layout = known[(n // 3) % enough]
+                elif n % 3 and hidden and n % 10 != 1:
+                    axes, layout = hidden
                 else:
-                    if len(known) < enough:
-                        known.append((self._workloads[(n // 3) % len(self._workloads)].axes, next(unlike)))
-                    axes, layout = known[(n // 3) % len(known)]
+                    layout = next(unlike)
             shift = self.rng.choice((0, 0, self.rng.randrange(1, 64)))
             case = self.new_case(axes, regimes[n % len(regimes)] if n < len(regimes) else regime, layout)
-            hidden = (case.sizes, layout) if n % 3 else hidden
+            if n % 3:
+                hidden = case.sizes, layout
+            elif len(known) < enough:
+                known.append((axes, layout))
             first = self.launch(case, shift=shift)
             if reasons := self.checked(first):
                 return reasons

@@ -66,7 +66,8 @@ class ComputeDevice:
 
     def _open(self) -> None:
         try:
-            float(torch.ones(64, dtype=torch.float64, device=self._device).sum())
+            ones = torch.ones(64, 64, dtype=torch.float64, device=self._device)
+            float((ones @ ones).sum())
         except _DEVICE_ERRORS as error:
             self._refuse(error)
 
