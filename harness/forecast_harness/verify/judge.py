@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -139,7 +139,7 @@ class SolutionJudge:
 
         Without `timed`, launches in a row are left out, and with them all that clocks show.
         """
-        steps = {
+        steps: dict[str, Callable[[], list[Reason]]] = {
             "varied": self._varied_trials,
             "timed": self._timed_trials,
             "kernels": self._kernel_trials,
