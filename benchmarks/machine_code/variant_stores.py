@@ -77,7 +77,6 @@ def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
         "seconds": spent,
         "first_line_s": lines[0][0] if lines else None,
         "longest_silence_s": max(gaps, default=None),
-        "remarks": [line for _, line in lines if "machine" in line][:5],
         "told": [f"{second:.1f} s: {line[:120]}" for second, line in lines],
         "problem": "" if process.returncode == 0 else "\n".join(line for _, line in lines[-3:]),
     }

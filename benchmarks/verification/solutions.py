@@ -174,7 +174,6 @@ def verification_cost(place: CandidatePlace, name: str, repeats: int, lane: Sand
         "trials": verdict.trials,
         "spent": verdict.facts.get("seconds", {}),
         "steps": verdict.facts.get("steps", {}),
-        "job": verdict.facts.get("job_seconds", {}),
         "judged_s": round(judged, 3),
         **found,
         "difference_s": round(judged - found["bare_s"], 3),

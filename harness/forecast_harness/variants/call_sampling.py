@@ -88,11 +88,6 @@ class CallSource(Protocol):
     def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
         """A fresh call; for this config, if given. Raises `RecordError` when none can be made."""
 
-    def draw_again(
-        self, arguments: tuple[Argument, ...], regime: str, generator: torch.Generator, config: Config
-    ) -> DrawnCall:
-        """A call with fresh values and, where calls are drawn by their form, with these arguments."""
-
 
 class RecordedCalls:
     """Calls of a recorded form: sizes by `CallSizes`, grids by formula or as recorded, random values."""
@@ -144,14 +139,6 @@ class RecordedCalls:
             even = found[s.places[0]] % 16 == 0
             self._even[s.places] = self._even[s.places] + 1 if even else 0
         return self._make_call(fewest[1], partial(self._grid, fewest[1]), regime, generator)
-
-    def draw_again(
-        self, arguments: tuple[Argument, ...], regime: str, generator: torch.Generator, config: Config
-    ) -> DrawnCall:
-        """A call with fresh values and these arguments; a fresh call, if they are larger than may be drawn by now."""
-        if largest_tensor(arguments) > self.pace.most:
-            return self.draw(regime, generator, config)
-        return self._make_call(arguments, partial(self._grid, arguments), regime, generator)
 
     def _largest_size(self, config: Config | None) -> int:
         """The largest size: past two tiles of this config, or of any."""
@@ -243,12 +230,6 @@ class UserCalls:
                 scalars[name] = value
             arguments.append(argument)
         return DrawnCall(tuple(arguments), memory, scalars, partial(self._grid, grid, given))
-
-    def draw_again(
-        self, arguments: tuple[Argument, ...], regime: str, generator: torch.Generator, config: Config
-    ) -> DrawnCall:
-        """Another call of the user's function."""
-        return self.draw(regime, generator, config)
 
     @cached_property
     def _constexprs(self) -> tuple[str, ...]:

@@ -51,8 +51,6 @@ _OTHER_CONFIGS = 4
 """Configs of the base, about, that are tried where a variant differs from it."""
 _MOST_REFUSED_DRAWS = 8
 """Draws that the base may refuse in a row."""
-_SAME_FORM_SHARE = 0.5
-"""Of the cases that ask for no config, those with sizes that their config had before."""
 
 
 class VariantProblem:
@@ -77,8 +75,6 @@ class VariantProblem:
         self._turn = itertools.count()
         self._arguments: dict[str, tuple[Argument, ...]] = {}
         self._kept: dict[str, deque[LaunchCase]] = {}
-        self._forms: dict[Config, tuple[Argument, ...]] = {}
-        """The arguments that each config was launched with last."""
         self._source = call_source(subject, survey, device)
 
     def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
@@ -89,13 +85,8 @@ class VariantProblem:
                 return kept.popleft()
         turn = next(self._turn)
         config = self.configs[(axes or {}).get("config", turn) % len(self.configs)]
-        # For another form the variant compiles anew, and so does its base: half of the cases have new values alone.
-        again = (
-            "config" not in (axes or {}) and float(torch.rand((), generator=how.generator)) < _SAME_FORM_SHARE
-        )
-        form = self._forms.get(config) if again else None
-        drawn, outputs, known = self._draw_accepted(how, config, form)
-        arguments = self._forms[config] = drawn.arguments
+        drawn, outputs, known = self._draw_accepted(how, config)
+        arguments = drawn.arguments
         tensors = {n: t for n, t in drawn.memory.items() if n not in outputs}
         meta = config.parameters()
         grid = drawn.grid(meta)
@@ -135,21 +126,14 @@ class VariantProblem:
         """Draw smaller calls from now on, if the variant took long for this one."""
         self._source.pace.note(self._arguments[case.label], seconds)
 
-    def _draw_accepted(
-        self, how: DrawSpec, config: Config, form: tuple[Argument, ...] | None
-    ) -> tuple[DrawnCall, TensorMemory, BaseKernelRun]:
+    def _draw_accepted(self, how: DrawSpec, config: Config) -> tuple[DrawnCall, TensorMemory, BaseKernelRun]:
         """A call that the base accepts, what its outputs hold before, and all memory after the base ran.
-
-        With the arguments of `form` as far as the base accepts values for them.
 
         A survey tries a few calls, and may have missed what goes wrong on one in ten. Raises `SandboxError`
         when nothing that is drawn is accepted.
         """
         for _ in range(_MOST_REFUSED_DRAWS):
-            if form is None:
-                drawn = self._source.draw(how.regime, how.generator, config)
-            else:
-                drawn, form = self._source.draw_again(form, how.regime, how.generator, config), None
+            drawn = self._source.draw(how.regime, how.generator, config)
             fresh = set(self._survey.writes) - set(self._survey.updates)
             outputs = {n: _initial_memory(drawn, n, n in fresh) for n in self._survey.writes}
             memory = {**drawn.memory, **outputs}

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -139,14 +139,12 @@ class SolutionJudge:
 
         Without `timed`, launches in a row are left out, and with them all that clocks show.
         """
-        steps: dict[str, Callable[[], list[Reason]]] = {
-            "varied": self._varied_trials,
-            "timed": self._timed_trials,
-            "kernels": self._kernel_trials,
-            "longer": lambda: check_longer(self, self._workloads),
-        }
-        if not timed:
-            del steps["timed"], steps["longer"]
+        steps = {"varied": self._varied_trials}
+        if timed:
+            steps["timed"] = self._timed_trials
+        steps["kernels"] = self._kernel_trials
+        if timed:
+            steps["longer"] = lambda: check_longer(self, self._workloads)
         for name, step in steps.items():
             with self._step_timer.phase(name):
                 reasons = step()

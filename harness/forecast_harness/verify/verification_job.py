@@ -36,9 +36,7 @@ def main(work: JobContext) -> CellAnswer:
     asked = work.payload
     pack, plan = Pack.from_json(asked["pack"]), VerificationPlan.from_json(asked["plan"])
     torch.set_num_threads(1)
-    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, work.cell() as cell:
-        opened = time.perf_counter() - began
         # Drawn after the candidate's process began, so that no copy of it is in there.
         nonce = asked["seed"] or os.urandom(16).hex()
         problem = problem_of(pack, Path(folder))
@@ -57,7 +55,6 @@ def main(work: JobContext) -> CellAnswer:
         else None,
     }
     facts |= judge.facts
-    facts["job_seconds"] = {"open": round(opened, 3), "all": round(time.perf_counter() - began, 3)}
     said = {"reasons": [r.to_json() for r in reasons], "trials": judge.trials}
     return CellAnswer({**said, "checked": judge.checked_launches.to_json(), "facts": facts})
 

@@ -174,19 +174,6 @@ def test_a_few_calls_hold_all_kinds_of_sizes() -> None:
     assert all(max(columns[i : i + 4]) > largest for i in range(0, 200, 4))
 
 
-def test_a_call_is_drawn_again_with_other_values() -> None:
-    import torch
-
-    source, generator = RecordedCalls(MATRICES, "cpu"), torch.Generator().manual_seed(0)
-    config = MATRICES.configs[0]
-    first = source.draw("normal", generator, config)
-    again = source.draw_again(first.arguments, "normal", generator, config)
-    assert again.arguments == first.arguments
-    assert not torch.equal(again.memory["x"], first.memory["x"])
-    source.pace.most = 1  # launches of these sizes turned out to take long
-    assert source.draw_again(first.arguments, "normal", generator, config).arguments != first.arguments
-
-
 # --- verdicts ---
 
 ACCEPTED = {

@@ -44,7 +44,6 @@ class SandboxNodeJudge:
         self._plan, self._folder = plan, folder
         self.name = plan.uuid or f"{plan.device}-{number}"
         self._device = plan.uuid or device_slug(plan.device, plan.index)
-        folder.mkdir(parents=True, exist_ok=True)
         self._next_lane: EarlyOpener[SandboxLane] | None = None
         self._lane = self._open_lane()
 
