@@ -122,6 +122,10 @@ def told(state: SearchState | None, judged: list[float], spent: float) -> dict[s
         "gain": 2 ** -state.scores.get(state.incumbent, 0.0),
         "confirmed": state.evidence(state.best) if state.scores else "",
         "device_seconds": sum(r.device_seconds for r in results),
+        "nodes": [
+            [str(r.outcome), r.measurements, round(r.wall_seconds, 2), round(r.device_seconds, 2)]
+            for r in results
+        ],
         "stopped": state.stopped.reason if state.stopped else "",
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.features.ttir.extraction import assignment_key
@@ -40,7 +40,7 @@ def trace(
     get as far as TTIR: a config that breaks a `static_assert`, an interpreted or Gluon kernel, a
     Triton whose internals this function does not know.
     """
-    return _KernelTracer.of(fn, target).text(args, {**kwargs, **constexprs})
+    return KernelTracer.of(fn, target).text(args, {**kwargs, **constexprs})
 
 
 def trace_many(
@@ -56,9 +56,9 @@ def trace_many(
     Lazy and in order, also in drawing `assignments`: a caller with a deadline may stop at any time. Raises
     nothing: what is wrong with the kernel itself is yielded for every assignment.
     """
-    tracer: _KernelTracer | FeatureError
+    tracer: KernelTracer | FeatureError
     try:
-        tracer = _KernelTracer.of(fn, target)
+        tracer = KernelTracer.of(fn, target)
     except FeatureError as error:
         tracer = error
     for assignment in assignments:
@@ -79,8 +79,11 @@ def load_front_end() -> None:
 
 
 @dataclass(frozen=True)
-class _KernelTracer:
-    """A kernel with its heuristics peeled off, and Triton's machinery for one target."""
+class KernelTracer:
+    """A kernel with its heuristics peeled off, and Triton's machinery for one target.
+
+    Calls that specialise alike are lowered once, however many are asked for.
+    """
 
     kernel: Any
     heuristics: tuple[Any, ...]
@@ -88,9 +91,11 @@ class _KernelTracer:
     target: Any
     backend: Any
     binder: Callable[..., tuple[dict[str, Any], list[Any], dict[str, Any]]]
+    texts: dict[str, str] = field(default_factory=dict)
+    """By signature, constants and attributes."""
 
     @classmethod
-    def of(cls, fn: Any, target: Any) -> _KernelTracer:
+    def of(cls, fn: Any, target: Any) -> KernelTracer:
         """Unwrap `fn` and make its binder. Raises `FeatureError` when it cannot be traced."""
         try:
             from triton.compiler.compiler import make_backend
@@ -134,7 +139,10 @@ class _KernelTracer:
             known = {name: value for name, value in named.items() if name in kernel.arg_names}
             bound, specialization, _ = self.binder(*args, **known)
             signature, constants, attributes = _pack(kernel, self.backend, bound, specialization)
-            return _lower(kernel, signature, constants, attributes, self.target, self.backend)
+            key = repr((signature, constants, attributes))
+            if key not in self.texts:
+                self.texts[key] = _lower(kernel, signature, constants, attributes, self.target, self.backend)
+            return self.texts[key]
         except Exception as error:
             failure = _error_summary(error)
         finally:

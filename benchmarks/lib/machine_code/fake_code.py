@@ -118,6 +118,11 @@ def find_elsewhere(parameter: int, size: int) -> Operation:
     return (16, parameter, size, 0, 0)
 
 
+def spoil_copies(parameter: int, size: int) -> Operation:
+    """Change whatever else on the device begins as a buffer does."""
+    return (19, parameter, size, 0, 0)
+
+
 def noise(parameter: int, offset: int, size: int) -> Operation:
     """Bytes that differ from launch to launch."""
     return (17, parameter, offset, size, 0)

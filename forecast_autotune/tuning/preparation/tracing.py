@@ -278,13 +278,19 @@ def fact_reader(problem: Problem, grids: Mapping[Candidate, tuple[int, ...]]) ->
 
 
 def farthest_point_sample(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
-    """`count` candidates that cover the space: farthest-point sampling from the middle outwards."""
+    """`count` candidates that cover the space, or all of fewer: farthest-point sampling from the middle outwards.
+
+    Those that differ in warps and stages alone lie at one point: one of them is taken, and others once no new point
+    is left.
+    """
     points = ConfigEncoder.of(candidates, meta_only=True)(candidates)
     middle = int(np.argmin(((points - fast_median(points, axis=0)) ** 2).sum(axis=1)))
     chosen = [middle]
     nearest = ((points - points[middle]) ** 2).sum(axis=1)
+    nearest[middle] = -1.0  # below every distance, so that none is taken twice
     while len(chosen) < min(count, len(candidates)):
         far = int(np.argmax(nearest))
         chosen.append(far)
         nearest = np.minimum(nearest, ((points - points[far]) ** 2).sum(axis=1))
+        nearest[far] = -1.0
     return [candidates[i] for i in chosen]

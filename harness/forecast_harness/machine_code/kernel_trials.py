@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from forecast_autotune.records import Config
-from forecast_harness.machine_code.compile_workers import BuildRequest, CallCase, TensorArgument
+from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult, CallCase, TensorArgument
 from forecast_harness.machine_code.records import MachineCodeError, Program, ReturnedTensor
 from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs, RunnerClient
 from forecast_harness.machine_code.trials import SourceBuilder, TrialCalls, TrialConfig, first_violation
@@ -58,6 +58,8 @@ class BaseResultCall:
                 continue
             seen.add(one.outputs)
             for (name, right), got in zip(self.wanted.items(), one.outputs, strict=True):
+                if got == right:
+                    continue
                 error = relative_error(self._values(name, got), self._values(name, right))
                 if error > MAX_RELATIVE_ERROR:
                     return f"wrong values: {name} differs by {error:.3g} of the base kernel's largest value"
@@ -73,32 +75,43 @@ class BaseResultCall:
 class KernelTrials:
     """`TargetTrials` of a kernel in a user's file."""
 
-    def __init__(
-        self,
-        target: SearchTarget,
-        plan: VerificationPlan,
-        folder: Path,
-        runner: RunnerClient,
-        builder: SourceBuilder,
-    ) -> None:
-        """Launches the base kernel to learn what it writes.
+    def __init__(self, target: SearchTarget, plan: VerificationPlan, folder: Path) -> None:
+        """Draws the calls; `learn_results` comes before all else that is asked of it.
 
-        Raises `MachineCodeError` where its calls cannot be made or it does not run, and what the runner raises.
+        `folder` is for scratch files. Raises `MachineCodeError` where calls cannot be made.
         """
         self._target, self._plan = target, plan
-        subjects = subjects_of(target)
-        self._timed = {str(n): kernel_call(subject) for n, subject in enumerate(subjects)}
+        self._timed = {str(n): kernel_call(subject) for n, subject in enumerate(subjects_of(target))}
+        self._small = min(self._timed.values(), key=lambda call: sum(map(len, call.given.inputs.values())))
+        self._calls = TrialCalls(self._small, self._timed)
+        self.base_build: BuildResult | None = None
+        """The base kernel, in a config in which it runs."""
         self._tracer, self._tracing = VariantTracer(target, folder), threading.Lock()
-        try:
-            self._learn_results(subjects[0], runner, builder)
-        except BaseException:
-            self._tracer.close()
-            raise
-        # No launch that is timed is to find the inputs of another one.
-        rotated = {
-            n: replace(c, given=replace(c.given, rotate=_rotatable(c))) for n, c in self._timed.items()
-        }
-        self._calls = TrialCalls(self._timed["0"], rotated)
+
+    def start_tracing(self) -> None:
+        """Open in the background what traces sources for forecasts."""
+        self._tracer.start()
+
+    def learn_results(self, runner: RunnerClient, builder: SourceBuilder) -> None:
+        """Launch the base kernel at every call: what it changes are its results.
+
+        Raises `MachineCodeError` where it does not run, and what the runner raises.
+        """
+        base, said = subjects_of(self._target)[0], "it has no configs"
+        for config in self._base_configs(base):
+            built = builder.submit(self._request("base", base.source, config)).result()
+            if not built.programs:
+                said = built.error or built.host_code or built.infrastructure
+                continue
+            self._learn(runner, built.programs[1:])
+            self.base_build = built
+            # No launch that is timed is to find the inputs of another one.
+            rotated = {
+                n: replace(c, given=replace(c.given, rotate=_rotatable(c))) for n, c in self._timed.items()
+            }
+            self._calls = TrialCalls(self._small, rotated)
+            return
+        raise MachineCodeError(f"the base kernel cannot be launched as machine code: {said}")
 
     @property
     def calls(self) -> TrialCalls:
@@ -125,7 +138,7 @@ class KernelTrials:
     def sealed(self, program: Program) -> Program:
         """Its results are what the base kernel writes, whatever its cell says."""
         sizes = {b.name: b.size for b in program.plan.buffers}
-        names = self._timed["0"].wanted
+        names = self._small.wanted
         returned = tuple(ReturnedTensor(n, 0, "uint8", (sizes[n],)) for n in names)
         return replace(program, plan=replace(program.plan, returned=returned))
 
@@ -149,7 +162,7 @@ class KernelTrials:
             self._tracer.close()
 
     def _request(self, name: str, source: str, config: Config) -> BuildRequest:
-        calls = [self._timed["0"], *self._timed.values()]
+        calls = [self._small, *self._timed.values()]
         launches = [c.made.launch(source, config) for c in calls]
         return BuildRequest(
             name,
@@ -159,20 +172,14 @@ class KernelTrials:
             launches=tuple(launches),
         )
 
-    def _learn_results(self, base: BaseKernel, runner: RunnerClient, builder: SourceBuilder) -> None:
-        """Launch the base kernel at every call: what it changes are its results."""
-        said = "it has no configs"
-        for config in self._base_configs(base):
-            built = builder.submit(self._request("base", base.source, config)).result()
-            if not built.programs:
-                said = built.error or built.host_code or built.infrastructure
-                continue
-            for call, program in zip(self._timed.values(), built.programs[1:], strict=True):
-                call.wanted, call.given = _results(runner, program, call.given)
-            if len({tuple(c.wanted) for c in self._timed.values()}) > 1:
-                raise MachineCodeError("the base kernel writes other tensors at some calls than at others")
-            return
-        raise MachineCodeError(f"the base kernel cannot be launched as machine code: {said}")
+    def _learn(self, runner: RunnerClient, programs: Sequence[Program]) -> None:
+        """What the base kernel leaves at each call, of the smallest first: that one shows which tensors it writes."""
+        told = dict(zip(self._timed, programs, strict=True))
+        written: tuple[str, ...] = ()
+        for number in sorted(self._timed, key=lambda n: self._timed[n] is not self._small):
+            call = self._timed[number]
+            call.wanted, call.given = _results(runner, told[number], call.given, written)
+            written = tuple(call.wanted)
 
     def _base_configs(self, base: BaseKernel) -> list[Config]:
         decided = decided_config(self._target, base.source)
@@ -219,17 +226,20 @@ def _rotatable(call: BaseResultCall) -> dict[str, int]:
 
 
 def _results(
-    runner: RunnerClient, program: Program, given: ProgramInputs
+    runner: RunnerClient, program: Program, given: ProgramInputs, written: tuple[str, ...]
 ) -> tuple[dict[str, bytes], ProgramInputs]:
-    """What a program leaves in the buffers that it changes, and the inputs that say which these are."""
-    names = list(given.inputs)
+    """What a program leaves in the buffers that it writes, and the inputs that say which these are.
+
+    `written`: these buffers, where another call has shown them: it may write no others then.
+    """
+    names = written or tuple(given.inputs)
     returned = tuple(ReturnedTensor(n, 0, "uint8", (len(given.inputs[n]),)) for n in names)
     whole = replace(program, plan=replace(program.plan, returned=returned))
-    answer = runner.check(whole, replace(given, updates=tuple(names)), 1)
+    answer = runner.check(whole, replace(given, updates=names), 1)
     if said := first_violation(answer.violations):
-        raise MachineCodeError(f"the base kernel: {said}")
+        raise MachineCodeError(f"the base kernel, at one of its calls: {said}")
     outputs = dict(zip(names, answer.launches[0].outputs, strict=True))
-    changed = {n: data for n, data in outputs.items() if data != given.inputs[n]}
+    changed = {n: data for n, data in outputs.items() if written or data != given.inputs[n]}
     if not changed:
         raise MachineCodeError("the base kernel changes none of its tensors")
     return changed, replace(given, updates=tuple(changed))

@@ -157,15 +157,17 @@ class MachineCodeJudge:
         with self._host.held(timing=True) as host:
             return host.confirm(confirm)
 
-    def try_seed(self, job: NodeJob) -> str:
+    def try_seed(self, job: NodeJob, built: BuildResult | None = None) -> str:
         """Why this target cannot be judged through machine code, by its seed; '' if it can.
 
-        The seed is known to be right: what goes wrong with it is a failure of our own, or of what machine code
-        can express.
+        `built`: the seed, where it is compiled already. It is known to be right: what goes wrong with it is a failure
+        of our own, or of what machine code can express.
         """
         try:
-            config = self._trials.configs(replace(job, trials=1))[0][0]
-            programs = self._checked(self._program(job.node, config).result())
+            if built is None:
+                config = self._trials.configs(replace(job, trials=1))[0][0]
+                built = self._program(job.node, config).result()
+            programs = self._checked(built)
             for name, program in zip(self._trials.calls.timed, programs[1:], strict=True):
                 if said := self._trials.implausible(name, self._seconds(program, name, 0.0)):
                     return said

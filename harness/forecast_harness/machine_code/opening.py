@@ -103,9 +103,12 @@ def open_machine_code_lanes(
             ):
                 maker.opened = runner, builder
                 progress(f"launching the seed on device {plan.index}")
-                where = _scratch(folder, plan)
-                trials = early() if early else KernelTrials(target, plan, where, runner, builder)
+                trials = early()
                 stack.callback(trials.close)
+                known = None
+                if isinstance(trials, KernelTrials):
+                    trials.learn_results(runner, builder)
+                    known = trials.base_build
                 judge = MachineCodeJudge(
                     runner,
                     builder,
@@ -117,7 +120,7 @@ def open_machine_code_lanes(
                     device_lock=plan.device_lock,
                 )
                 stack.callback(judge.close)
-                if said := judge.try_seed(NodeJob("seed", seed, seed, {}, target, 0, 1)):
+                if said := judge.try_seed(NodeJob("seed", seed, seed, {}, target, 0, 1), known):
                     raise NoMachineCodePath(f"the seed: {said}")
                 judges.append(judge)
         except (ForecastAutotuneError, OSError) as error:
@@ -131,11 +134,17 @@ def _scratch(folder: Path, plan: VerificationPlan) -> Path:
 
 def _early_trials(
     stack: ExitStack, target: SearchTarget, plan: VerificationPlan, folder: Path
-) -> EarlyOpener[PackTrials] | None:
-    """The calls of a pack, whose large inputs take a second to draw; those of a kernel need the runner."""
-    if target.kind is not TargetKind.PACK:
-        return None
-    opener = EarlyOpener(lambda: PackTrials(target, plan, folder))
+) -> EarlyOpener[KernelTrials | PackTrials]:
+    """The calls of a target, whose large inputs take seconds to draw."""
+
+    def draw() -> KernelTrials | PackTrials:
+        if target.kind is TargetKind.PACK:
+            return PackTrials(target, plan, folder)
+        made = KernelTrials(target, plan, folder)
+        made.start_tracing()
+        return made
+
+    opener = EarlyOpener(draw)
     stack.callback(opener.close)
     return opener
 

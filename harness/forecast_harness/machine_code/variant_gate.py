@@ -104,8 +104,9 @@ def open_variant_gate(
             runner = opened.enter_context(open_fit_runner(plan))
             builder = opened.enter_context(CompileWorkers(facts_for_workers(runner)))
             progress("launching the base kernel")
-            trials = KernelTrials(target, plan, folder, runner, builder)
+            trials = KernelTrials(target, plan, folder)
             opened.callback(trials.close)
+            trials.learn_results(runner, builder)
         except (ForecastAutotuneError, OSError) as error:
             raise NoMachineCodePath(str(error)) from error
         stack.push(opened.pop_all())

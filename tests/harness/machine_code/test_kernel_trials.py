@@ -65,9 +65,10 @@ def builder(runner: RunnerClient) -> Iterator[TranslatedBuilder]:
 def trials(
     runner: RunnerClient, builder: TranslatedBuilder, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KernelTrials]:
-    made = KernelTrials(target(), PLAN, tmp_path_factory.mktemp("trials") / "not" / "yet", runner, builder)
-    yield made
-    made.close()
+    made = KernelTrials(target(), PLAN, tmp_path_factory.mktemp("trials") / "not" / "yet")
+    with contextlib.closing(made):
+        made.learn_results(runner, builder)
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +160,11 @@ def test_a_base_kernel_that_does_not_compile_is_not_judged_so(
     runner: RunnerClient, builder: TranslatedBuilder, tmp_path: Path
 ) -> None:
     broken = target(DOUBLE.replace("tl.store", "tl.no_such_thing"))
-    with pytest.raises(MachineCodeError, match=r"(?s)cannot be launched as machine code: .*no_such_thing"):
-        KernelTrials(broken, PLAN, tmp_path, runner, builder)
+    with (
+        contextlib.closing(KernelTrials(broken, PLAN, tmp_path)) as made,
+        pytest.raises(MachineCodeError, match=r"(?s)cannot be launched as machine code: .*no_such_thing"),
+    ):
+        made.learn_results(runner, builder)
 
 
 def test_a_gate_refuses_what_need_not_be_verified(

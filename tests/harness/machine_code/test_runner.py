@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,27 @@ def test_outputs_that_a_launch_left_in_shared_memory_are_gone_at_the_next(runner
     # Its own memory begins with the word that it looks for, as far as it can tell.
     program = addition("stale", [code.store(4, 0, 4, 0x33), *stale], COUNT, scratch_bytes=64)
     assert objection(runner, program, SumCall()) == ""
+
+
+def test_inputs_that_a_program_has_spoilt_are_sent_again(runner: RunnerClient) -> None:
+    call, large = SumCall(), SumCall(1, 3 << 20)
+    right = addition("right", honest(), COUNT)
+    for one, count in ((call, COUNT), (large, 3 << 20)):  # the larger one is compared on the device
+        spoiler = EXPLOITS["changes what its inputs are copied from"][0]("spoiler")
+        if count != COUNT:
+            spoiler = addition("spoiler", [*honest(), code.spoil_copies(0, 4 * count)], count)
+        for _ in range(2):
+            assert objection(runner, spoiler, one) == "input changed"
+            honest_one = addition("right", honest(), count)
+            assert objection(runner, honest_one, one, replace(honest_one, candidate="incumbent")) == ""
+    assert objection(runner, right, call) == ""
+
+
+def test_many_calls_share_a_device(runner: RunnerClient) -> None:
+    calls = [SumCall(seed) for seed in range(20)]
+    right = addition("right", honest(), COUNT)
+    for call in [*calls, *reversed(calls)]:
+        assert objection(runner, right, call) == ""
 
 
 def test_the_slower_of_two_programs_is_given_up_early(runner: RunnerClient) -> None:

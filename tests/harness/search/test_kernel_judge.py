@@ -19,7 +19,11 @@ from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.forecasters.lineage import UNINFORMED_SD
 from forecast_harness.search.forecasters.timings import Timing
 from forecast_harness.search.forecasters.triton import UNTESTED_DIFFERENCE_SD, TritonForecaster
-from forecast_harness.search.forecasters.variant_tracing import VariantTracer, is_compatible
+from forecast_harness.search.forecasters.variant_tracing import (
+    MAX_TRACED_ASSIGNMENTS,
+    VariantTracer,
+    is_compatible,
+)
 from forecast_harness.search.history.events import (
     ConfirmationJob,
     NodeForecastRequest,
@@ -157,6 +161,21 @@ def test_ir_is_traced_without_a_device_and_forecast(tracer: VariantTracer) -> No
     assert (found.sd > 0).all()
     assert len(set(found.mean.tolist())) == len(configs)  # IR tells them apart
     assert tracer.forecast("import triton\n", configs) is None
+
+
+def test_long_lists_are_forecast_whole_where_few_traces_tell_of_them(tracer: VariantTracer) -> None:
+    listed = configs_for(TARGET, TUNABLE)
+    configs = [replace(c, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in (1, 2, 3) for c in listed]
+    found = tracer.forecast(TUNABLE, configs)
+    assert found is not None
+    assert found.configs == tuple(configs)
+    assert found.mean.shape == found.p_fail.shape == (len(configs),)
+    assert len(set(tracer.best_configs(TUNABLE, configs, 8))) == 8
+    # More than can be traced: a spread over them.
+    many = [Config.of({"BLOCK": 16 + n}) for n in range(MAX_TRACED_ASSIGNMENTS + 20)]
+    spread = tracer.forecast(TUNABLE, many)
+    assert spread is not None
+    assert len(set(spread.configs)) == MAX_TRACED_ASSIGNMENTS
 
 
 def test_advice_on_the_base_moves_forecasts_of_the_base_alone(tracer: VariantTracer) -> None:

@@ -66,10 +66,15 @@ class RunnerService:
             return {}, {}
         if asked["op"] == "forget":
             self._inputs.pop(asked["key"], None)
+            self._session.forget(asked["key"])
             return {}, {}
         contestants = [self._contestant(n, told, arrays) for n, told in enumerate(asked["programs"])]
         given = CallInputs(
-            self._inputs[asked["inputs"]], asked["outputs"], asked["rotate"], tuple(asked["updated"])
+            self._inputs[asked["inputs"]],
+            asked["outputs"],
+            asked["rotate"],
+            tuple(asked["updated"]),
+            asked["inputs"],
         )
         if asked["op"] == "check":
             launches, violations = self._session.check(contestants[0], given, int(asked["launches"]))

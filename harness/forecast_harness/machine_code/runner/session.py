@@ -17,12 +17,14 @@ from forecast_autotune.timing.pauses import (
 from forecast_autotune.timing.recorded_launches import GraphRecorder, RecordedGraph
 from forecast_harness.machine_code.runner.arena import CanaryArena
 from forecast_harness.machine_code.runner.contestant import Contestant
-from forecast_harness.machine_code.runner.driver import CudaDriver
+from forecast_harness.machine_code.runner.driver import CudaDriver, DriverError
 from forecast_harness.machine_code.runner.graphs import DriverEvents, RunnerCuda
+from forecast_harness.machine_code.runner.input_reserves import InputReserve, InputReserves
 from forecast_harness.machine_code.runner.run_marks import NOBODY
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
 
-_RESERVE = "reserve/"
+_MOST_MOVED_BYTES = 16 << 20
+"""Of a call's inputs: larger ones are compared on the device, after a launch that is checked."""
 _PAUSE_ROUNDS = 8
 _LEAST_S = 1e-7
 """Of a launch behind a pause: what pauses take is known to within some 0.1 us."""
@@ -41,6 +43,8 @@ class CallInputs:
     """Inputs whose contents may be rotated, by multiples of so many bytes."""
     updated: Sequence[str] = ()
     """Inputs that may be written."""
+    key: str = ""
+    """Names the bytes: calls of one key have the same inputs."""
 
 
 @dataclass(frozen=True)
@@ -102,35 +106,40 @@ class LaunchSession:
         self._pause_cost: float | None = None
         self._wiped: list[str] = []
         self._given = CallInputs({})
-        self._key, self._digests = 0, dict[str, int]()
+        self._reserves = InputReserves(driver, self.kernels)
+        self._reserve = InputReserve(0, 0, {}, {})
 
     # --- placing ---
 
     def _place(self, given: CallInputs, contestants: Sequence[Contestant]) -> None:
         sizes = {name: len(data) for name, data in given.inputs.items()}
-        sizes |= {_RESERVE + name: len(data) for name, data in given.inputs.items()}
         self._wiped = list(given.outputs)
         sizes |= given.outputs
         for one in contestants:
             sizes |= one.scratch
             self._wiped += list(one.scratch)
-        places = self._arena.place(sizes)
-        for name, data in given.inputs.items():
-            self.driver.upload(places[_RESERVE + name].address, data)
-        self._key = self._chance.getrandbits(64)
-        self._digests = {name: self._digest(name) for name in given.inputs}
+        try:
+            places = self._arena.place(sizes)
+        except DriverError:
+            if not self._reserves.forget_all():
+                raise
+            places = self._arena.place(sizes)
+        self._reserve = self._reserves.get(given.key, given.inputs)
         for one in contestants:
             one.bind(places)
         self._given = given
 
+    def forget(self, key: str) -> None:
+        """Free what the device holds of a call's inputs."""
+        self._reserves.forget(key)
+
     def _refresh(self, rotation: Mapping[str, int]) -> None:
         """Queue new inputs; outputs, scratch, shared memory and caches hold nothing of earlier launches."""
-        places = self._arena.places
         for name in self._given.inputs:
-            work, reserve = places[name], places[_RESERVE + name]
+            work, reserve = self._arena.places[name], self._reserve.places[name]
             turn = rotation.get(name, 0)
-            self.driver.copy(work.address, reserve.address + turn, work.size - turn)
-            self.driver.copy(work.address + work.size - turn, reserve.address, turn)
+            self.driver.copy(work.address, reserve + turn, work.size - turn)
+            self.driver.copy(work.address + work.size - turn, reserve, turn)
         self._arena.wipe(self._wiped, self._chance.choice((0xFF, 0x7F, self._chance.randrange(256))))
         self.kernels.overwrite(self._chance.randrange(1 << 32))
 
@@ -151,32 +160,30 @@ class LaunchSession:
             found = [bytes(self.driver.download(p.address, p.size)) for p in places]
         return found
 
-    def _digest(self, name: str) -> int:
-        place = self._arena.places[_RESERVE + name]
-        return self.kernels.digest(place.address, place.size, self._key)
-
     def _changed_on_device(self, rotation: Mapping[str, int]) -> list[str]:
         """As `_changed_inputs`, without moving the bytes: what a call of many costs a thousandth of."""
         changed = []
-        for name in self._given.inputs:
-            place, reserve = self._arena.places[name], self._arena.places[_RESERVE + name]
-            where = place.address, reserve.address, place.size, rotation.get(name, 0)
+        for name, data in self._given.inputs.items():
+            place, reserve = self._arena.places[name], self._reserve.places[name]
+            where = place.address, reserve, place.size, rotation.get(name, 0)
             if name not in self._given.updated and self.kernels.different_bytes(*where):
                 changed.append(name)
-            elif self._digest(name) != self._digests[name]:
+            elif self._reserves.is_changed(self._reserve, name, data):
                 changed.append(f"the copy of {name}")
         return changed
 
     def _changed_inputs(self, rotation: Mapping[str, int]) -> list[str]:
         """Inputs, or what they are copied from, that are not what the host has sent."""
+        if sum(map(len, self._given.inputs.values())) > _MOST_MOVED_BYTES:
+            return self._changed_on_device(rotation)
         changed = []
         for name, data in self._given.inputs.items():
             turn = rotation.get(name, 0)
-            place, reserve = self._arena.places[name], self._arena.places[_RESERVE + name]
+            place, reserve = self._arena.places[name], self._reserve.places[name]
             wanted = data[turn:] + data[:turn]
             if name not in self._given.updated and self.driver.download(place.address, place.size) != wanted:
                 changed.append(name)
-            elif self.driver.download(reserve.address, reserve.size) != data:
+            elif self.driver.download(reserve, len(data)) != data:
                 changed.append(f"the copy of {name}")
         return changed
 

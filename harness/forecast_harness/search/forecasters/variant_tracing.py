@@ -27,8 +27,10 @@ from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import advice_of, configs_for, subjects_of
 
-MAX_TRACED_CONFIGS = 48
-"""Configs of one source that are traced, spread over longer lists."""
+MAX_TRACED_ASSIGNMENTS = 48
+"""Of one source; configs that differ in warps and stages alone have one trace."""
+MAX_FORECAST_CONFIGS = 1024
+"""Of one source, spread over longer lists."""
 UNTRACEABLE_P_FAIL = 0.9
 """P(fails) of a config that does not get as far as IR."""
 _MAX_CACHED_FORECASTS = 4096
@@ -112,6 +114,10 @@ class VariantTracer:
         self.surrogate = default_surrogate()
         self.version = f"{self.surrogate.name}-{self.surrogate.version}"
 
+    def start(self) -> None:
+        """Open the sandboxes in the background, which takes seconds."""
+        self._lanes.start()
+
     def learn(self, source: str, timings: Mapping[Config, Timing]) -> None:
         """Have forecasts from now on heed what became of some of a source's configs; see `add_timings`.
 
@@ -124,7 +130,7 @@ class VariantTracer:
         self._cached_forecasts.clear()
 
     def forecast(self, source: str, configs: Sequence[Config]) -> ConfigForecasts | None:
-        """Forecasts of a spread over `configs`; None where nothing can be traced or forecast."""
+        """Forecasts of `configs`, or of a spread over many; None where nothing can be traced or forecast."""
         if not configs:
             return None
         key = _forecast_key(source, configs)
@@ -256,11 +262,14 @@ def _forecast_key(source: str, configs: Sequence[Config]) -> str:
 
 
 def _spread(configs: Sequence[Config]) -> list[Config]:
-    """As many configs as are traced, as different as can be."""
-    if len(configs) <= MAX_TRACED_CONFIGS:
-        return list(configs)
-    candidates = [Candidate(c) for c in configs]
-    return [c.config for c in farthest_point_sample(candidates, MAX_TRACED_CONFIGS)]
+    """The configs that are forecast: those of as many traces as are made, as different as can be."""
+    alike: dict[str, list[Config]] = {}
+    for config in configs:
+        alike.setdefault(assignment_of(Candidate(config)), []).append(config)
+    first = [Candidate(same[0]) for same in alike.values()]
+    chosen = {assignment_of(c) for c in farthest_point_sample(first, MAX_TRACED_ASSIGNMENTS)}
+    kept = [c for c in configs if assignment_of(Candidate(c)) in chosen]
+    return kept[:: -(-len(kept) // MAX_FORECAST_CONFIGS)]
 
 
 def _read_traces(

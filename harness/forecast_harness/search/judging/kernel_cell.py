@@ -82,31 +82,36 @@ def compare(
 
 
 def trace(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
-    """The TTIR of source 0 under each of `launches`, on the tensors of call 0, without launching.
+    """The TTIR of source 0 under the launches of each call in `calls`, on its tensors, without launching.
 
-    The value has `ttir` (text or None by number) and `grids`.
+    The value has `ttir` (text or None by number) and `grids` of every call.
     """
     from triton.backends.compiler import GPUTarget
 
-    from forecast_autotune.features.trace import trace as traced
+    from forecast_autotune.features.trace import KernelTracer
     from forecast_autotune.features.ttir.parser import FeatureError
 
     entry: KernelEntry = state["entries"][0]
     target = GPUTarget("cuda", int(payload["arch"]), 32)
-    texts: list[str | None] = []
-    grids: list[list[int] | None] = []
-    for how in payload["launches"]:
-        named = {**state["calls"][0].views, **how["scalars"]}
-        try:
-            given = entry.arguments(how["grid"], named, how["meta"], {})
-            texts.append(traced(entry.kernel, (), given, how["meta"], target=target))
-        except (FeatureError, ValueError):
-            texts.append(None)
-        try:
-            grids.append(list(entry.launch_grid(how["grid"], named, how["meta"], how["options"])))
-        except Exception:  # whatever the variant's own grid function raises
-            grids.append(None)
-    return CellAnswer({"ttir": texts, "grids": grids})
+    found = []
+    for call, launches in zip(state["calls"], payload["calls"], strict=True):
+        texts: list[str | None] = []
+        grids: list[list[int] | None] = []
+        for how in launches:
+            named = {**call.views, **how["scalars"]}
+            try:
+                given = entry.arguments(how["grid"], named, how["meta"], {})
+                tracer: KernelTracer = state.get("tracer") or KernelTracer.of(entry.kernel, target)
+                state["tracer"] = tracer
+                texts.append(tracer.text((), {**given, **how["meta"]}))
+            except (FeatureError, ValueError):
+                texts.append(None)
+            try:
+                grids.append(list(entry.launch_grid(how["grid"], named, how["meta"], how["options"])))
+            except Exception:  # whatever the variant's own grid function raises
+                grids.append(None)
+        found.append({"ttir": texts, "grids": grids})
+    return CellAnswer(found)
 
 
 class _CallTensors:

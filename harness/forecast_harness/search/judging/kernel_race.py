@@ -145,16 +145,19 @@ def trace(work: JobContext) -> CellAnswer:
     list with `ttir`, `grids` and `arguments` for every subject.
     """
     asked = work.payload
-    found = []
-    for subject in (BaseKernel.from_json(s) for s in asked["subjects"]):
-        call = TimedCall.of(subject)
-        launches = [call.launch(asked["source"], Config.from_json(c)) for c in asked["configs"]]
-        with work.cell() as cell:
-            about = {"device": "cpu", "empty": True, "subjects": [subject.to_json()]}
-            _prepare_cell(cell, about, [call], SOURCE_FILES[1:])
-            said = cell.ask(f"{CELL_MODULE}:trace", {"launches": launches, "arch": asked["arch"]}).value
-        found.append({**said, "arguments": [a.to_json() for a in call.drawn.arguments]})
-    return CellAnswer(found)
+    calls = [TimedCall.of(BaseKernel.from_json(s)) for s in asked["subjects"]]
+    configs = [Config.from_json(c) for c in asked["configs"]]
+    launches = [[call.launch(asked["source"], c) for c in configs] for call in calls]
+    with work.cell() as cell:
+        about = {"device": "cpu", "empty": True, "subjects": asked["subjects"]}
+        _prepare_cell(cell, about, calls, SOURCE_FILES[1:])
+        said = cell.ask(f"{CELL_MODULE}:trace", {"calls": launches, "arch": asked["arch"]}).value
+    return CellAnswer(
+        [
+            {**one, "arguments": [a.to_json() for a in call.drawn.arguments]}
+            for call, one in zip(calls, said, strict=True)
+        ]
+    )
 
 
 def _prepare_cell(

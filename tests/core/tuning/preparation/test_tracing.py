@@ -108,6 +108,12 @@ def test_a_spread_covers_the_space() -> None:
     assert len(farthest_point_sample(grid[:4], 9)) == 4
 
 
+def test_nothing_comes_twice_where_configs_differ_in_warps_alone() -> None:
+    listed = [Candidate(Config.of({"M": m}, num_warps=w)) for w in (1, 2, 4, 8) for m in (16, 32, 64)]
+    assert len(set(farthest_point_sample(listed, 10))) == 10
+    assert {dict(c.config.kwargs)["M"] for c in farthest_point_sample(listed, 3)} == {16, 32, 64}
+
+
 class Background(Tracer):
     """Answers one assignment a poll, and counts."""
 
