@@ -1,4 +1,4 @@
-"""Inputs of calls on the device, from which every launch's own are copied: sent once, however many launches there are."""
+"""Inputs of calls on the device, from which every launch's own are copied: sent once for all launches."""
 
 from __future__ import annotations
 
