@@ -12,6 +12,7 @@ Before it, a search of the seed alone fills whatever caches there are: what its 
 
 from __future__ import annotations
 
+import re
 import statistics
 import subprocess
 import sys
@@ -44,6 +45,8 @@ _KERNELS_FOLDER = Path("benchmarks/kernels")
 _WARM_UP_S = 10.0
 """Of a search, which its rate leaves out."""
 _POLL_S = 0.1
+_KIND = re.compile(rb'^\{"type":"([a-z ]+)"', re.MULTILINE)
+"""Of an event, in a line of a search's log."""
 
 
 def search_target(target: str, path: str, options: Any, budget: int = 100_000) -> dict[str, Any]:
@@ -66,10 +69,14 @@ def search_target(target: str, path: str, options: Any, budget: int = 100_000) -
         reader = threading.Thread(target=read)
         reader.start()
         judged: list[float] = []
+        events: list[tuple[float, str]] = []
         faster_s: float | None = None
         log = folder / "log.jsonl"
         while process.poll() is None:
             time.sleep(_POLL_S)
+            kinds = _KIND.findall(log.read_bytes()) if log.exists() else []
+            now = round(time.perf_counter() - began, 1)
+            events += [(now, kind.decode()) for kind in kinds[len(events) :]]
             if log.exists() and log.read_bytes().count(b'"finished"') > len(judged):
                 state = replay_events(read_log(log))
                 now = time.perf_counter() - began
@@ -88,6 +95,7 @@ def search_target(target: str, path: str, options: Any, budget: int = 100_000) -
         "first_faster_s": faster_s,
         "remarks": [line for _, line in lines if "host code" in line or "machine-code" in line][:5],
         "told": [f"{second:.1f} s: {line[:160]}" for second, line in lines[:40]],
+        "events": events,
         "verdicts_s": [round(second, 1) for second in judged],
     }
     say(f"{found['target']} by {path}: {found['judged']} judged, {found['a_minute']:.1f} a minute")
@@ -142,6 +150,9 @@ def main() -> None:
         "--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try the script itself"
     )
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument(
+        "--warm", action="store_true", help="caches are warm: no search of the seed alone before"
+    )
     made.set_defaults(targets=[str(_KERNELS_FOLDER / kernel) for kernel in KERNELS])
     early, _ = made.parse_known_args()
     arguments = parse_arguments(made, on_host=early.device == "cpu")
@@ -149,9 +160,9 @@ def main() -> None:
     found = []
     for target in arguments.targets:
         for path in arguments.paths:
-            cold = search_target(target, path, arguments, budget=1)
+            cold = {} if arguments.warm else search_target(target, path, arguments, budget=1)
             found.append(search_target(target, path, arguments))
-            found[-1]["cold_first_verdict_s"] = cold["first_verdict_s"]
+            found[-1]["cold_first_verdict_s"] = cold.get("first_verdict_s")
             result.add("searches", found[-1])
     by_path = {p: [f for f in found if f["path"] == p] for p in arguments.paths}
     result.finish(

@@ -12,9 +12,9 @@ from pathlib import Path
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.jobs import JobResult, SandboxError
 
-_MOST_LANES = 4
+_MOST_LANES = 8
 _GIVE_UP_AGAIN_S = 0.2
-_PROCESSORS_PER_LANE = 4
+_PROCESSORS_PER_LANE = 2
 """Others compile and verify at the same time."""
 
 
@@ -35,9 +35,9 @@ class TracingLanes:
         self._open: list[SandboxLane] = []
         self._closed = False
 
-    def start(self) -> None:
-        """Open all lanes in the background: the first jobs find them open. What goes wrong, jobs say."""
-        for _ in range(self._count):
+    def start(self, count: int) -> None:
+        """Open so many lanes in the background: the first jobs find them open. What goes wrong, jobs say."""
+        for _ in range(min(count, self._count)):
             self._pool.submit(self._lane)
 
     def run(self, jobs: Sequence[SandboxJob]) -> list[JobResult]:

@@ -1,13 +1,12 @@
-"""Forecasts of a variant's configs by the shipped surrogate, from IR that a sandbox traces, and from timings.
+"""Forecasts of a variant's configs by the shipped surrogate, from traced IR, and from timings.
 
-All sources of a search are variants of one problem: what was timed of some of them moves the forecasts of the
-others. A source that nobody has verified is imported in a cell only. Tracing needs no device.
+All sources of a search are variants of one problem: what was timed of some of them moves the forecasts of the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,24 +19,23 @@ from forecast_autotune.records import Argument, Candidate, Config, Device, Kerne
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_autotune.tuning.preparation.tracing import farthest_point_sample
-from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
-from forecast_harness.sandbox.jobs import JobResult
+from forecast_harness.search.forecasters.source_traces import SourceTraces
 from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
-from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import advice_of, configs_for, subjects_of
 
-MAX_TRACED_ASSIGNMENTS = 48
+MAX_TRACED_ASSIGNMENTS = 16
 """Of one source; configs that differ in warps and stages alone have one trace."""
 MAX_FORECAST_CONFIGS = 1024
 """Of one source, spread over longer lists."""
+_RANKED_ASSIGNMENTS = 4
+"""Of those traced, by which sources are ranked: to read what one of them does takes milliseconds."""
+MAX_KIN_TIMINGS = 128
+"""Of other sources, the latest, that a forecast heeds."""
 UNTRACEABLE_P_FAIL = 0.9
 """P(fails) of a config that does not get as far as IR."""
 _MAX_CACHED_FORECASTS = 4096
-_MAX_CACHED_TRACES = 16
-"""Sources without timings whose IR is kept; of those with timings it is, of what was timed."""
-_TRACE_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
-_TRACE_JOB = "forecast_harness.search.judging.kernel_race:trace"
+_EARLY_LANES = 2
 
 
 @dataclass(frozen=True)
@@ -59,21 +57,6 @@ class ConfigForecasts:
         at = np.array([i for i, c in enumerate(self.configs) if c not in configs], dtype=np.intp)
         left = tuple(self.configs[i] for i in at)
         return ConfigForecasts(left, self.mean[at], self.sd[at], self.p_fail[at])
-
-
-@dataclass(frozen=True)
-class _SubjectTrace:
-    """What one source is at one call, by config; None where a config has no IR, or no grid is known."""
-
-    arguments: tuple[Argument, ...]
-    texts: dict[Config, str | None]
-    grids: dict[Config, tuple[int, ...] | None]
-
-    def keep_only(self, configs: Collection[Config]) -> None:
-        """Forget all other configs."""
-        for found in (self.texts, self.grids):
-            for config in [c for c in found if c not in configs]:
-                del found[config]
 
 
 def is_compatible(own: Config, other: Config) -> bool:
@@ -98,7 +81,7 @@ def most_promising(found: ConfigForecasts | None, configs: Sequence[Config], n: 
 class VariantTracer:
     """Traces and forecasts sources of one kernel target; answers are kept until something is learnt.
 
-    Until then they depend on the text alone. Use from one thread at a time.
+    Until then they depend on the text alone. Use from one thread at a time, but for `prepare`.
     """
 
     def __init__(self, target: SearchTarget, folder: Path | None = None) -> None:
@@ -106,17 +89,15 @@ class VariantTracer:
         self._target, self._subjects = target, subjects_of(target)
         self._device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
         self._advice = advice_of(target)
-        self._lanes = TracingLanes(folder, _TRACE_LIMITS)
+        self._traces = SourceTraces.shared(target, folder)
         self._cached_forecasts: dict[str, ConfigForecasts | None] = {}
-        self._traces: dict[str, tuple[_SubjectTrace, ...]] = {}
-        """Of each subject, by source; none for a source that cannot be traced."""
         self._timings: dict[tuple[str, Config], Timing] = {}
         self.surrogate = default_surrogate()
         self.version = f"{self.surrogate.name}-{self.surrogate.version}"
 
     def start(self) -> None:
-        """Open the sandboxes in the background, which takes seconds."""
-        self._lanes.start()
+        """Open sandboxes in the background, which takes seconds."""
+        self._traces.start(_EARLY_LANES)
 
     def learn(self, source: str, timings: Mapping[Config, Timing]) -> None:
         """Have forecasts from now on heed what became of some of a source's configs; see `add_timings`.
@@ -124,9 +105,10 @@ class VariantTracer:
         A call of a timing is a subject of the target, in its order.
         """
         add_timings(self._timings, {(source, c): t for c, t in timings.items()}, len(self._subjects))
-        for other, configs in self._by_source().items():
-            for trace in self._traces.get(other, ()):
-                trace.keep_only(configs)
+        timed: dict[str, list[Config]] = {}
+        for other, config in self._timings:
+            timed.setdefault(other, []).append(config)
+        self._traces.keep(timed)
         self._cached_forecasts.clear()
 
     def forecast(self, source: str, configs: Sequence[Config]) -> ConfigForecasts | None:
@@ -163,42 +145,54 @@ class VariantTracer:
         asked: dict[str, list[Config]] = {}
         for node in nodes:
             with suppress(RecordError):
-                configs = configs_for(self._target, node.source)
-                known = _forecast_key(node.source, configs) in self._cached_forecasts
-                if configs and not known and node.source not in self._traces:
+                if configs := configs_for(self._target, node.source):
                     asked[node.source] = _spread(configs)
         with suppress(ForecastAutotuneError):  # what it meets there, `best_forecast` says of each
-            results = self._lanes.run([self._trace_job(s, c) for s, c in asked.items()])
-            self._forget_old_traces()
-            for (source, configs), result in zip(asked.items(), results, strict=True):
-                self._traces[source] = _read_traces(result, configs, ())
+            self._traces.prepare(asked)
 
     def best_forecast(self, node: Node) -> tuple[float, float] | None:
-        """(log2 ms, P(fails)) of a source's most promising config; None where it cannot be traced."""
+        """(log2 ms, P(fails)) of a source's most promising config; None where it cannot be traced.
+
+        Of a few configs at the largest call: good enough to rank sources, of which there are many.
+        """
         try:
             configs = configs_for(self._target, node.source)
         except RecordError:
             return None  # it breaks the contract, which the judge will say
-        found = self.forecast(node.source, configs)
-        if found is None:
+        key = f"ranked {_forecast_key(node.source, configs)}"
+        if key not in self._cached_forecasts:
+            found = None
+            with suppress(ForecastAutotuneError):  # no sandbox here, or odd IR: the search goes on without
+                traces = self._traces.get(node.source, _spread(configs)) if configs else ()
+                if traces:
+                    largest = max(range(len(traces)), key=lambda n: _tensor_elements(traces[n].arguments))
+                    ranked = _spread(configs, _RANKED_ASSIGNMENTS)
+                    found = self._forecast(node.source, ranked, [largest])
+            self._cached_forecasts[key] = found
+        if (told := self._cached_forecasts[key]) is None:
             return None
-        best = found.order[0]
-        return float(found.mean[best]), float(found.p_fail[best])
+        best = told.order[0]
+        return float(told.mean[best]), float(told.p_fail[best])
 
     def close(self) -> None:
         """End the sandboxes."""
-        self._lanes.close()
+        self._traces.close()
 
-    def _forecast(self, source: str, configs: Sequence[Config]) -> ConfigForecasts | None:
-        traces = self._traces_of(source, configs)
+    def _forecast(
+        self, source: str, configs: Sequence[Config], calls: Sequence[int] = ()
+    ) -> ConfigForecasts | None:
+        """At these calls, or at all."""
+        traces = self._traces.get(source, configs)
         if not traces or any(all(t.texts[c] is None for c in configs) for t in traces):
             return None
-        timed = {s: self._traces_of(s, c) for s, c in self._by_source().items()}
+        kin = self._kin_timings(source)
+        timed = {s: self._traces.get(s, [c for o, c in kin if o == s]) for s in {s for s, _ in kin}}
         means, variances, fails = [], [], []
-        for call, own in enumerate(traces):
+        for call in calls or range(len(traces)):
+            own = traces[call]
             rows = {Candidate(c): (own, c) for c in configs}
             timings = dict[Candidate, Timing]()
-            for (other, config), timing in self._timings.items():
+            for (other, config), timing in kin.items():
                 # One that cannot be traced says nothing: of what it is alike is not known.
                 if timed[other] and timed[other][call].texts[config] is not None:
                     candidate = Candidate(config) if other == source else Candidate(config, digest(other))
@@ -219,71 +213,29 @@ class VariantTracer:
         # Calls of one kernel err alike: no comfort from there being several.
         sd = np.sqrt(np.mean(variances, axis=0))
         logs = np.sum(np.log1p(-np.clip(fails, 0.0, 0.999)), axis=0)
-        return ConfigForecasts(tuple(configs), mean, sd, 1.0 - np.exp(logs / math.sqrt(len(traces))))
+        return ConfigForecasts(tuple(configs), mean, sd, 1.0 - np.exp(logs / math.sqrt(len(fails))))
 
-    def _by_source(self) -> dict[str, list[Config]]:
-        """Configs with timings."""
-        found: dict[str, list[Config]] = {}
-        for source, config in self._timings:
-            found.setdefault(source, []).append(config)
-        return found
-
-    def _traces_of(self, source: str, configs: Iterable[Config]) -> tuple[_SubjectTrace, ...]:
-        """A trace per subject that has these configs, and perhaps more. Empty where that fails.
-
-        Raises `ForecastAutotuneError` without a sandbox.
-        """
-        found = self._traces.pop(source, None)
-        missing = [c for c in configs if found is None or (found and c not in found[0].texts)]
-        if missing:
-            (result,) = self._lanes.run([self._trace_job(source, missing)])
-            found = _read_traces(result, missing, found or ())
-            self._forget_old_traces()
-        self._traces[source] = found or ()
-        return found or ()
-
-    def _forget_old_traces(self) -> None:
-        timed = {s for s, _ in self._timings}
-        for other in [s for s in self._traces if s not in timed][:-_MAX_CACHED_TRACES]:
-            del self._traces[other]
-
-    def _trace_job(self, source: str, configs: Sequence[Config]) -> SandboxJob:
-        payload = {
-            "subjects": [s.to_json() for s in self._subjects],
-            "source": source,
-            "configs": [c.to_json() for c in configs],
-            "arch": int(self._device.arch or 90),
-        }
-        return SandboxJob(_TRACE_JOB, payload, {"variant.py": source})
+    def _kin_timings(self, source: str) -> dict[tuple[str, Config], Timing]:
+        """All of its own, and the latest of others."""
+        others = [key for key in self._timings if key[0] != source][-MAX_KIN_TIMINGS:]
+        own = [key for key in self._timings if key[0] == source]
+        return {key: self._timings[key] for key in (*others, *own)}
 
 
 def _forecast_key(source: str, configs: Sequence[Config]) -> str:
     return digest(source, [c.to_json() for c in configs])
 
 
-def _spread(configs: Sequence[Config]) -> list[Config]:
-    """The configs that are forecast: those of as many traces as are made, as different as can be."""
+def _spread(configs: Sequence[Config], assignments: int = MAX_TRACED_ASSIGNMENTS) -> list[Config]:
+    """The configs of so many traces, as different as can be: those that are forecast."""
     alike: dict[str, list[Config]] = {}
     for config in configs:
         alike.setdefault(assignment_of(Candidate(config)), []).append(config)
     first = [Candidate(same[0]) for same in alike.values()]
-    chosen = {assignment_of(c) for c in farthest_point_sample(first, MAX_TRACED_ASSIGNMENTS)}
+    chosen = {assignment_of(c) for c in farthest_point_sample(first, assignments)}
     kept = [c for c in configs if assignment_of(Candidate(c)) in chosen]
     return kept[:: -(-len(kept) // MAX_FORECAST_CONFIGS)]
 
 
-def _read_traces(
-    result: JobResult, configs: Sequence[Config], before: tuple[_SubjectTrace, ...]
-) -> tuple[_SubjectTrace, ...]:
-    """The traces before, with more configs; empty where these could not be traced."""
-    if result.status is not JobStatus.OK:
-        return ()
-    made = before or tuple(
-        _SubjectTrace(tuple(Argument.from_json(a) for a in said["arguments"]), {}, {})
-        for said in result.value
-    )
-    for trace, said in zip(made, result.value, strict=True):
-        grids = [None if g is None else tuple(g) for g in said["grids"]]
-        trace.texts.update(zip(configs, said["ttir"], strict=True))
-        trace.grids.update(zip(configs, grids, strict=True))
-    return made
+def _tensor_elements(arguments: Sequence[Argument]) -> int:
+    return sum(math.prod(a.shape) for a in arguments if a.kind == "tensor")

@@ -11,6 +11,7 @@ import random
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.records import Origin, Provenance
@@ -40,7 +41,7 @@ class RewriteProposer:
         self._target = target
         self._facts = target_facts(target)
         self._mutex = threading.Lock()
-        self._cache: OrderedDict[str, tuple[tuple[str, RewrittenSource], ...]] = OrderedDict()
+        self._cache: OrderedDict[str, Future[tuple[tuple[str, RewrittenSource], ...]]] = OrderedDict()
 
     def propose(self, request: ProposalRequest) -> Proposed:
         """See `Proposer`. A parent that no rewrite can read is told in `problem`, and is exhausted."""
@@ -75,18 +76,24 @@ class RewriteProposer:
     def _all_rewrites(self, parent: Node) -> tuple[tuple[str, RewrittenSource], ...]:
         """Everything that rewrites make of a parent, with the ids that it would have."""
         with self._mutex:
-            if parent.id in self._cache:
+            if (known := self._cache.get(parent.id)) is not None:
                 self._cache.move_to_end(parent.id)
-                return self._cache[parent.id]
+            else:  # the requests of all styles come at once: one of them does the work
+                making = self._cache[parent.id] = Future[tuple[tuple[str, RewrittenSource], ...]]()
+                while len(self._cache) > _MAX_CACHED_PARENTS:
+                    self._cache.popitem(last=False)
+        if known is not None:
+            return known.result()
         provenance = Provenance(Origin.REWRITE)
-        found = tuple(
-            (draft_identity(self._target, Draft(made.text, provenance, parent.language)), made)
-            for made in self._rewrite(parent)
-        )
-        with self._mutex:
-            self._cache[parent.id] = found
-            while len(self._cache) > _MAX_CACHED_PARENTS:
-                self._cache.popitem(last=False)
+        try:
+            found = tuple(
+                (draft_identity(self._target, Draft(made.text, provenance, parent.language)), made)
+                for made in self._rewrite(parent)
+            )
+        except BaseException as error:
+            making.set_exception(error)
+            raise
+        making.set_result(found)
         return found
 
     def _rewrite(self, parent: Node) -> list[RewrittenSource]:

@@ -1,0 +1,152 @@
+"""Traces of sources of one kernel target, made in sandboxes and kept: who forecasts nodes and who chooses their
+configs ask for the same ones. A source that nobody has verified is imported in a cell only. Tracing needs no device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from forecast_autotune.records import Argument, Config, Device, digest
+from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
+from forecast_harness.sandbox.jobs import JobResult
+from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
+from forecast_harness.search.records import SearchTarget
+from forecast_harness.search.targets import subjects_of
+
+_MOST_KEPT = 64
+"""Sources whose traces are kept whole, the latest; of others it is what `keep` has named."""
+_TRACE_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
+_TRACE_JOB = "forecast_harness.search.judging.kernel_race:trace"
+
+
+@dataclass(frozen=True)
+class CallTrace:
+    """What one source is at one call, by config; None where a config has no IR, or no grid is known."""
+
+    arguments: tuple[Argument, ...]
+    texts: Mapping[Config, str | None]
+    grids: Mapping[Config, tuple[int, ...] | None]
+
+    def only(self, configs: Collection[Config]) -> CallTrace:
+        """Without all other configs."""
+        known = [c for c in configs if c in self.texts]
+        return CallTrace(self.arguments, {c: self.texts[c] for c in known}, {c: self.grids[c] for c in known})
+
+    def joined(self, more: CallTrace) -> CallTrace:
+        """With other configs, too."""
+        return CallTrace(self.arguments, {**self.texts, **more.texts}, {**self.grids, **more.grids})
+
+
+class SourceTraces:
+    """A trace per call of the target, by source; none for a source that cannot be traced. Any thread may ask."""
+
+    _shared: ClassVar[dict[str, tuple[SourceTraces, int]]] = {}
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, target: SearchTarget, folder: Path | None = None) -> None:
+        """`folder` is for scratch files; sandboxes start when they are first needed, or by `start`."""
+        self._subjects = [s.to_json() for s in subjects_of(target)]
+        device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
+        self._arch = int(device.arch or 90)
+        self._lanes = TracingLanes(folder, _TRACE_LIMITS)
+        self._lock = threading.Lock()
+        self._found: dict[str, tuple[CallTrace, ...]] = {}
+        self._kept: Mapping[str, Collection[Config]] = {}
+
+    @classmethod
+    def shared(cls, target: SearchTarget, folder: Path | None = None) -> SourceTraces:
+        """Those of all in this process that ask for the same target; `close` ends them with the last one's."""
+        key = _target_key(target)
+        with cls._shared_lock:
+            made, users = cls._shared.get(key) or (cls(target, folder), 0)
+            cls._shared[key] = made, users + 1
+        return made
+
+    def start(self, count: int) -> None:
+        """Open so many sandboxes in the background, which takes seconds."""
+        self._lanes.start(count)
+
+    def prepare(self, asked: Mapping[str, Sequence[Config]]) -> None:
+        """Trace these sources together, where they are not yet. Raises `ForecastAutotuneError` without a sandbox."""
+        with self._lock:
+            missing = {s: c for s, c in asked.items() if s not in self._found}
+        results = self._lanes.run([self._job(s, c) for s, c in missing.items()])
+        for (source, configs), result in zip(missing.items(), results, strict=True):
+            self._add(source, _read(result, configs))
+
+    def get(self, source: str, configs: Iterable[Config]) -> tuple[CallTrace, ...]:
+        """A trace per call that has these configs, and perhaps more.
+
+        Raises `ForecastAutotuneError` without a sandbox.
+        """
+        wanted = list(configs)
+        with self._lock:
+            found = self._found.get(source)
+        if found == ():
+            return ()
+        missing = [c for c in wanted if found is None or c not in found[0].texts]
+        if missing:
+            (result,) = self._lanes.run([self._job(source, missing)])
+            return self._add(source, _read(result, missing))
+        self._add(source, ())  # the latest
+        return found or ()
+
+    def keep(self, configs: Mapping[str, Collection[Config]]) -> None:
+        """Never forget these configs of these sources; no longer those that were named before."""
+        with self._lock:
+            self._kept = {source: tuple(those) for source, those in configs.items()}
+
+    def close(self) -> None:
+        """End the sandboxes, where nobody else shares them."""
+        with self._shared_lock:
+            for key, (made, users) in list(self._shared.items()):
+                if made is self:
+                    if users > 1:
+                        self._shared[key] = made, users - 1
+                        return
+                    del self._shared[key]
+        self._lanes.close()
+
+    def _add(self, source: str, more: tuple[CallTrace, ...]) -> tuple[CallTrace, ...]:
+        """What is known with what was traced now; the source is the latest one from here on."""
+        with self._lock:
+            before = self._found.pop(source, ())
+            joined = tuple(a.joined(b) for a, b in zip(before, more, strict=True)) if before and more else ()
+            self._found[source] = found = joined or more or before
+            for other in list(self._found)[:-_MOST_KEPT]:
+                if (kept := self._kept.get(other)) is None:
+                    del self._found[other]
+                else:
+                    self._found[other] = tuple(trace.only(kept) for trace in self._found[other])
+        return found
+
+    def _job(self, source: str, configs: Sequence[Config]) -> SandboxJob:
+        payload = {
+            "subjects": self._subjects,
+            "source": source,
+            "configs": [c.to_json() for c in configs],
+            "arch": self._arch,
+        }
+        return SandboxJob(_TRACE_JOB, payload, {"variant.py": source})
+
+
+def _read(result: JobResult, configs: Sequence[Config]) -> tuple[CallTrace, ...]:
+    """Empty where they could not be traced."""
+    if result.status is not JobStatus.OK:
+        return ()
+    return tuple(
+        CallTrace(
+            tuple(Argument.from_json(a) for a in said["arguments"]),
+            dict(zip(configs, said["ttir"], strict=True)),
+            dict(zip(configs, [None if g is None else tuple(g) for g in said["grids"]], strict=True)),
+        )
+        for said in result.value
+    )
+
+
+def _target_key(target: SearchTarget) -> str:
+    return digest(target.payload["subjects"], target.payload.get("device"))
