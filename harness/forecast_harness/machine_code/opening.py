@@ -20,6 +20,7 @@ from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.early_opener import EarlyOpener
 from forecast_harness.search.judging.factory import open_judge
+from forecast_harness.search.judging.kernel_judge import KernelJudge
 from forecast_harness.search.judging.lane_judge import HostJudge
 from forecast_harness.search.judging.pack_judge import PackJudge
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
@@ -162,7 +163,7 @@ class _ContestMaker:
 def _host_opener(
     target: SearchTarget, plan: VerificationPlan, folder: Path, contests: _ContestMaker
 ) -> Callable[[], HostJudge]:
-    """Opens a judge of host code."""
+    """Opens a judge of host code, ready to verify."""
 
     def opened() -> HostJudge:
         judge = open_judge(
@@ -170,6 +171,12 @@ def _host_opener(
         )
         if isinstance(judge, PackJudge):
             judge.contests = contests
+        if isinstance(judge, KernelJudge):
+            try:
+                judge.prepare_verification()
+            except BaseException:
+                judge.close()
+                raise
         return judge
 
     return opened

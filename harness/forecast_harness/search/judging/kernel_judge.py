@@ -42,6 +42,9 @@ from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import reason_of_result
 from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
 
+_CONTEST_SHARE = 1 / 6
+"""Of the seconds of a confirmation, for one contest: there are three of the first finalist and the seed, and it is
+verified."""
 _RACE_JOB = "forecast_harness.search.judging.kernel_race:race"
 
 
@@ -90,7 +93,9 @@ class KernelJudge(SandboxNodeJudge):
         Those that there is no time for are left out; never the first.
         """
         start = time.perf_counter()
-        seed, configs = confirm.seed_node, confirm.configs
+        seed, configs, rules = confirm.seed_node, confirm.configs, self._thorough
+        if confirm.seconds is not None:
+            rules = replace(rules, seconds=min(rules.seconds, _CONTEST_SHARE * confirm.seconds))
         found: dict[str, NodeResult] = {}
         lane = self._fresh_lane()
         try:
@@ -101,7 +106,7 @@ class KernelJudge(SandboxNodeJudge):
                     break
                 chosen = configs.get(node.id, {})
                 fixed = (Config.from_json(chosen),) if chosen else ()
-                how = (fixed, 1, self._thorough, lane)
+                how = (fixed, 1, rules, lane)
                 one = self._judge_variant(node, seed, configs.get(seed.id, {}), *how, contests=2)
                 if node.id == seed.id and one.log2_ratio is not None:
                     one = replace(one, log2_ratio=0.0, sd=0.0)
@@ -123,6 +128,10 @@ class KernelJudge(SandboxNodeJudge):
         else:
             found = FullVerification(Outcome.OK, "", self._result_facts(checked[0].verdict))
         return replace(found, wall_seconds=time.perf_counter() - began, device=self._device)
+
+    def prepare_verification(self) -> None:
+        """Find out what the base kernel accepts, which every verification needs. Raises `LaneFailure`."""
+        self._base_surveys()
 
     def close(self) -> None:
         """End all processes of the lane."""
@@ -147,12 +156,14 @@ class KernelJudge(SandboxNodeJudge):
 
         Of several contests the last one counts, and one that was not won is the last.
         """
-        checked = self._verify_variant(node, lane)
-        if isinstance(checked, NodeResult):
-            return checked
-        verified = checked
+        verified: list[VariantVerification] = []
+        if node.source != self._subjects[0].source:  # what the base kernel does is what is right
+            checked = self._verify_variant(node, lane)
+            if isinstance(checked, NodeResult):
+                return checked
+            verified = checked
         spent = sum(v.verdict.seconds for v in verified)
-        verdict = verified[0].verdict
+        verdict = verified[0].verdict if verified else SolutionVerdict(self._target.name, node.id)
         unable = {c for v in verified for c in v.verdict.facts.get("unable", ())}
         able = [c for c in configs_for(self._target, node.source) if str(c) not in unable]
         beside = Config.from_json(against_config) if against_config else None
