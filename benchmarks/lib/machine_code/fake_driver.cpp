@@ -101,11 +101,18 @@ static void run_own(const Function &f, const std::vector<uint64_t> &p) {
     if (a && b && out)
       for (size_t i = 0; i < size; i++) *(uint64_t *)out += a[i] != b[(i + p[3]) % size];
     spend(2000);
-  } else if (f.name == "trusted_digest") {
+  } else if (f.name == "trusted_compare_words") {
+    size_t size = size_t(p[2]);
+    auto *a = (uint64_t *)reach(p[0], 8 * size), *b = (uint64_t *)reach(p[1], 8 * size), *out = (uint64_t *)reach(p[4], 8);
+    if (a && b && out)
+      for (size_t i = 0; i < size; i++) *out += a[i] != b[(i + p[3]) % size];
+    spend(2000);
+  } else if (f.name == "trusted_digest" || f.name == "trusted_digest_words") {
+    bool words = f.name == "trusted_digest_words";
     size_t size = size_t(p[1]);
-    auto *a = reach(p[0], size), *out = reach(p[3], 8);
+    auto *a = reach(p[0], words ? 8 * size : size), *out = reach(p[3], 8);
     for (size_t i = 0; a && out && i < size; i++) {
-      uint64_t z = (i << 8 | a[i]) * 0x9E3779B97F4A7C15ull + p[2];
+      uint64_t z = (i * 0x9E3779B97F4A7C15ull + p[2]) ^ (words ? ((uint64_t *)a)[i] : a[i]);
       z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull, z = (z ^ z >> 27) * 0x94D049BB133111EBull;
       *(uint64_t *)out += z ^ z >> 31;
     }
@@ -338,7 +345,9 @@ CUresult cuModuleLoadData(void **module, const void *image) {
     for (auto [name, sizes] : {std::pair<std::string, std::vector<int>>{"trusted_add", {8, 8, 8, 4}},
                                {"trusted_pause", {8}},
                                {"trusted_compare", {8, 8, 8, 8, 8}},
+                               {"trusted_compare_words", {8, 8, 8, 8, 8}},
                                {"trusted_digest", {8, 8, 8, 8}},
+                               {"trusted_digest_words", {8, 8, 8, 8}},
                                {"trusted_overwrite", {4, 4}}})
       if (strstr((const char *)image, (".entry " + name + "(").c_str())) {
         Function f;

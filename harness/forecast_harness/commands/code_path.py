@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 
 if TYPE_CHECKING:
+    from forecast_harness.machine_code.compile_workers import CompileWorkers
     from forecast_harness.machine_code.opening import MachineCodeLanes
+    from forecast_harness.search.judging.early_opener import EarlyOpener
     from forecast_harness.search.records import Node, SearchTarget
+
+
+def early_compile_workers(options: argparse.Namespace, device: str) -> EarlyOpener[CompileWorkers] | None:
+    """Compile workers that open while the target is read; None where no machine code will be judged."""
+    if options.path == "host-code" or device != "cuda" or options.ray is not None:
+        return None
+    from forecast_harness.machine_code.compile_workers import CompileWorkers
+    from forecast_harness.search.judging.early_opener import EarlyOpener
+
+    return EarlyOpener(lambda: CompileWorkers().open())
 
 
 def open_machine_code(
@@ -22,6 +35,7 @@ def open_machine_code(
     device: str,
     lanes: int,
     folder: Path,
+    early_workers: Callable[[], CompileWorkers] | None,
 ) -> MachineCodeLanes | None:
     """Lanes that judge through machine code on the first `lanes` devices; None for those of host code.
 
@@ -48,6 +62,7 @@ def open_machine_code(
             seed,
             plans,
             folder=folder,
+            early_workers=early_workers,
             insist=asked == "machine-code",
             on_failure=note,
             progress=output.remark if not options.quiet else lambda stage: None,

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ from forecast_autotune import frameworks
 from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
-from forecast_harness.commands.code_path import open_machine_code
+from forecast_harness.commands.code_path import early_compile_workers, open_machine_code
 
 if TYPE_CHECKING:
+    from forecast_harness.machine_code.compile_workers import CompileWorkers
     from forecast_harness.search.history.state import SearchState
     from forecast_harness.search.interfaces import NodeJudge, Proposer
     from forecast_harness.search.lanes.local_lanes import LocalJudgePool
@@ -129,9 +131,12 @@ def _search(options: argparse.Namespace, output: Output, folder: Path, began: fl
     verification_plan(device)  # a device that is not there is told before anything else is tried
     tell = (lambda stage: None) if options.quiet else output.remark
     tell(f"opening {options.target} for {device}")
-    target, seeds = open_target(options.target, device=device)
     settings = _settings(options)
     with contextlib.ExitStack() as stack:
+        early_workers = early_compile_workers(options, device)
+        if early_workers is not None:
+            stack.callback(early_workers.close)
+        target, seeds = open_target(options.target, device=device)
         checking = None
         if not options.resume and target.kind is TargetKind.PACK:
             tell("checking that the pack tells right from wrong")
@@ -144,8 +149,10 @@ def _search(options: argparse.Namespace, output: Output, folder: Path, began: fl
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(_remove_unbegun, folder)
         lanes = stack.enter_context(
-            contextlib.closing(_lanes(options, output, target, seeds[0], device, folder))
+            contextlib.closing(_lanes(options, output, target, seeds[0], device, folder, early_workers))
         )
+        if early_workers is not None:
+            early_workers.close()  # those that no lane has taken
         if checking is not None:
             checking.result()
         server = _server(options, output, folder, stack)
@@ -240,7 +247,13 @@ class _JudgeFactory:
 
 
 def _lanes(
-    options: argparse.Namespace, output: Output, target: SearchTarget, seed: Node, device: str, folder: Path
+    options: argparse.Namespace,
+    output: Output,
+    target: SearchTarget,
+    seed: Node,
+    device: str,
+    folder: Path,
+    early_workers: Callable[[], CompileWorkers] | None,
 ) -> LocalJudgePool:
     from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 
@@ -256,7 +269,14 @@ def _lanes(
             f"--lanes {wanted}: there are {there} CUDA devices, and two lanes on one would disturb each other"
         )
     found = open_machine_code(
-        options, output, target, seed, device=device, lanes=wanted, folder=folder.absolute()
+        options,
+        output,
+        target,
+        seed,
+        device=device,
+        lanes=wanted,
+        folder=folder.absolute(),
+        early_workers=early_workers,
     )
     return LocalJudgePool(opener, wanted) if found is None else found
 

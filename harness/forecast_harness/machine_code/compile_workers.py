@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -90,18 +90,28 @@ class BuildResult:
 
 
 class CompileWorkers:
-    """Workers that compile; use as a context manager. `submit` never blocks."""
+    """Workers that compile; use as a context manager, or `open` and `close` it. `submit` never blocks."""
 
-    def __init__(self, device: Mapping[str, Any], count: int = 0, scratch: str | Path | None = None) -> None:
-        """`device`: `arch` (90 for sm_90), `properties` as Triton has them; `count`: 0 for all processors."""
+    def __init__(
+        self, device: Mapping[str, Any] | None = None, count: int = 0, scratch: str | Path | None = None
+    ) -> None:
+        """`device`: `arch` (90 for sm_90), `properties` as Triton has them; None: it is set before `submit`.
+
+        `count`: 0 for all processors.
+        """
         self.count = count or len(os.sched_getaffinity(0))
-        self._device = dict(device)
+        self.device = dict(device or {})
         self._lanes: queue.SimpleQueue[SandboxLane] = queue.SimpleQueue()
         self._scratch = scratch
         self._open: list[SandboxLane] = []
 
     def __enter__(self) -> CompileWorkers:
+        return self.open()
+
+    def open(self) -> CompileWorkers:
+        """Wait for the first worker; the others come while it works. Raises `SandboxError` where none comes."""
         self._pool = ThreadPoolExecutor(self.count, "compile")
+        self._beside = ThreadPoolExecutor(self.count, "beside")
         # Alone it opens soonest, and it can work then; the others, which join it, find the files that it has read.
         failure = self._pool.submit(self._open_lane).exception()
         others = [self._pool.submit(self._open_lane) for _ in range(self.count - 1)]
@@ -119,6 +129,7 @@ class CompileWorkers:
 
     def close(self) -> None:
         """End all workers; what waits is cancelled."""
+        self._beside.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=True)
         while self._open:
             self._open.pop().close()
@@ -133,13 +144,27 @@ class CompileWorkers:
         """Compile one request on the next free worker."""
         return self._pool.submit(self._build, request)
 
+    def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
+        """Do other jobs of the sandbox, ahead of requests that wait. Raises `SandboxError` after the end."""
+        try:
+            return list(self._beside.map(lambda job: self._run_job(job, limits), jobs))
+        except (CancelledError, RuntimeError) as error:
+            raise SandboxError("the compile workers have ended") from error
+
+    def _run_job(self, job: SandboxJob, limits: ResourceLimits) -> JobResult:
+        lane = self._lanes.get()
+        try:
+            return lane.run(job, limits)
+        finally:
+            self._lanes.put(lane)
+
     def _build(self, request: BuildRequest) -> BuildResult:
         lane = self._lanes.get()
         try:
             payload = {
                 "file": SOURCE_FILE,
                 "entry": request.entry,
-                "device": self._device,
+                "device": self.device,
                 "options": dict(request.options),
                 "choice": request.choice,
                 "cases": [c.to_json() for c in request.cases],

@@ -18,6 +18,7 @@ from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramI
 from forecast_harness.machine_code.trials import SourceBuilder, TrialCalls, TrialConfig, first_violation
 from forecast_harness.sandbox.jobs import TensorBytes
 from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes, tensor_to_bytes
+from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.call_values import fill_tensor, relative_error
@@ -84,27 +85,26 @@ class KernelTrials:
         self._timed = {str(n): kernel_call(subject) for n, subject in enumerate(subjects_of(target))}
         self._small = min(self._timed.values(), key=lambda call: sum(map(len, call.given.inputs.values())))
         self._calls = TrialCalls(self._small, self._timed)
-        self.base_build: BuildResult | None = None
-        """The base kernel, in a config in which it runs."""
+        self.base_build: tuple[TrialConfig, BuildResult] | None = None
+        """A config in which the base kernel runs, and what it was compiled to."""
         self._tracer, self._tracing = VariantTracer(target, folder), threading.Lock()
-
-    def start_tracing(self) -> None:
-        """Open in the background what traces sources for forecasts."""
-        self._tracer.start()
 
     def learn_results(self, runner: RunnerClient, builder: SourceBuilder) -> None:
         """Launch the base kernel at every call: what it changes are its results.
 
         Raises `MachineCodeError` where it does not run, and what the runner raises.
         """
+        self._tracer.trace_in(lambda jobs: builder.run_jobs(jobs, TRACE_LIMITS))
         base, said = subjects_of(self._target)[0], "it has no configs"
+        # Its forecasts are asked for next.
+        threading.Thread(target=self._tracer.prepare_source, args=(base.source,), daemon=True).start()
         for config in self._base_configs(base):
             built = builder.submit(self._request("base", base.source, config)).result()
             if not built.programs:
                 said = built.error or built.host_code or built.infrastructure
                 continue
             self._learn(runner, built.programs[1:])
-            self.base_build = built
+            self.base_build = config.to_json(), built
             # No launch that is timed is to find the inputs of another one.
             rotated = {
                 n: replace(c, given=replace(c.given, rotate=_rotatable(c))) for n, c in self._timed.items()

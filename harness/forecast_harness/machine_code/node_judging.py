@@ -63,6 +63,8 @@ _UNPAIRED_SD = 0.1
 """Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
 _RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=0)
 _CHECKED_RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=2)
+_MOST_ALONE = 12
+"""Launches of a config that is timed alone, to choose among configs; behind pauses a whole round of them more."""
 _BLOCK = 4
 """Launches that are taken together, where they are not behind pauses."""
 _MOST_FAILURES = 3
@@ -157,17 +159,18 @@ class MachineCodeJudge:
         with self._host.held(timing=True) as host:
             return host.confirm(confirm)
 
-    def try_seed(self, job: NodeJob, built: BuildResult | None = None) -> str:
+    def try_seed(self, job: NodeJob, known: tuple[TrialConfig, BuildResult] | None = None) -> str:
         """Why this target cannot be judged through machine code, by its seed; '' if it can.
 
-        `built`: the seed, where it is compiled already. It is known to be right: what goes wrong with it is a failure
-        of our own, or of what machine code can express.
+        `known`: the seed in a config, where it is compiled already. It is known to be right: what goes wrong with it
+        is a failure of our own, or of what machine code can express.
         """
         try:
-            if built is None:
-                config = self._trials.configs(replace(job, trials=1))[0][0]
-                built = self._program(job.node, config).result()
-            programs = self._checked(built)
+            config = known[0] if known else self._trials.configs(replace(job, trials=1))[0][0]
+            if known:
+                made = self._built[self._key(job.node, config)] = Future[BuildResult]()
+                made.set_result(known[1])
+            programs = self._checked(self._program(job.node, config).result())
             for name, program in zip(self._trials.calls.timed, programs[1:], strict=True):
                 if said := self._trials.implausible(name, self._seconds(program, name, 0.0)):
                     return said
@@ -350,6 +353,8 @@ class MachineCodeJudge:
             return self._built[key]
 
     def _build(self, node: Node, config: TrialConfig) -> Future[BuildResult]:
+        if (known := self._built.get(self._key(node, config))) is not None:
+            return known
         built = self._builder.submit(self._trials.request(node, config))
         with self._cache_lock:
             self._building.add(built)
@@ -379,7 +384,7 @@ class MachineCodeJudge:
 
     def _seconds(self, program: Program, workload: str, bound_s: float) -> float:
         """Seconds of one launch; of the fastest, where that is beyond the bound."""
-        answer = self._timed([program], workload, TimingLimits(bound_s=bound_s, checks=0))
+        answer = self._timed([program], workload, TimingLimits(most=_MOST_ALONE, bound_s=bound_s, checks=0))
         return statistics.median(block_means(answer.seconds[0], answer.recorded))
 
     def _timed(self, programs: Sequence[Program], workload: str, limits: TimingLimits) -> TimingAnswer:

@@ -64,6 +64,7 @@ def open_machine_code_lanes(
     *,
     folder: Path,
     workers: int = 0,
+    early_workers: Callable[[], CompileWorkers] | None = None,
     insist: bool = False,
     on_failure: Callable[[str], None] = lambda reason: None,
     progress: Callable[[str], None] = lambda stage: None,
@@ -71,7 +72,8 @@ def open_machine_code_lanes(
     """Judges of a target on these devices, whose runners have proved their health with kernels of their own and
     with the seed.
 
-    `workers`: compile workers of all devices together; 0 for all processors. `insist`: a failure of our own later on
+    `workers`: compile workers of all devices together; 0 for all processors. `early_workers` gives those that were
+    opened before the target was known; they are closed with the lanes. `insist`: a failure of our own later on
     ends a lane, instead of having the node judged as host code; `on_failure` is told why. `progress` is told what is
     being done.
 
@@ -97,7 +99,13 @@ def open_machine_code_lanes(
             if len({int(r.facts["arch"]) for r in runners}) > 1:
                 raise NoMachineCodePath("the devices differ in what code they take")
             progress("starting compile workers")
-            builder = stack.enter_context(CompileWorkers(facts_for_workers(runners[0]), workers))
+            facts = facts_for_workers(runners[0])
+            if early_workers is None:
+                builder = stack.enter_context(CompileWorkers(facts, workers))
+            else:
+                builder = early_workers()
+                stack.callback(builder.close)
+                builder.device = dict(facts)
             judges = []
             for runner, plan, host, maker, early in zip(
                 runners, plans, hosts, contests, openers, strict=True
@@ -138,14 +146,8 @@ def _early_trials(
 ) -> EarlyOpener[KernelTrials | PackTrials]:
     """The calls of a target, whose large inputs take seconds to draw."""
 
-    def draw() -> KernelTrials | PackTrials:
-        if target.kind is TargetKind.PACK:
-            return PackTrials(target, plan, folder)
-        made = KernelTrials(target, plan, folder)
-        made.start_tracing()
-        return made
-
-    opener = EarlyOpener(draw)
+    kind = PackTrials if target.kind is TargetKind.PACK else KernelTrials
+    opener: EarlyOpener[KernelTrials | PackTrials] = EarlyOpener(lambda: kind(target, plan, folder))
     stack.callback(opener.close)
     return opener
 

@@ -12,6 +12,7 @@ from forecast_harness.machine_code.compile_workers import BuildRequest, BuildRes
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs, RunnerFaultKind
 from forecast_harness.machine_code.runner.session import Violation
+from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.records import Node
 
@@ -39,6 +40,9 @@ class SourceBuilder(Protocol):
 
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         """Compile on the next free worker."""
+
+    def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
+        """Do other jobs in the workers' sandboxes, ahead of requests that wait."""
 
 
 class TrialCall(Protocol):

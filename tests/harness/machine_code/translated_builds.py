@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from benchmarks.lib.machine_code import fake_code as code
 from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult, CompileWorkers
 from forecast_harness.machine_code.records import Program
+from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
 
 
 class TranslatedBuilder:
@@ -23,6 +25,9 @@ class TranslatedBuilder:
 
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         return self._pool.submit(self._build, request)
+
+    def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
+        return self._workers.run_jobs(jobs, limits)
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from forecast_harness.machine_code.runner.driver import CudaDriver
+from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
 
 _ALIGNMENT = 256
 GAP_BYTES = 4096
@@ -25,14 +26,25 @@ class Placed:
     size: int
 
 
+@dataclass
+class _Gap:
+    """Canaries between two buffers."""
+
+    address: int
+    data: bytes
+    digest: int = 0
+
+
 class CanaryArena:
     """Places buffers. Every byte of it is a buffer's or a canary."""
 
-    def __init__(self, driver: CudaDriver) -> None:
-        self._driver = driver
+    def __init__(self, driver: CudaDriver, kernels: TrustedKernels) -> None:
+        self._driver, self._kernels = driver, kernels
         self._address, self._size = 0, 0
-        self._gaps: list[tuple[int, bytes]] = []
+        self._gaps: list[_Gap] = []
         self._chance = random.SystemRandom()
+        self._key = self._chance.getrandbits(64)
+        self._noise = secrets.token_bytes(2 * _PAGE_BYTES)
         self.places: dict[str, Placed] = {}
 
     def place(self, sizes: Mapping[str, int]) -> dict[str, Placed]:
@@ -55,22 +67,35 @@ class CanaryArena:
         for name in [*names, ""]:
             begin = self.places[name].address if name else self._address + self._size
             if begin > at:
-                self._gaps.append((at, secrets.token_bytes(begin - at)))
+                self._gaps.append(_Gap(at, self._canaries(begin - at)))
             if name:
                 at = begin + sizes[name]
         self._driver.synchronize()
-        for address, data in self._gaps:
-            self._driver.upload(address, data)
+        for gap in self._gaps:
+            self._driver.upload(gap.address, gap.data)
+            gap.digest = self._digest(gap)
         return self.places
 
     def broken_canaries(self) -> int:
         """Bytes beside buffers that are not as they were written."""
         broken = 0
-        for address, data in self._gaps:
-            found = self._driver.download(address, len(data))
-            if found != data:
-                broken += sum(a != b for a, b in zip(found, data, strict=True))
+        for gap in self._gaps:
+            if self._digest(gap) != gap.digest:
+                found = self._driver.download(gap.address, len(gap.data))
+                broken += sum(a != b for a, b in zip(found, gap.data, strict=True)) or 1
         return broken
+
+    def _digest(self, gap: _Gap) -> int:
+        """On the device: bytes of a whole page, after every launch, take long to move."""
+        return self._kernels.digest(gap.address, len(gap.data), self._key)
+
+    def _canaries(self, size: int) -> bytes:
+        """Bytes that nobody can foretell: a piece of noise from some place on, as often as it takes."""
+        first = self._chance.randrange(_PAGE_BYTES)
+        found = self._noise[first : first + size]
+        while len(found) < size:
+            found += self._noise[: size - len(found)]
+        return found
 
     def wipe(self, names: Collection[str], value: int) -> None:
         """Queue setting every byte of these buffers."""

@@ -5,7 +5,7 @@ configs ask for the same ones. A source that nobody has verified is imported in 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,8 +19,10 @@ from forecast_harness.search.targets import subjects_of
 
 _MOST_KEPT = 64
 """Sources whose traces are kept whole, the latest; of others it is what `keep` has named."""
-_TRACE_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
+TRACE_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
 _TRACE_JOB = "forecast_harness.search.judging.kernel_race:trace"
+RunJobs = Callable[[Sequence[SandboxJob]], Sequence[JobResult]]
+"""Does jobs in sandboxes, under `TRACE_LIMITS`."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,16 @@ class SourceTraces:
     _shared_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, target: SearchTarget, folder: Path | None = None) -> None:
-        """`folder` is for scratch files; sandboxes start when they are first needed, or by `start`."""
+        """`folder` is for scratch files; sandboxes start when they are first needed."""
         self._subjects = [s.to_json() for s in subjects_of(target)]
         device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
         self._arch = int(device.arch or 90)
-        self._lanes = TracingLanes(folder, _TRACE_LIMITS)
+        self._lanes = TracingLanes(folder, TRACE_LIMITS)
+        self._run: RunJobs = self._lanes.run
         self._lock = threading.Lock()
         self._found: dict[str, tuple[CallTrace, ...]] = {}
+        self._tracing: dict[str, threading.Event] = {}
+        """Sources under way in some thread: others wait for it."""
         self._kept: Mapping[str, Collection[Config]] = {}
 
     @classmethod
@@ -66,17 +71,28 @@ class SourceTraces:
             cls._shared[key] = made, users + 1
         return made
 
-    def start(self, count: int) -> None:
-        """Open so many sandboxes in the background, which takes seconds."""
-        self._lanes.start(count)
+    def trace_in(self, run: RunJobs) -> None:
+        """Have sandboxes trace from here on that others have opened."""
+        self._run = run
 
     def prepare(self, asked: Mapping[str, Sequence[Config]]) -> None:
         """Trace these sources together, where they are not yet. Raises `ForecastAutotuneError` without a sandbox."""
         with self._lock:
-            missing = {s: c for s, c in asked.items() if s not in self._found}
-        results = self._lanes.run([self._job(s, c) for s, c in missing.items()])
-        for (source, configs), result in zip(missing.items(), results, strict=True):
-            self._add(source, _read(result, configs))
+            missing = {s: c for s, c in asked.items() if s not in self._found and s not in self._tracing}
+            under_way = [self._tracing[s] for s in asked if s in self._tracing]
+            ours = {s: threading.Event() for s in missing}
+            self._tracing |= ours
+        try:
+            results = self._run([self._job(s, c) for s, c in missing.items()])
+            for (source, configs), result in zip(missing.items(), results, strict=True):
+                self._add(source, _read(result, configs))
+        finally:
+            with self._lock:
+                for source, done in ours.items():
+                    del self._tracing[source]
+                    done.set()
+        for done in under_way:
+            done.wait()
 
     def get(self, source: str, configs: Iterable[Config]) -> tuple[CallTrace, ...]:
         """A trace per call that has these configs, and perhaps more.
@@ -84,16 +100,15 @@ class SourceTraces:
         Raises `ForecastAutotuneError` without a sandbox.
         """
         wanted = list(configs)
+        self.prepare({source: wanted})
         with self._lock:
-            found = self._found.get(source)
-        if found == ():
-            return ()
-        missing = [c for c in wanted if found is None or c not in found[0].texts]
+            found = self._found.get(source, ())
+        missing = [c for c in wanted if c not in found[0].texts] if found else []
         if missing:
-            (result,) = self._lanes.run([self._job(source, missing)])
+            (result,) = self._run([self._job(source, missing)])
             return self._add(source, _read(result, missing))
         self._add(source, ())  # the latest
-        return found or ()
+        return found
 
     def keep(self, configs: Mapping[str, Collection[Config]]) -> None:
         """Never forget these configs of these sources; no longer those that were named before."""

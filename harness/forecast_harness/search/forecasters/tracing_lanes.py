@@ -29,16 +29,10 @@ class TracingLanes:
     def __init__(self, folder: Path | None, limits: ResourceLimits, count: int = 0) -> None:
         """`folder` is for scratch files; `count`: lanes at most, 0 for what suits the machine."""
         self._folder, self._limits = folder, limits
-        self._count = count or lane_count()
-        self._pool = ThreadPoolExecutor(self._count, "tracing")
+        self._pool = ThreadPoolExecutor(count or lane_count(), "tracing")
         self._own = threading.local()
         self._open: list[SandboxLane] = []
         self._closed = False
-
-    def start(self, count: int) -> None:
-        """Open so many lanes in the background: the first jobs find them open. What goes wrong, jobs say."""
-        for _ in range(min(count, self._count)):
-            self._pool.submit(self._lane)
 
     def run(self, jobs: Sequence[SandboxJob]) -> list[JobResult]:
         """Results of the jobs, in their order. Raises `SandboxError` where no lane can be opened, and after `close`."""
@@ -62,17 +56,12 @@ class TracingLanes:
             self._open.pop().close()
 
     def _run(self, job: SandboxJob) -> JobResult:
-        lane = self._lane()
-        if self._closed:
-            raise SandboxError("the tracing lanes are closed")
-        return lane.run(job, self._limits)
-
-    def _lane(self) -> SandboxLane:
-        """This thread's own."""
         lane: SandboxLane | None = getattr(self._own, "lane", None)
         if lane is None:
             lane = SandboxLane(scratch=self._folder, environment={"TRITON_INTERPRET": "0"})
             lane.__enter__()
             self._own.lane = lane
             self._open.append(lane)
-        return lane
+        if self._closed:
+            raise SandboxError("the tracing lanes are closed")
+        return lane.run(job, self._limits)

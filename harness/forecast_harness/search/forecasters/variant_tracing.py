@@ -19,7 +19,7 @@ from forecast_autotune.records import Argument, Candidate, Config, Device, Kerne
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_autotune.tuning.preparation.tracing import farthest_point_sample
-from forecast_harness.search.forecasters.source_traces import SourceTraces
+from forecast_harness.search.forecasters.source_traces import RunJobs, SourceTraces
 from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import advice_of, configs_for, subjects_of
@@ -35,7 +35,6 @@ MAX_KIN_TIMINGS = 128
 UNTRACEABLE_P_FAIL = 0.9
 """P(fails) of a config that does not get as far as IR."""
 _MAX_CACHED_FORECASTS = 4096
-_EARLY_LANES = 2
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,8 @@ def most_promising(found: ConfigForecasts | None, configs: Sequence[Config], n: 
 class VariantTracer:
     """Traces and forecasts sources of one kernel target; answers are kept until something is learnt.
 
-    Until then they depend on the text alone. Use from one thread at a time, but for `prepare`.
+    Until then they depend on the text alone. Use from one thread at a time, but for `prepare` and
+    `prepare_source`.
     """
 
     def __init__(self, target: SearchTarget, folder: Path | None = None) -> None:
@@ -95,9 +95,9 @@ class VariantTracer:
         self.surrogate = default_surrogate()
         self.version = f"{self.surrogate.name}-{self.surrogate.version}"
 
-    def start(self) -> None:
-        """Open sandboxes in the background, which takes seconds."""
-        self._traces.start(_EARLY_LANES)
+    def trace_in(self, run: RunJobs) -> None:
+        """See `SourceTraces`."""
+        self._traces.trace_in(run)
 
     def learn(self, source: str, timings: Mapping[Config, Timing]) -> None:
         """Have forecasts from now on heed what became of some of a source's configs; see `add_timings`.
@@ -142,11 +142,15 @@ class VariantTracer:
 
     def prepare(self, nodes: Sequence[Node]) -> None:
         """Trace what `best_forecast` of these nodes will ask for, all together."""
+        self.prepare_source(*(node.source for node in nodes))
+
+    def prepare_source(self, *sources: str) -> None:
+        """Trace what forecasts of these sources will ask for, all together."""
         asked: dict[str, list[Config]] = {}
-        for node in nodes:
+        for source in sources:
             with suppress(RecordError):
-                if configs := configs_for(self._target, node.source):
-                    asked[node.source] = _spread(configs)
+                if configs := configs_for(self._target, source):
+                    asked[source] = _spread(configs)
         with suppress(ForecastAutotuneError):  # what it meets there, `best_forecast` says of each
             self._traces.prepare(asked)
 
