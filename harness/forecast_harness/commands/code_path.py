@@ -35,7 +35,7 @@ def open_machine_code(
     device: str,
     lanes: int,
     folder: Path,
-    early_workers: Callable[[], CompileWorkers] | None,
+    early_workers: Callable[[], CompileWorkers] | None = None,
 ) -> MachineCodeLanes | None:
     """Lanes that judge through machine code on the first `lanes` devices; None for those of host code.
 

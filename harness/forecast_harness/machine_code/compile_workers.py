@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ from forecast_harness.sandbox.lane import SandboxLane
 SOURCE_FILE = "solution.py"
 _JOB_ENTRY = "forecast_harness.machine_code.recording.job:main"
 _WARM = ("torch", "triton", "forecast_harness.machine_code.recording.warm_up")
+_NICENESS = 10
+"""There are as many as processors: what launches and times must not wait for one."""
 COMPILE_LIMITS = ResourceLimits(wall_s=60.0, cpu_s=120.0, memory_bytes=4 << 30, trusted_s=30.0)
 MOST_SCRATCH_BYTES = 8 << 30
 
@@ -102,6 +105,7 @@ class CompileWorkers:
         self.count = count or len(os.sched_getaffinity(0))
         self.device = dict(device or {})
         self._lanes: queue.SimpleQueue[SandboxLane] = queue.SimpleQueue()
+        self._pending, self._pending_lock = 0, threading.Lock()
         self._scratch = scratch
         self._open: list[SandboxLane] = []
 
@@ -135,14 +139,26 @@ class CompileWorkers:
             self._open.pop().close()
 
     def _open_lane(self) -> None:
-        lane = SandboxLane(scratch=self._scratch, warm=_WARM)
+        lane = SandboxLane(scratch=self._scratch, warm=_WARM, niceness=_NICENESS)
         lane.__enter__()
         self._open.append(lane)
         self._lanes.put(lane)
 
+    @property
+    def idle(self) -> int:
+        """Workers that nobody has asked for."""
+        return max(0, self.count - self._pending)
+
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         """Compile one request on the next free worker."""
-        return self._pool.submit(self._build, request)
+        self._add_pending(1)
+        submitted = self._pool.submit(self._build, request)
+        submitted.add_done_callback(lambda _: self._add_pending(-1))
+        return submitted
+
+    def _add_pending(self, count: int) -> None:
+        with self._pending_lock:
+            self._pending += count
 
     def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
         """Do other jobs of the sandbox, ahead of requests that wait. Raises `SandboxError` after the end."""

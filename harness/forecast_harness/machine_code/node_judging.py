@@ -210,11 +210,12 @@ class MachineCodeJudge:
         if job.node.language != "triton" or job.against.language != "triton":
             raise NoMachineCode("only Triton sources are compiled to machine code")
         configs, note = self._trials.configs(job)
-        first = self._build(job.node, configs[0])
+        # Nobody else needs them: waiting for the first to be promising would save nothing.
+        ahead = max(1, min(len(configs), self._builder.idle))
+        building = {n: self._build(job.node, configs[n]) for n in range(ahead)}
         rival = self._rival(job, configs[0])
         trial = NodeTrial(job, configs, note, *rival)
         failure = NodeRefused(Outcome.COMPILE_ERROR, "compile", "no config was built")
-        building = {0: first}
         for number in range(len(configs)):
             if number not in building:  # one of the first may win: all others are compiled at once
                 left = range(number, len(configs)) if number >= _FIRST_CONFIGS else (number,)

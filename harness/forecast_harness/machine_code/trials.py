@@ -38,6 +38,10 @@ class SourceBuilder(Protocol):
 
     count: int
 
+    @property
+    def idle(self) -> int:
+        """Workers that nobody has asked for."""
+
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         """Compile on the next free worker."""
 

@@ -65,6 +65,7 @@ class SandboxLane:
     environment: variables on top of the allow-list `PATH`, `LANG`, `LC_ALL`, `TZ`, `LD_LIBRARY_PATH`,
     `CUDA_HOME`, `CUDA_PATH`, `OMP_NUM_THREADS` and `TRITON_INTERPRET`. Candidates can read all of them.
     warm: modules that the server imports once, so that forks have them; trusted, and none may use a device.
+    niceness: how far its processes stand back for others where processors are short, 0 to 19.
 
     One job at a time; `run` may be called from several threads and waits its turn. Raises `SandboxError` on
     entering when the level does not work here or the server does not start.
@@ -78,6 +79,7 @@ class SandboxLane:
         *,
         environment: Mapping[str, str] | None = None,
         warm: Sequence[str] = ("torch", "triton"),
+        niceness: int = 0,
     ) -> None:
         if sys.platform != "linux":
             raise SandboxError(
@@ -87,6 +89,7 @@ class SandboxLane:
         self._device = device
         self._parent = scratch
         self._warm = [*warm, canary.__name__]
+        self._niceness = niceness
         self._environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
         self._environment |= {"CUDA_VISIBLE_DEVICES": device or "", **(environment or {})}
         self._run_lock = threading.Lock()
@@ -350,6 +353,9 @@ class SandboxLane:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        if self._niceness:
+            with contextlib.suppress(OSError):  # it has ended: its greeting will be missed
+                os.setpriority(os.PRIO_PROCESS, self._server.pid, self._niceness)
         self._messages.clear()
         try:
             while (hello := self._take_message("hello")) is None:

@@ -51,6 +51,8 @@ class WrittenDoubles:
 
     count = 1
 
+    idle = 0
+
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         done: Future[BuildResult] = Future()
         if request.source == "host":

@@ -23,6 +23,10 @@ class TranslatedBuilder:
         self.count = 2
         self._workers, self._pool = workers, ThreadPoolExecutor(2)
 
+    @property
+    def idle(self) -> int:
+        return self._workers.idle
+
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         return self._pool.submit(self._build, request)
 

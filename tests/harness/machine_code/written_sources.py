@@ -22,6 +22,10 @@ class WrittenBuilder:
         self.asked: list[tuple[str, int]] = []
         self._pool = ThreadPoolExecutor(2)
 
+    @property
+    def idle(self) -> int:
+        return 0
+
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         return self._pool.submit(self._build, request)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from forecast_harness.search.forecasters.timings import Timing
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.judging.early_opener import EarlyOpener
 from forecast_harness.search.judging.lane_judge import (
     SandboxNodeJudge,
     confirmation_must_end,
@@ -30,7 +33,7 @@ from forecast_harness.search.records import FullVerification, Node, NodeResult, 
 from forecast_harness.search.targets import configs_for, decided_config, subjects_of
 from forecast_harness.timing.device import DeviceBusy, exclusive
 from forecast_harness.timing.paired_clock import INCUMBENT
-from forecast_harness.variants.base_kernel import KernelSurvey
+from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.variants.verify import (
     VARIANT_LIMITS,
     VARIANT_PLAN,
@@ -68,6 +71,7 @@ class KernelJudge(SandboxNodeJudge):
         self._target, self._subjects, self._rules = target, subjects_of(target), rules
         self._thorough = thorough
         self._surveys: tuple[KernelSurvey, ...] = ()
+        self._next_sides: list[EarlyOpener[SandboxLane]] = []
         self._tracer = VariantTracer(target, folder)
         super().__init__(replace(plan, cases=min(plan.cases, VARIANT_PLAN.cases), timed=0), folder, number)
 
@@ -98,6 +102,7 @@ class KernelJudge(SandboxNodeJudge):
             rules = replace(rules, seconds=min(rules.seconds, _CONTEST_SHARE * confirm.seconds))
         found: dict[str, NodeResult] = {}
         lane = self._fresh_lane()
+        sides = self._fresh_sides()
         try:
             for node in (seed, *(n for n in confirm.nodes if n.id != seed.id)):
                 began = time.perf_counter()
@@ -106,14 +111,15 @@ class KernelJudge(SandboxNodeJudge):
                     break
                 chosen = configs.get(node.id, {})
                 fixed = (Config.from_json(chosen),) if chosen else ()
-                how = (fixed, 1, rules, lane)
+                how = (fixed, 1, rules, lane, sides)
                 one = self._judge_variant(node, seed, configs.get(seed.id, {}), *how, contests=2)
                 if node.id == seed.id and one.log2_ratio is not None:
                     one = replace(one, log2_ratio=0.0, sd=0.0)
                 spent = time.perf_counter() - began
                 found[node.id] = replace(one, against=seed.id, stage="confirm", wall_seconds=spent)
         finally:
-            lane.close()
+            for one_lane in (lane, *sides):
+                one_lane.close()
         return found
 
     def verify(self, job: VerificationJob) -> FullVerification:
@@ -129,12 +135,30 @@ class KernelJudge(SandboxNodeJudge):
             found = FullVerification(Outcome.OK, "", self._result_facts(checked[0].verdict))
         return replace(found, wall_seconds=time.perf_counter() - began, device=self._device)
 
+    def prepare_confirmation(self) -> None:
+        """As for other judges, with lanes that verify other kinds of call at the same time."""
+        super().prepare_confirmation()
+        if not self._next_sides:
+            self._next_sides = [EarlyOpener(self._open_lane) for _ in self._subjects[1:]]
+
+    def _fresh_sides(self) -> list[SandboxLane]:
+        """Those that were opened ahead, as far as they could be: without them one lane does it all."""
+        found = []
+        openers, self._next_sides = self._next_sides, []
+        for opener in openers:
+            with suppress(LaneFailure, SandboxError):
+                found.append(opener())
+            opener.close()
+        return found
+
     def prepare_verification(self) -> None:
         """Find out what the base kernel accepts, which every verification needs. Raises `LaneFailure`."""
         self._base_surveys()
 
     def close(self) -> None:
         """End all processes of the lane."""
+        for opener in self._next_sides:
+            opener.close()
         self._tracer.close()
         super().close()
 
@@ -149,6 +173,7 @@ class KernelJudge(SandboxNodeJudge):
         trials: int,
         rules: RaceRules,
         lane: SandboxLane,
+        sides: Sequence[SandboxLane] = (),
         *,
         contests: int = 1,
     ) -> NodeResult:
@@ -158,7 +183,7 @@ class KernelJudge(SandboxNodeJudge):
         """
         verified: list[VariantVerification] = []
         if node.source != self._subjects[0].source:  # what the base kernel does is what is right
-            checked = self._verify_variant(node, lane)
+            checked = self._verify_variant(node, lane, sides=sides)
             if isinstance(checked, NodeResult):
                 return checked
             verified = checked
@@ -187,9 +212,16 @@ class KernelJudge(SandboxNodeJudge):
         )
 
     def _verify_variant(
-        self, node: Node, lane: SandboxLane, fixed: Sequence[Config] = ()
+        self,
+        node: Node,
+        lane: SandboxLane,
+        fixed: Sequence[Config] = (),
+        sides: Sequence[SandboxLane] = (),
     ) -> list[VariantVerification] | NodeResult:
-        """What was found for every kind of call; a result where the variant is refused. Raises `LaneFailure`."""
+        """What was found for every kind of call; a result where the variant is refused.
+
+        `sides`: lanes that verify other kinds of call at the same time. Raises `LaneFailure`.
+        """
         try:
             base = self._target.payload["source_sha256"]
             variant = Variant.of(self._target.entry, base, node.source, node.provenance)
@@ -202,17 +234,33 @@ class KernelJudge(SandboxNodeJudge):
             refused = self._refused_result((Reason(ReasonCode.FAILS, str(error)),), verdict, 0.0)
             return replace(refused, stage="compile")
         variant = replace(variant, configs=tuple(fixed) or promised.configs)
+        asked = list(zip(self._subjects, self._base_surveys(), strict=True))
         spent, verified = 0.0, list[VariantVerification]()
-        for subject, known in zip(self._subjects, self._base_surveys(), strict=True):
-            try:
-                one = verify_variant(variant, subject, known, lane, device=self._device, plan=self._plan)
-            except SandboxError as error:
-                raise LaneFailure(str(error), self.name) from error
-            spent += one.verdict.seconds
-            if not one.verdict.accepted:
-                return self._refused_result(one.verdict.reasons, one.verdict, spent)
-            verified.append(one)
+        try:
+            if sides:
+                lanes = [lane, *sides]
+                with ThreadPoolExecutor(len(lanes)) as pool:
+                    answers: Iterable[VariantVerification] = list(
+                        pool.map(
+                            lambda n: self._verified(variant, *asked[n], lanes[n % len(lanes)]),
+                            range(len(asked)),
+                        )
+                    )
+            else:
+                answers = (self._verified(variant, *one, lane) for one in asked)
+            for one in answers:
+                spent += one.verdict.seconds
+                if not one.verdict.accepted:
+                    return self._refused_result(one.verdict.reasons, one.verdict, spent)
+                verified.append(one)
+        except SandboxError as error:
+            raise LaneFailure(str(error), self.name) from error
         return verified
+
+    def _verified(
+        self, variant: Variant, subject: BaseKernel, known: KernelSurvey, lane: SandboxLane
+    ) -> VariantVerification:
+        return verify_variant(variant, subject, known, lane, device=self._device, plan=self._plan)
 
     def _base_surveys(self) -> tuple[KernelSurvey, ...]:
         """What the base kernel accepts, per subject; found out once. Raises `LaneFailure`."""
