@@ -131,7 +131,7 @@ def told(state: SearchState | None, judged: list[float], spent: float) -> dict[s
         "confirmed": state.evidence(state.best) if state.scores else "",
         "device_seconds": sum(r.device_seconds for r in results),
         "nodes": [
-            [str(r.outcome), r.measurements, round(r.wall_seconds, 2), round(r.device_seconds, 2)]
+            [str(r.outcome), r.measurements, round(r.wall_seconds, 2), r.facts.get("spent", {})]
             for r in results
         ],
         "stopped": state.stopped.reason if state.stopped else "",

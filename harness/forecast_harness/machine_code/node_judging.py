@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,8 @@ _MOST_FAILURES = 3
 """Failures of our own in a row after which all is judged as host code."""
 _PAUSE_FOR_OTHERS_S = 0.06
 """Between uses of the device, while host code is judged: who waits for a lock of files looks every 50 ms."""
+_STAGES = ("configs", "builds", "queue", "device")
+"""In which a job's seconds are spent: choosing configs, waiting for what is compiled, for the device, and on it."""
 PATH = "machine code"
 
 
@@ -115,7 +117,8 @@ class MachineCodeJudge:
     def judge(self, job: NodeJob) -> NodeResult:
         """Check, tune and time a node beside `job.against`. Raises `LaneFailure`."""
         self._work.begin()
-        began, self._used.seconds = time.perf_counter(), 0.0
+        began = time.perf_counter()
+        self._used.spent = dict.fromkeys(_STAGES, 0.0)
         why = "the runner failed too often" if self._failures >= _MOST_FAILURES else ""
         found: NodeResult | None = None
         if not why:
@@ -138,7 +141,9 @@ class MachineCodeJudge:
                 found = host.judge(job)
             found = replace(found, facts={**found.facts, "path": "host code", "path_reason": why[:300]})
         else:
-            found = replace(found, device_seconds=self._used.seconds)
+            spent = {name: round(seconds, 3) for name, seconds in self._used.spent.items()}
+            facts = {**found.facts, "spent": spent}
+            found = replace(found, device_seconds=self._used.spent["device"], facts=facts)
         return replace(found, against=job.against.id, wall_seconds=time.perf_counter() - began)
 
     def verify(self, job: VerificationJob) -> FullVerification:
@@ -209,7 +214,8 @@ class MachineCodeJudge:
     def _judged(self, job: NodeJob) -> NodeResult:
         if job.node.language != "triton" or job.against.language != "triton":
             raise NoMachineCode("only Triton sources are compiled to machine code")
-        configs, note = self._trials.configs(job)
+        with self._spending("configs"):
+            configs, note = self._trials.configs(job)
         # Nobody else needs them: waiting for the first to be promising would save nothing.
         ahead = max(1, min(len(configs), self._builder.idle))
         building = {n: self._build(job.node, configs[n]) for n in range(ahead)}
@@ -221,7 +227,9 @@ class MachineCodeJudge:
                 left = range(number, len(configs)) if number >= _FIRST_CONFIGS else (number,)
                 building |= {n: self._build(job.node, configs[n]) for n in left}
             try:
-                self._time_config(trial, number, building[number].result())
+                with self._spending("builds"):
+                    built = building[number].result()
+                self._time_config(trial, number, built)
             except NodeRefused as refused:
                 failure = refused
                 if number == 0 and refused.outcome is Outcome.INCORRECT:
@@ -240,7 +248,8 @@ class MachineCodeJudge:
     def _rival(self, job: NodeJob, config: TrialConfig) -> tuple[Mapping[str, Program], Mapping[str, float]]:
         """Programs and seconds of the node beside, by workload. Raises `NoMachineCode`, `PathFailed`."""
         chosen = job.against_config or (config if job.against.id == job.node.id else {})
-        built = self._program(job.against, chosen).result()
+        with self._spending("builds"):
+            built = self._program(job.against, chosen).result()
         if built.host_code:
             raise NoMachineCode(f"the node to be timed beside: {built.host_code}")
         if not built.programs:
@@ -403,16 +412,27 @@ class MachineCodeJudge:
     @contextmanager
     def _device_use(self) -> Iterator[None]:
         """One use of the runner, alone on the device as far as others ask for it; counted for this thread's job."""
-        with self._device_mutex:
+        with self._spending("queue") as queue, self._device_mutex:
             self._work.check()
             if self._host.is_timing:
                 time.sleep(_PAUSE_FOR_OTHERS_S)
             with exclusive(self._lock_name, folder=self._locks):
-                began = time.perf_counter()
-                try:
+                queue.close()
+                with self._spending("device"):
                     yield
-                finally:
-                    self._used.seconds = getattr(self._used, "seconds", 0.0) + time.perf_counter() - began
+
+    @contextmanager
+    def _spending(self, stage: str) -> Iterator[ExitStack]:
+        """Counts for this thread's job what a stage takes, until the stack that it gives is closed."""
+        began = time.perf_counter()
+
+        def count() -> None:
+            spent = getattr(self._used, "spent", {})
+            spent[stage] = spent.get(stage, 0.0) + time.perf_counter() - began
+
+        with ExitStack() as stack:
+            stack.callback(count)
+            yield stack
 
 
 def block_means(seconds: Sequence[float], recorded: bool) -> list[float]:
