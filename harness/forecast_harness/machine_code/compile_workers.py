@@ -135,8 +135,10 @@ class CompileWorkers:
         """End all workers; what waits is cancelled."""
         self._beside.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=True)
-        while self._open:
-            self._open.pop().close()
+        if self._open:
+            with ThreadPoolExecutor(len(self._open)) as closing:  # each takes a second or two to end
+                list(closing.map(lambda lane: lane.close(), self._open))
+            self._open.clear()
 
     def _open_lane(self) -> None:
         lane = SandboxLane(scratch=self._scratch, warm=_WARM, niceness=_NICENESS)

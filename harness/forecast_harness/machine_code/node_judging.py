@@ -24,6 +24,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.compile_workers import BuildResult
+from forecast_harness.machine_code.device_turns import DeviceTurns
 from forecast_harness.machine_code.node_trial import (
     NodeRefused,
     NodeTrial,
@@ -71,8 +72,9 @@ _MOST_FAILURES = 3
 """Failures of our own in a row after which all is judged as host code."""
 _PAUSE_FOR_OTHERS_S = 0.06
 """Between uses of the device, while host code is judged: who waits for a lock of files looks every 50 ms."""
-_STAGES = ("configs", "builds", "queue", "device")
-"""In which a job's seconds are spent: choosing configs, waiting for what is compiled, for the device, and on it."""
+_STAGES = ("configs", "builds", "queue", "device", "runner")
+"""In which a job's seconds are spent: choosing configs, waiting for what is compiled, for the device, and for answers
+of the runner, which worked so long on them."""
 PATH = "machine code"
 
 
@@ -104,7 +106,7 @@ class MachineCodeJudge:
         self._work = WorkUnderWay(device)
         self._host = SharedHostJudge(host, self._work)
         self._cache_lock = threading.RLock()
-        self._device_mutex = threading.RLock()
+        self._turns = DeviceTurns()
         """Held by whoever uses the runner: what others do there meanwhile would be in a time."""
         self._lead = math.inf
         """Lowest score that was claimed here, and not refused later."""
@@ -117,7 +119,7 @@ class MachineCodeJudge:
     def judge(self, job: NodeJob) -> NodeResult:
         """Check, tune and time a node beside `job.against`. Raises `LaneFailure`."""
         self._work.begin()
-        began = time.perf_counter()
+        began = self._used.began = time.perf_counter()
         self._used.spent = dict.fromkeys(_STAGES, 0.0)
         why = "the runner failed too often" if self._failures >= _MOST_FAILURES else ""
         found: NodeResult | None = None
@@ -324,7 +326,7 @@ class MachineCodeJudge:
         """Beside the rival once more, with outputs compared; with a new runner, if so asked."""
         if not renew:
             return self._race(trial, number, _CHECKED_RACE)
-        with self._device_mutex:
+        with self._turns.turn(self._began):
             self._work.check()
             self._runner.renew()
             return self._race(trial, number, _CHECKED_RACE)
@@ -412,27 +414,34 @@ class MachineCodeJudge:
     @contextmanager
     def _device_use(self) -> Iterator[None]:
         """One use of the runner, alone on the device as far as others ask for it; counted for this thread's job."""
-        with self._spending("queue") as queue, self._device_mutex:
+        with self._spending("queue") as queue, self._turns.turn(self._began):
             self._work.check()
             if self._host.is_timing:
                 time.sleep(_PAUSE_FOR_OTHERS_S)
             with exclusive(self._lock_name, folder=self._locks):
                 queue.close()
+                busy = self._runner.busy_s
                 with self._spending("device"):
                     yield
+                self._add_spent("runner", self._runner.busy_s - busy)
+
+    @property
+    def _began(self) -> float:
+        """When this thread's job began."""
+        return getattr(self._used, "began", 0.0)
 
     @contextmanager
     def _spending(self, stage: str) -> Iterator[ExitStack]:
         """Counts for this thread's job what a stage takes, until the stack that it gives is closed."""
         began = time.perf_counter()
 
-        def count() -> None:
-            spent = getattr(self._used, "spent", {})
-            spent[stage] = spent.get(stage, 0.0) + time.perf_counter() - began
-
         with ExitStack() as stack:
-            stack.callback(count)
+            stack.callback(lambda: self._add_spent(stage, time.perf_counter() - began))
             yield stack
+
+    def _add_spent(self, stage: str, seconds: float) -> None:
+        spent = getattr(self._used, "spent", {})
+        spent[stage] = spent.get(stage, 0.0) + seconds
 
 
 def block_means(seconds: Sequence[float], recorded: bool) -> list[float]:

@@ -119,6 +119,14 @@ def test_the_faster_of_two_short_programs_is_told_behind_pauses(runner: RunnerCl
     assert call.wrong(programs[1], found.launches) == ""
 
 
+def test_one_that_is_far_beyond_its_bound_is_launched_once(runner: RunnerClient) -> None:
+    slow = addition("slow", [*honest(), code.spend(60_000_000)], COUNT)
+    found = runner.time([slow], SumCall().given, TimingLimits(bound_s=1e-3))
+    assert [len(s) for s in found.seconds] == [1]
+    assert found.seconds[0][0] > 0.05
+    assert "the bound is" in found.stopped
+
+
 def test_one_program_is_held_against_a_bound(runner: RunnerClient) -> None:
     program = addition("slow", honest(80_000), COUNT)
     found = runner.time([program], SumCall().given, TimingLimits(bound_s=50e-6))

@@ -133,6 +133,8 @@ class RunnerClient:
         """`name`, `arch` and `multiprocessors` of the device."""
         self.faults: list[FaultRecord] = []
         self.restarts = 0
+        self.busy_s = 0.0
+        """Seconds that processes have worked on what was asked of them."""
 
     def __enter__(self) -> RunnerClient:
         self._closed = False
@@ -304,6 +306,7 @@ class RunnerClient:
             raise _RunnerEnded(RunnerFaultKind.CRASH, marks.read()[0], detail, False) from None
         if not isinstance(value, dict) or value.get("number") != self._number:
             raise _RunnerEnded(RunnerFaultKind.CRASH, marks.read()[0], "an answer to another request", False)
+        self.busy_s += float(value.get("busy_s", 0.0))
         return value, given
 
     # --- the process ---

@@ -159,7 +159,7 @@ def main(text: str) -> NoReturn:
         value: dict[str, Any]
         given: dict[str, TensorBytes] = {}
         lost = False
-        contestant = NOBODY
+        contestant, began = NOBODY, time.perf_counter()
         try:
             value, given = service.answer(asked, arrays)
         except DriverError as error:
@@ -170,6 +170,7 @@ def main(text: str) -> NoReturn:
             contestant, _ = marks.read()
             value = {"failed": f"{type(error).__name__}: {error}"[:2000], "code": 0, "contestant": contestant}
         marks.set(NOBODY)
-        wire.send(channel, {"number": asked["number"], **value, "lost": lost}, given)
+        busy = time.perf_counter() - began
+        wire.send(channel, {"number": asked["number"], **value, "lost": lost, "busy_s": busy}, given)
         if lost:
             os._exit(2)

@@ -29,6 +29,8 @@ _PAUSE_ROUNDS = 8
 _LEAST_S = 1e-7
 """Of a launch behind a pause: what pauses take is known to within some 0.1 us."""
 PAUSES = len(pause_lengths())
+_FAR_BEYOND, _FIRST_S = 5.0, 2e-3
+"""A first launch that takes so many times the bound, and so much longer, is timed no more: it loads code, too."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,10 @@ class LaunchSession:
         first = [self._timed(n, one.launch) for n, one in enumerate(contestants)]  # loads, warms up
         if broken := self._violations(last, self._last_rotation, self._changed_on_device):
             found.violations = broken
+            return found
+        if limits.bound_s and last == 0 and first[0] > _FAR_BEYOND * limits.bound_s + _FIRST_S:
+            found.seconds = [first]
+            found.stopped = f"its first launch took {first[0]:.3g} s, the bound is {limits.bound_s:.3g} s"
             return found
         found.recorded = min(first) < SHORT_LAUNCH_S or any(len(c.plan.steps) > 1 for c in contestants)
         replays = [self._replays(c, found.recorded) for c in contestants]
