@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,9 @@ from forecast_harness.sandbox.lane import SandboxLane
 SOURCE_FILE = "solution.py"
 _JOB_ENTRY = "forecast_harness.machine_code.recording.job:main"
 _WARM = ("torch", "triton", "forecast_harness.machine_code.recording.warm_up")
+_LONG_S = 3.0
+"""After which a job that nobody waits for is ended; a lane takes as long to be ready for another one."""
+_GIVE_UP_AGAIN_S = 0.2
 _NICENESS = 10
 """There are as many as processors: what launches and times must not wait for one."""
 COMPILE_LIMITS = ResourceLimits(wall_s=60.0, cpu_s=120.0, memory_bytes=4 << 30, trusted_s=30.0)
@@ -106,6 +110,9 @@ class CompileWorkers:
         self.device = dict(device or {})
         self._lanes: queue.SimpleQueue[SandboxLane] = queue.SimpleQueue()
         self._pending, self._pending_lock = 0, threading.Lock()
+        self._began: dict[SandboxLane, float] = {}
+        """Of the jobs under way, by lane."""
+        self._closed = False
         self._scratch = scratch
         self._open: list[SandboxLane] = []
 
@@ -132,13 +139,31 @@ class CompileWorkers:
         self.close()
 
     def close(self) -> None:
-        """End all workers; what waits is cancelled."""
-        self._beside.shutdown(wait=True, cancel_futures=True)
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End all workers, and what they are at; what waits is cancelled."""
+        self._closed = True
+        for pool in (self._pool, self._beside):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+        def wait() -> None:
+            self._pool.shutdown()
+            self._beside.shutdown()
+
+        ending = threading.Thread(target=wait)
+        ending.start()
+        while ending.is_alive():  # again, as a lane that was about to begin a job was not told
+            self.give_up(0.0)
+            ending.join(_GIVE_UP_AGAIN_S)
         if self._open:
             with ThreadPoolExecutor(len(self._open)) as closing:  # each takes a second or two to end
                 list(closing.map(lambda lane: lane.close(), self._open))
             self._open.clear()
+
+    def give_up(self, after_s: float = _LONG_S) -> None:
+        """End the jobs that have taken so long already: nobody waits for them any more."""
+        now = time.monotonic()
+        for lane, began in list(self._began.items()):
+            if now - began >= after_s:
+                lane.give_up()
 
     def _open_lane(self) -> None:
         lane = SandboxLane(scratch=self._scratch, warm=_WARM, niceness=_NICENESS)
@@ -170,14 +195,18 @@ class CompileWorkers:
             raise SandboxError("the compile workers have ended") from error
 
     def _run_job(self, job: SandboxJob, limits: ResourceLimits) -> JobResult:
+        """On the next free worker. Raises `SandboxError` where it is given up, and after the end."""
         lane = self._lanes.get()
         try:
+            if self._closed:
+                raise SandboxError("the compile workers have ended")
+            self._began[lane] = time.monotonic()
             return lane.run(job, limits)
         finally:
+            self._began.pop(lane, None)
             self._lanes.put(lane)
 
     def _build(self, request: BuildRequest) -> BuildResult:
-        lane = self._lanes.get()
         try:
             payload = {
                 "file": SOURCE_FILE,
@@ -189,11 +218,9 @@ class CompileWorkers:
                 "launches": [dict(one) for one in request.launches],
             }
             job = SandboxJob(_JOB_ENTRY, payload, {SOURCE_FILE: request.source})
-            result = lane.run(job, COMPILE_LIMITS)
+            result = self._run_job(job, COMPILE_LIMITS)
         except SandboxError as error:
             return BuildResult(request, infrastructure=str(error)[:2000])
-        finally:
-            self._lanes.put(lane)
         try:
             return read_answer(request, result)
         except (MachineCodeError, RecordError, ValueError, TypeError, KeyError) as error:

@@ -33,7 +33,12 @@ from forecast_harness.machine_code.node_trial import (
     RaceResult,
 )
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient, TimingAnswer
+from forecast_harness.machine_code.runner.client import (
+    ProgramFault,
+    RunnerClient,
+    TimingAnswer,
+    TimingRequest,
+)
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
 from forecast_harness.machine_code.shared_host import SharedHostJudge, WorkUnderWay
 from forecast_harness.machine_code.trials import (
@@ -178,8 +183,9 @@ class MachineCodeJudge:
                 made = self._built[self._key(job.node, config)] = Future[BuildResult]()
                 made.set_result(known[1])
             programs = self._checked(self._program(job.node, config).result())
-            for name, program in zip(self._trials.calls.timed, programs[1:], strict=True):
-                if said := self._trials.implausible(name, self._seconds(program, name, 0.0)):
+            named = zip(self._trials.calls.timed, programs[1:], strict=True)
+            for name, seconds in self._seconds({n: (program, 0.0) for n, program in named}).items():
+                if said := self._trials.implausible(name, seconds):
                     return said
         except (NodeRefused, NoMachineCode, PathFailed, SandboxError, DeviceBusy) as error:
             return str(error)
@@ -197,6 +203,7 @@ class MachineCodeJudge:
             building, self._building = list(self._building), set()
         for one in building:
             one.cancel()
+        self._builder.give_up()
         with self._cache_lock:
             self._built = {key: built for key, built in self._built.items() if not built.cancelled()}
         self._host.give_up()
@@ -260,26 +267,23 @@ class MachineCodeJudge:
             raise PathFailed(f"the node to be timed beside: {built.error or built.infrastructure}")
         programs = [self._trials.sealed(p) for p in built.programs[1:]]
         rivals = dict(zip(self._trials.calls.timed, programs, strict=True))
-        found = {}
-        for name, program in rivals.items():
-            key = (self._key(job.against, chosen), name)
-            try:
-                if key not in self._rival_seconds:
-                    self._rival_seconds[key] = self._seconds(program, name, 0.0)
-            except NodeRefused as refused:
-                raise PathFailed(f"the node to be timed beside: {refused.detail}") from refused
-            found[name] = self._rival_seconds[key]
-        return rivals, found
+        keys = {name: (self._key(job.against, chosen), name) for name in rivals}
+        try:
+            missing = {n: (p, 0.0) for n, p in rivals.items() if keys[n] not in self._rival_seconds}
+            for name, seconds in self._seconds(missing).items():
+                self._rival_seconds[keys[name]] = seconds
+        except NodeRefused as refused:
+            raise PathFailed(f"the node to be timed beside: {refused.detail}") from refused
+        return rivals, {name: self._rival_seconds[key] for name, key in keys.items()}
 
     def _time_config(self, trial: NodeTrial, number: int, built: BuildResult) -> None:
         programs = self._checked(built)
-        named = zip(self._trials.calls.timed, programs[1:], strict=True)
         best = trial.seconds[trial.best] if trial.seconds else {}
-        seconds = {}
-        for name, program in named:
+        asked = {}
+        for name, program in zip(self._trials.calls.timed, programs[1:], strict=True):
             bound = trial.rival_s[name] * _HOPELESS
-            seconds[name] = self._seconds(program, name, min(bound, best.get(name, bound) * _BEHIND_BEST))
-        trial.seconds[number], trial.programs[number] = seconds, programs
+            asked[name] = program, min(bound, best.get(name, bound) * _BEHIND_BEST)
+        trial.seconds[number], trial.programs[number] = self._seconds(asked), programs
 
     def _is_hopeless(self, trial: NodeTrial, times: float = _HOPELESS) -> bool:
         """Whether every config so far is far from the rival on the whole."""
@@ -338,14 +342,15 @@ class MachineCodeJudge:
         """
         blocks: list[list[float]] = []
         seconds, theirs = {}, {}
-        for name, program in zip(self._trials.calls.timed, trial.programs[number][1:], strict=True):
-            answer = self._timed([trial.rivals[name], program], name, limits)
+        named = dict(zip(self._trials.calls.timed, trial.programs[number][1:], strict=True))
+        answers = self._timed({n: ([trial.rivals[n], program], limits) for n, program in named.items()})
+        for name, answer in answers.items():
             pairs = [block_means(s, answer.recorded) for s in answer.seconds]
             blocks.append([math.log(a / b) for a, b in zip(*pairs, strict=True)])
             theirs[name], seconds[name] = (statistics.median(p) for p in pairs)
             if said := self._trials.implausible(name, seconds[name]):
                 raise NodeRefused(Outcome.INFRASTRUCTURE, "time", f"impossible: {said}")
-            if said := self._trials.calls.timed[name].wrong(program, answer.launches):
+            if said := self._trials.calls.timed[name].wrong(named[name], answer.launches):
                 raise NodeRefused(Outcome.INCORRECT, "time", said)
         least = min(len(b) for b in blocks)
         ratio, error = log2_ratio([statistics.fmean(b[n] for b in blocks) for n in range(least)])
@@ -394,22 +399,38 @@ class MachineCodeJudge:
             raise NodeRefused(Outcome.INCORRECT, "verify", said)
         return programs
 
-    def _seconds(self, program: Program, workload: str, bound_s: float) -> float:
-        """Seconds of one launch; of the fastest, where that is beyond the bound."""
-        answer = self._timed([program], workload, TimingLimits(most=_MOST_ALONE, bound_s=bound_s, checks=0))
-        return statistics.median(block_means(answer.seconds[0], answer.recorded))
+    def _seconds(self, asked: Mapping[str, tuple[Program, float]]) -> dict[str, float]:
+        """Seconds of one launch at each call, of a program with a bound; of the fastest, where that is beyond it."""
+        found = self._timed(
+            {
+                n: ([p], TimingLimits(most=_MOST_ALONE, bound_s=bound, checks=0))
+                for n, (p, bound) in asked.items()
+            }
+        )
+        return {
+            name: statistics.median(block_means(answer.seconds[0], answer.recorded))
+            for name, answer in found.items()
+        }
 
-    def _timed(self, programs: Sequence[Program], workload: str, limits: TimingLimits) -> TimingAnswer:
+    def _timed(self, asked: Mapping[str, tuple[Sequence[Program], TimingLimits]]) -> dict[str, TimingAnswer]:
+        """Of each call, the answer of the runner. Raises `NodeRefused`, `PathFailed`."""
+        if not asked:
+            return {}
+        candidates = next(iter(asked.values()))[0]
+        requests = [
+            TimingRequest(programs, self._trials.calls.timed[name].given, limits)
+            for name, (programs, limits) in asked.items()
+        ]
         try:
             with self._device_use():
-                answer = self._runner.time(programs, self._trials.calls.timed[workload].given, limits)
+                answers = self._runner.time_calls(requests)
         except ProgramFault as fault:
-            if fault.candidate != programs[-1].candidate:
+            if fault.candidate != candidates[-1].candidate:
                 raise PathFailed(f"the node beside it failed: {fault.detail}") from fault
             raise NodeRefused(FAULT_OUTCOMES[fault.kind], "time", fault.detail) from fault
-        if said := first_violation(answer.violations):
+        if said := first_violation(answers[-1].violations):
             raise NodeRefused(Outcome.INCORRECT, "time", said)
-        return answer
+        return dict(zip(asked, answers, strict=True))
 
     @contextmanager
     def _device_use(self) -> Iterator[None]:

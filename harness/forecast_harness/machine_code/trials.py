@@ -45,6 +45,9 @@ class SourceBuilder(Protocol):
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         """Compile on the next free worker."""
 
+    def give_up(self) -> None:
+        """End what has taken long already: nobody waits for it any more."""
+
     def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
         """Do other jobs in the workers' sandboxes, ahead of requests that wait."""
 

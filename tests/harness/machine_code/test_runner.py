@@ -21,6 +21,7 @@ from forecast_harness.machine_code.runner.client import (
     ProgramFault,
     RunnerClient,
     RunnerFaultKind,
+    TimingRequest,
 )
 from forecast_harness.machine_code.runner.process import RunnerLost
 from forecast_harness.machine_code.runner.session import TimingLimits
@@ -117,6 +118,18 @@ def test_the_faster_of_two_short_programs_is_told_behind_pauses(runner: RunnerCl
     theirs, mine = (sum(s) / len(s) for s in found.seconds)
     assert mine < theirs < 12e-6
     assert call.wrong(programs[1], found.launches) == ""
+
+
+def test_several_calls_are_timed_at_once_until_the_first_violation(runner: RunnerClient) -> None:
+    calls = [SumCall(seed) for seed in range(3)]
+    right, bad = addition("right", honest(), COUNT), EXPLOITS["writes after its output"][0]("bad")
+    found = runner.time_calls([TimingRequest([right], c.given, TimingLimits(checks=1)) for c in calls])
+    assert [call.wrong(right, one.launches) for call, one in zip(calls, found, strict=True)] == [""] * 3
+    assert all(len(one.launches) == 1 and one.seconds[0] for one in found)
+    found = runner.time_calls([TimingRequest([right, bad], c.given) for c in calls])
+    assert [v.rule for one in found for v in one.violations] == ["out of bounds"]
+    assert found[0].violations[0].contestant == 1
+    assert len(found) == 1
 
 
 def test_one_that_is_far_beyond_its_bound_is_launched_once(runner: RunnerClient) -> None:

@@ -73,21 +73,22 @@ class CanaryArena:
         self._driver.synchronize()
         for gap in self._gaps:
             self._driver.upload(gap.address, gap.data)
-            gap.digest = self._digest(gap)
+        for gap, digest in zip(self._gaps, self._digests(), strict=True):
+            gap.digest = digest
         return self.places
 
     def broken_canaries(self) -> int:
         """Bytes beside buffers that are not as they were written."""
         broken = 0
-        for gap in self._gaps:
-            if self._digest(gap) != gap.digest:
+        for gap, digest in zip(self._gaps, self._digests(), strict=True):
+            if digest != gap.digest:
                 found = self._driver.download(gap.address, len(gap.data))
                 broken += sum(a != b for a, b in zip(found, gap.data, strict=True)) or 1
         return broken
 
-    def _digest(self, gap: _Gap) -> int:
-        """On the device: bytes of a whole page, after every launch, take long to move."""
-        return self._kernels.digest(gap.address, len(gap.data), self._key)
+    def _digests(self) -> list[int]:
+        """Of all gaps, on the device: bytes of a whole page, after every launch, take long to move."""
+        return self._kernels.digests([(gap.address, len(gap.data)) for gap in self._gaps], self._key)
 
     def _canaries(self, size: int) -> bytes:
         """Bytes that nobody can foretell: a piece of noise from some place on, as often as it takes."""

@@ -86,6 +86,15 @@ class CheckAnswer:
 
 
 @dataclass(frozen=True)
+class TimingRequest:
+    """One program, or two side by side of which the second is on trial, to be timed at one call."""
+
+    programs: Sequence[Program]
+    given: ProgramInputs
+    limits: TimingLimits = TimingLimits()
+
+
+@dataclass(frozen=True)
 class TimingAnswer:
     """Seconds of each contestant's launches, and outputs of some."""
 
@@ -164,19 +173,33 @@ class RunnerClient:
 
     def check(self, program: Program, given: ProgramInputs, launches: int = 3) -> CheckAnswer:
         """Launch a program in several placements. Raises `ProgramFault`, `RunnerLost`."""
-        value, arrays = self._ask([program], given, {"op": "check", "launches": launches})
-        return CheckAnswer(_launches(value, arrays), _violations(value))
+        value, arrays = self._ask("check", [([program], given, {"launches": launches})])
+        (told,) = value["parts"]
+        return CheckAnswer(_launches(told, arrays, "0/"), _violations(told))
 
     def time(
         self, programs: Sequence[Program], given: ProgramInputs, limits: TimingLimits | None = None
     ) -> TimingAnswer:
         """Time one program, or two side by side: the second is on trial. Raises `ProgramFault`, `RunnerLost`."""
-        asked = {"op": "time", "limits": (limits or TimingLimits()).to_json()}
-        value, arrays = self._ask(programs, given, asked)
-        seconds = tuple(tuple(float(s) for s in one) for one in value["seconds"])
-        return TimingAnswer(
-            seconds, value["stopped"], value["recorded"], _launches(value, arrays), _violations(value)
-        )
+        return self.time_calls([TimingRequest(programs, given, limits or TimingLimits())])[0]
+
+    def time_calls(self, requests: Sequence[TimingRequest]) -> list[TimingAnswer]:
+        """Time at several calls, one after the other, of the same candidates; the first violation is the last answer.
+
+        Raises `ProgramFault`, `RunnerLost`.
+        """
+        parts = [(one.programs, one.given, {"limits": one.limits.to_json()}) for one in requests]
+        value, arrays = self._ask("time", parts)
+        return [
+            TimingAnswer(
+                tuple(tuple(float(s) for s in one) for one in told["seconds"]),
+                told["stopped"],
+                told["recorded"],
+                _launches(told, arrays, f"{number}/"),
+                _violations(told),
+            )
+            for number, told in enumerate(value["parts"])
+        ]
 
     def check_health(self) -> str:
         """'' if the runner's own kernel computes what it should, else what is wrong."""
@@ -208,25 +231,32 @@ class RunnerClient:
     # --- one request ---
 
     def _ask(
-        self, programs: Sequence[Program], given: ProgramInputs, asked: dict[str, Any]
+        self, operation: str, parts: Sequence[tuple[Sequence[Program], ProgramInputs, dict[str, Any]]]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
-        asked |= {
-            "inputs": given.key,
-            "outputs": dict(given.outputs),
-            "rotate": dict(given.rotate),
-            "updated": list(given.updates),
-            "programs": [p.to_json() for p in programs],
-        }
+        asked = [
+            {
+                "inputs": given.key,
+                "outputs": dict(given.outputs),
+                "rotate": dict(given.rotate),
+                "updated": list(given.updates),
+                "programs": [p.to_json() for p in programs],
+                **more,
+            }
+            for programs, given, more in parts
+        ]
         code = {
-            f"code-{n}-{m}": TensorBytes("uint8", (len(k.image),), k.image)
+            f"code-{part}-{n}-{m}": TensorBytes("uint8", (len(k.image),), k.image)
+            for part, (programs, _, _) in enumerate(parts)
             for n, p in enumerate(programs)
             for m, k in enumerate(p.kernels)
         }
+        programs = parts[0][0]
         with self._lock:
             for attempt in (0, 1):
                 try:
-                    self._give(given)
-                    return self._answered(programs, asked, code)
+                    for _, given, _ in parts:
+                        self._give(given)
+                    return self._answered(programs, {"op": operation, "parts": asked}, code)
                 except _RunnerEnded as ended:
                     restart_s = self._restart()
                     blamed = ended.contestant if ended.contestant != NOBODY else None
@@ -355,9 +385,13 @@ class _RunnerEnded(Exception):
         self.kind, self.contestant, self.detail, self.certain = kind, contestant, detail, certain
 
 
-def _launches(value: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> tuple[ObservedLaunch, ...]:
+def _launches(
+    value: Mapping[str, Any], arrays: Mapping[str, TensorBytes], part: str
+) -> tuple[ObservedLaunch, ...]:
     return tuple(
-        ObservedLaunch(one["rotation"], tuple(bytes(arrays[f"{n}/{m}"].data) for m in range(one["outputs"])))
+        ObservedLaunch(
+            one["rotation"], tuple(bytes(arrays[f"{part}{n}/{m}"].data) for m in range(one["outputs"]))
+        )
         for n, one in enumerate(value["launches"])
     )
 

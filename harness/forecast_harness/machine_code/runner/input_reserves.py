@@ -40,15 +40,19 @@ class InputReserves:
     def get(self, key: str, inputs: Mapping[str, bytes]) -> InputReserve:
         """The reserve of these inputs, which `key` names; sent anew where anything was written into it."""
         found = self._kept.get(key)
-        if found is None or any(self.is_changed(found, name, data) for name, data in inputs.items()):
+        if found is None or self.changed(found, inputs):
             self.forget(key)
             found = self._kept[key] = self._make(inputs)
         self._kept.move_to_end(key)
         return found
 
-    def is_changed(self, reserve: InputReserve, name: str, data: bytes) -> bool:
-        """Whether a buffer is not what the host has sent."""
-        return self._digest(reserve.places[name], len(data)) != reserve.digests[name]
+    def changed(self, reserve: InputReserve, inputs: Mapping[str, bytes]) -> list[str]:
+        """Which buffers are not what the host has sent."""
+        return [
+            name
+            for name, digest in self._digests(reserve.places, inputs).items()
+            if digest != reserve.digests[name]
+        ]
 
     def forget(self, key: str) -> None:
         """Free a reserve, if there is one."""
@@ -79,8 +83,8 @@ class InputReserves:
         places = {name: address + offset for name, offset in offsets.items()}
         for name, data in inputs.items():
             self._driver.upload(places[name], data)
-        digests = {name: self._digest(places[name], len(data)) for name, data in inputs.items()}
-        return InputReserve(address, size, places, digests)
+        return InputReserve(address, size, places, self._digests(places, inputs))
 
-    def _digest(self, address: int, size: int) -> int:
-        return self._kernels.digest(address, size, self._key)
+    def _digests(self, places: Mapping[str, int], inputs: Mapping[str, bytes]) -> dict[str, int]:
+        buffers = [(places[name], len(data)) for name, data in inputs.items()]
+        return dict(zip(inputs, self._kernels.digests(buffers, self._key), strict=True))

@@ -68,7 +68,22 @@ class RunnerService:
             self._inputs.pop(asked["key"], None)
             self._session.forget(asked["key"])
             return {}, {}
-        contestants = [self._contestant(n, told, arrays) for n, told in enumerate(asked["programs"])]
+        parts, outputs = list[dict[str, Any]](), dict[str, TensorBytes]()
+        for number, part in enumerate(asked["parts"]):
+            told, found = self._part(asked["op"], f"{number}", part, arrays)
+            parts.append(told)
+            outputs |= found
+            if told["violations"]:
+                break
+        return {"parts": parts}, outputs
+
+    def _part(
+        self, operation: str, name: str, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+        """One call's: what was asked for, and outputs by launch and place."""
+        contestants = [
+            self._contestant(n, f"code-{name}-{n}", told, arrays) for n, told in enumerate(asked["programs"])
+        ]
         given = CallInputs(
             self._inputs[asked["inputs"]],
             asked["outputs"],
@@ -76,22 +91,22 @@ class RunnerService:
             tuple(asked["updated"]),
             asked["inputs"],
         )
-        if asked["op"] == "check":
+        if operation == "check":
             launches, violations = self._session.check(contestants[0], given, int(asked["launches"]))
-            value, outputs = _told(launches)
+            value, outputs = _told(launches, name)
             return value | {"violations": [v.to_json() for v in violations]}, outputs
         found = self._session.time(contestants, given, TimingLimits.from_json(asked["limits"]))
-        value, outputs = _told(found.checked)
+        value, outputs = _told(found.checked, name)
         value |= {"seconds": found.seconds, "stopped": found.stopped, "recorded": found.recorded}
         return value | {"violations": [v.to_json() for v in found.violations]}, outputs
 
     def _contestant(
-        self, number: int, told: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+        self, number: int, code: str, told: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> Contestant:
         program = Program.from_json(told)
         self._mark(number)  # loading is the candidate's doing
         loaded = [
-            self._load(replace(kernel, image=bytes(arrays[f"code-{number}-{n}"].data)))
+            self._load(replace(kernel, image=bytes(arrays[f"{code}-{n}"].data)))
             for n, kernel in enumerate(program.kernels)
         ]
         self._mark(NOBODY)
@@ -108,9 +123,9 @@ class RunnerService:
         return made
 
 
-def _told(launches: list[CheckedLaunch]) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+def _told(launches: list[CheckedLaunch], part: str) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
     arrays = {
-        f"{n}/{m}": TensorBytes("uint8", (len(data),), data)
+        f"{part}/{n}/{m}": TensorBytes("uint8", (len(data),), data)
         for n, one in enumerate(launches)
         for m, data in enumerate(one.outputs)
     }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+from collections.abc import Sequence
 
 from forecast_harness.machine_code.runner.driver import (
     ATTRIBUTE_MULTIPROCESSORS,
@@ -154,6 +155,8 @@ _CANARY_ELEMENTS = 4096
 _OVERWRITE_THREADS = 1024
 _UNIT_THREADS, _UNIT_BLOCKS = 512, 4
 """Of kernels over bytes or words: threads of a block, and most blocks of a multiprocessor."""
+_MOST_SUMS = 64
+"""That are waited for together."""
 _PAGE_BYTES = 2 << 20
 """Of the device's memory: what an allocation leaves of its last page would be anybody's."""
 
@@ -175,7 +178,7 @@ class TrustedKernels:
         self._blocks = driver.attribute(ATTRIBUTE_MULTIPROCESSORS)
         driver.allow(self._overwrite, self._shared, 1)
         self._memory = driver.allocate(_PAGE_BYTES)
-        self._out = self._memory + _PAGE_BYTES - 8
+        self._out = self._memory + _PAGE_BYTES - 8 * _MOST_SUMS
 
     def pause(self, cycles: int) -> None:
         """Queue a pause of so many clock cycles."""
@@ -196,29 +199,43 @@ class TrustedKernels:
         """Whether a buffer is not another one, rotated by `turn` bytes. Waits for the device."""
         unit = _WORD if not any(n % _WORD for n in (address, other, size, turn)) else 1
         given = [ctypes.c_uint64(n) for n in (address, other, size // unit, turn // unit)]
-        return self._sum_over(self._compare[unit], size // unit, given) != 0
+        return self._sums([(self._compare[unit], size // unit, given)]) != [0]
 
     def digest(self, address: int, size: int, key: int) -> int:
         """64 bits of a buffer's contents, which tell nothing without the key. Waits for the device."""
-        whole = 0 if address % _WORD else size // _WORD
-        found = 0
-        for unit, first, count in (
-            (_WORD, address, whole),
-            (1, address + whole * _WORD, size - whole * _WORD),
-        ):
-            if count:
-                given = [ctypes.c_uint64(n) for n in (first, count, key)]
-                found += self._sum_over(self._digest[unit], count, given)
-        return found % (1 << 64)
+        return self.digests([(address, size)], key)[0]
 
-    def _sum_over(self, kernel: ctypes.c_void_p, count: int, given: list[ctypes.c_uint64]) -> int:
-        """What a kernel over so many units adds up."""
-        self._driver.fill(self._out, 0, 4, 2)
-        blocks = max(1, min(-(-count // _UNIT_THREADS), _UNIT_BLOCKS * self._blocks))
-        out = ctypes.c_uint64(self._out)
-        self._driver.launch(kernel, (blocks, 1, 1), _UNIT_THREADS, 0, [*given, out])
-        self._driver.synchronize()
-        return int.from_bytes(self._driver.download(self._out, 8), "little")
+    def digests(self, buffers: Sequence[tuple[int, int]], key: int) -> list[int]:
+        """Those of several buffers, each by address and bytes. Waits for the device once."""
+        asked: list[tuple[ctypes.c_void_p, int, list[ctypes.c_uint64]]] = []
+        owners: list[int] = []
+        for number, (address, size) in enumerate(buffers):
+            whole = 0 if address % _WORD else size // _WORD
+            rest = address + whole * _WORD
+            for unit, first, count in ((_WORD, address, whole), (1, rest, size - whole * _WORD)):
+                if count:
+                    given = [ctypes.c_uint64(n) for n in (first, count, key)]
+                    asked.append((self._digest[unit], count, given))
+                    owners.append(number)
+        found = [0] * len(buffers)
+        for number, value in zip(owners, self._sums(asked), strict=True):
+            found[number] = (found[number] + value) % (1 << 64)
+        return found
+
+    def _sums(self, asked: Sequence[tuple[ctypes.c_void_p, int, list[ctypes.c_uint64]]]) -> list[int]:
+        """What kernels add up: each with the units that it goes over, and its arguments."""
+        found: list[int] = []
+        for first in range(0, len(asked), _MOST_SUMS):
+            part = asked[first : first + _MOST_SUMS]
+            self._driver.fill(self._out, 0, 4, 2 * len(part))
+            for number, (kernel, count, given) in enumerate(part):
+                blocks = max(1, min(-(-count // _UNIT_THREADS), _UNIT_BLOCKS * self._blocks))
+                out = ctypes.c_uint64(self._out + 8 * number)
+                self._driver.launch(kernel, (blocks, 1, 1), _UNIT_THREADS, 0, [*given, out])
+            self._driver.synchronize()
+            data = bytes(self._driver.download(self._out, 8 * len(part)))
+            found += struct.unpack(f"<{len(part)}Q", data)
+        return found
 
     def check_health(self, seed: int) -> str:
         """Add numbers on the device; '' if the sums are right, else what is wrong."""
