@@ -106,7 +106,8 @@ class SourceTraces:
         missing = [c for c in wanted if c not in found[0].texts] if found else []
         if missing:
             (result,) = self._run([self._job(source, missing)])
-            return self._add(source, _read(result, missing))
+            more = _read(result, missing)
+            return self._add(source, more) if more else ()
         self._add(source, ())  # the latest
         return found
 
