@@ -103,15 +103,34 @@ def test_a_search_of_a_kernel_goes_through_machine_code(
     monkeypatch.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
     monkeypatch.setattr(fit_runner, "runner_problem", lambda runner: "")
     monkeypatch.setattr(opening, "CompileWorkers", opened_builder)
+    monkeypatch.setattr(opening, "_host_opener", lambda *_: lambda: NotingHost({}))
     folder = tmp_path / "search"  # as a search names it: nothing is there yet
     told: list[str] = []
+    base = subject(DOUBLE, vector_call(1000), vector_call(300))
+    listed = [
+        replace(c, num_warps=w, num_stages=s) for c in base.configs for w in (1, 2, 4, 8) for s in range(1, 8)
+    ]
+    assert len(listed) > 48
+    asked = replace(target(), payload={"subjects": [replace(base, configs=tuple(listed)).to_json()]})
     with contextlib.closing(
         open_machine_code_lanes(
-            target(), SEED, [PLAN], folder=folder, workers=1, insist=True, on_failure=told.append
+            asked, SEED, [PLAN], folder=folder, workers=1, insist=True, on_failure=told.append
         )
     ) as lanes:
         assert lanes.capacity >= 1
+        jobs = [
+            NodeJob(f"job-{n.id}", n, SEED, {}, asked, 0, 5)
+            for n in (SEED, node("fast", f"{DOUBLE}# 30000 ns\n"))
+        ]
+        seed, fast = (future.result(120) for future in [lanes.submit(job) for job in jobs])
     assert told == []
+    for found in (seed, fast):
+        assert (found.outcome, found.measurements, found.facts["path"]) == (Outcome.OK, 5, "machine code")
+        spent = found.facts["spent"]
+        assert set(spent) == {"configs", "builds", "queue", "device", "runner"}
+        assert 0 < spent["runner"] <= spent["device"] == pytest.approx(found.device_seconds, abs=1e-3)
+    assert seed.log2_ratio == pytest.approx(0.0, abs=0.1)
+    assert fast.log2_ratio == pytest.approx(-0.72, abs=0.1)
 
 
 def test_a_faster_variant_waits_for_full_verification(judge: MachineCodeJudge) -> None:
