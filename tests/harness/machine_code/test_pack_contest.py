@@ -86,7 +86,7 @@ def pack() -> Pack:
     [
         ("2 24000", "faster"),
         ("2 80000", "slower"),
-        ("2 40000", "undecided"),
+        ("2 40000", "not faster"),
         ("3 20000", "wrong_values"),
     ],
 )
@@ -99,7 +99,9 @@ def test_a_contest_ends_as_that_of_host_code_does(
     if said == "wrong_values":
         assert (found["caught"], found["reasons"][0]["code"]) == (1, said)
         return
-    assert found["duel"]["outcome"] == said
+    outcome = found["duel"]["outcome"]
+    # These rules drop equal ones after four blocks, one time in sixteen as slower.
+    assert outcome == said or (said == "not faster" and outcome in ("undecided", "slower"))
     assert set(found["seconds"]) == {"0:small", "1:small"}
     assert found["protocols"] == {"small": "machine-code"}
     assert found["checked"]["launches"] > 0
