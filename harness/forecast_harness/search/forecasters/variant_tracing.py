@@ -91,6 +91,7 @@ class VariantTracer:
         self._advice = advice_of(target)
         self._traces = SourceTraces.shared(target, folder)
         self._cached_forecasts: dict[str, ConfigForecasts | None] = {}
+        self._ranked: dict[str, tuple[float, float] | None] = {}
         self._timings: dict[tuple[str, Config], Timing] = {}
         self.surrogate = default_surrogate()
         self.version = f"{self.surrogate.name}-{self.surrogate.version}"
@@ -110,6 +111,7 @@ class VariantTracer:
             timed.setdefault(other, []).append(config)
         self._traces.keep(timed)
         self._cached_forecasts.clear()
+        self._ranked.clear()
 
     def forecast(self, source: str, configs: Sequence[Config]) -> ConfigForecasts | None:
         """Forecasts of `configs`, or of a spread over many; None where nothing can be traced or forecast."""
@@ -142,7 +144,7 @@ class VariantTracer:
 
     def prepare(self, nodes: Sequence[Node]) -> None:
         """Trace what `best_forecast` of these nodes will ask for, all together."""
-        self.prepare_source(*(node.source for node in nodes))
+        self.prepare_source(*(n.source for n in nodes if n.source not in self._ranked))
 
     def prepare_source(self, *sources: str) -> None:
         """Trace what forecasts of these sources will ask for, all together."""
@@ -159,24 +161,29 @@ class VariantTracer:
 
         Of a few configs at the largest call: good enough to rank sources, of which there are many.
         """
+        if node.source not in self._ranked:
+            if len(self._ranked) >= _MAX_CACHED_FORECASTS:
+                self._ranked.clear()
+            self._ranked[node.source] = self._rank(node.source)
+        return self._ranked[node.source]
+
+    def _rank(self, source: str) -> tuple[float, float] | None:
         try:
-            configs = configs_for(self._target, node.source)
-        except RecordError:
-            return None  # it breaks the contract, which the judge will say
-        key = f"ranked {_forecast_key(node.source, configs)}"
-        if key not in self._cached_forecasts:
-            found = None
-            with suppress(ForecastAutotuneError):  # no sandbox here, or odd IR: the search goes on without
-                traces = self._traces.get(node.source, _spread(configs)) if configs else ()
-                if traces:
-                    largest = max(range(len(traces)), key=lambda n: _tensor_elements(traces[n].arguments))
-                    ranked = _spread(configs, _RANKED_ASSIGNMENTS)
-                    found = self._forecast(node.source, ranked, [largest])
-            self._cached_forecasts[key] = found
-        if (told := self._cached_forecasts[key]) is None:
+            configs = configs_for(self._target, source)
+            traces = self._traces.get(source, _spread(configs)) if configs else ()
+            if not traces:
+                return None
+            largest = max(range(len(traces)), key=lambda n: _tensor_elements(traces[n].arguments))
+            found = self._forecast(source, _spread(configs, _RANKED_ASSIGNMENTS), [largest])
+        except (
+            ForecastAutotuneError
+        ):  # a broken contract, no sandbox here, or odd IR: the search goes on without
             return None
-        best = told.order[0]
-        return float(told.mean[best]), float(told.p_fail[best])
+        return (
+            None
+            if found is None
+            else (float(found.mean[found.order[0]]), float(found.p_fail[found.order[0]]))
+        )
 
     def close(self) -> None:
         """End the sandboxes."""
