@@ -14,9 +14,8 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.compile_workers import BuildResult
-from forecast_harness.machine_code.device_turns import DeviceTurns
 from forecast_harness.machine_code.node_trial import (
     NodeRefused,
     NodeTrial,
@@ -34,15 +32,12 @@ from forecast_harness.machine_code.node_trial import (
 )
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import (
-    ProgramFault,
     RunnerClient,
-    TimingAnswer,
-    TimingRequest,
 )
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
 from forecast_harness.machine_code.shared_host import SharedHostJudge, WorkUnderWay
+from forecast_harness.machine_code.shared_runner import SharedRunner, block_means
 from forecast_harness.machine_code.trials import (
-    FAULT_OUTCOMES,
     SourceBuilder,
     TargetTrials,
     TrialConfig,
@@ -55,7 +50,7 @@ from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS, HostJudge
 from forecast_harness.search.judging.race_rules import log2_ratio
 from forecast_harness.search.records import FullVerification, Node, NodeResult
-from forecast_harness.timing.device import DeviceBusy, exclusive
+from forecast_harness.timing.device import DeviceBusy
 
 _HOPELESS = 1.3
 """Times the rival's seconds, at which a config is given up."""
@@ -69,17 +64,8 @@ _UNPAIRED_SD = 0.1
 """Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
 _RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=0)
 _CHECKED_RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=2)
-_MOST_ALONE = 12
-"""Launches of a config that is timed alone, to choose among configs; behind pauses a whole round of them more."""
-_BLOCK = 4
-"""Launches that are taken together, where they are not behind pauses."""
 _MOST_FAILURES = 3
 """Failures of our own in a row after which all is judged as host code."""
-_PAUSE_FOR_OTHERS_S = 0.06
-"""Between uses of the device, while host code is judged: who waits for a lock of files looks every 50 ms."""
-_STAGES = ("configs", "builds", "queue", "device", "runner")
-"""In which a job's seconds are spent: choosing configs, waiting for what is compiled, for the device, and for answers
-of the runner, which worked so long on them."""
 PATH = "machine code"
 
 
@@ -105,27 +91,25 @@ class MachineCodeJudge:
         locks: Path | None = None,
     ) -> None:
         """`device_lock`: the device's name among all processes that time on it; `locks`: where the locks lie."""
-        self._runner, self._builder, self._trials = runner, builder, trials
+        self._builder, self._trials = builder, trials
         self._device, self._insist, self._on_failure = device, insist, on_failure
-        self._lock_name, self._locks = device_lock, locks
         self._work = WorkUnderWay(device)
         self._host = SharedHostJudge(host, self._work)
+        self._runner = SharedRunner(
+            runner, trials, self._work, self._host, device_lock=device_lock, locks=locks
+        )
         self._cache_lock = threading.RLock()
-        self._turns = DeviceTurns()
-        """Held by whoever uses the runner: what others do there meanwhile would be in a time."""
         self._lead = math.inf
         """Lowest score that was claimed here, and not refused later."""
         self._building: set[Future[BuildResult]] = set()
         self._built: dict[str, Future[BuildResult]] = {}
         self._rival_seconds: dict[tuple[str, str], float] = {}
         self._failures = 0
-        self._used = threading.local()
 
     def judge(self, job: NodeJob) -> NodeResult:
         """Check, tune and time a node beside `job.against`. Raises `LaneFailure`."""
         self._work.begin()
-        began = self._used.began = time.perf_counter()
-        self._used.spent = dict.fromkeys(_STAGES, 0.0)
+        began = self._runner.begin()
         why = "the runner failed too often" if self._failures >= _MOST_FAILURES else ""
         found: NodeResult | None = None
         if not why:
@@ -148,9 +132,8 @@ class MachineCodeJudge:
                 found = host.judge(job)
             found = replace(found, facts={**found.facts, "path": "host code", "path_reason": why[:300]})
         else:
-            spent = {name: round(seconds, 3) for name, seconds in self._used.spent.items()}
-            facts = {**found.facts, "spent": spent}
-            found = replace(found, device_seconds=self._used.spent["device"], facts=facts)
+            spent = self._runner.spent
+            found = replace(found, device_seconds=spent["device"], facts={**found.facts, "spent": spent})
         return replace(found, against=job.against.id, wall_seconds=time.perf_counter() - began)
 
     def verify(self, job: VerificationJob) -> FullVerification:
@@ -184,7 +167,7 @@ class MachineCodeJudge:
                 made.set_result(known[1])
             programs = self._checked(self._program(job.node, config).result())
             named = zip(self._trials.calls.timed, programs[1:], strict=True)
-            for name, seconds in self._seconds({n: (program, 0.0) for n, program in named}).items():
+            for name, seconds in self._runner.seconds({n: (program, 0.0) for n, program in named}).items():
                 if said := self._trials.implausible(name, seconds):
                     return said
         except (NodeRefused, NoMachineCode, PathFailed, SandboxError, DeviceBusy) as error:
@@ -223,7 +206,7 @@ class MachineCodeJudge:
     def _judged(self, job: NodeJob) -> NodeResult:
         if job.node.language != "triton" or job.against.language != "triton":
             raise NoMachineCode("only Triton sources are compiled to machine code")
-        with self._spending("configs"):
+        with self._runner.spending("configs"):
             configs, note = self._trials.configs(job)
         # Nobody else needs them: waiting for the first to be promising would save nothing.
         ahead = max(1, min(len(configs), self._builder.idle))
@@ -236,7 +219,7 @@ class MachineCodeJudge:
                 left = range(number, len(configs)) if number >= _FIRST_CONFIGS else (number,)
                 building |= {n: self._build(job.node, configs[n]) for n in left}
             try:
-                with self._spending("builds"):
+                with self._runner.spending("builds"):
                     built = building[number].result()
                 self._time_config(trial, number, built)
             except NodeRefused as refused:
@@ -257,7 +240,7 @@ class MachineCodeJudge:
     def _rival(self, job: NodeJob, config: TrialConfig) -> tuple[Mapping[str, Program], Mapping[str, float]]:
         """Programs and seconds of the node beside, by workload. Raises `NoMachineCode`, `PathFailed`."""
         chosen = job.against_config or (config if job.against.id == job.node.id else {})
-        with self._spending("builds"):
+        with self._runner.spending("builds"):
             built = self._program(job.against, chosen).result()
         if built.host_code:
             raise NoMachineCode(f"the node to be timed beside: {built.host_code}")
@@ -270,7 +253,7 @@ class MachineCodeJudge:
         keys = {name: (self._key(job.against, chosen), name) for name in rivals}
         try:
             missing = {n: (p, 0.0) for n, p in rivals.items() if keys[n] not in self._rival_seconds}
-            for name, seconds in self._seconds(missing).items():
+            for name, seconds in self._runner.seconds(missing).items():
                 self._rival_seconds[keys[name]] = seconds
         except NodeRefused as refused:
             raise PathFailed(f"the node to be timed beside: {refused.detail}") from refused
@@ -283,7 +266,7 @@ class MachineCodeJudge:
         for name, program in zip(self._trials.calls.timed, programs[1:], strict=True):
             bound = trial.rival_s[name] * _HOPELESS
             asked[name] = program, min(bound, best.get(name, bound) * _BEHIND_BEST)
-        trial.seconds[number], trial.programs[number] = self._seconds(asked), programs
+        trial.seconds[number], trial.programs[number] = self._runner.seconds(asked), programs
 
     def _is_hopeless(self, trial: NodeTrial, times: float = _HOPELESS) -> bool:
         """Whether every config so far is far from the rival on the whole."""
@@ -330,20 +313,18 @@ class MachineCodeJudge:
         """Beside the rival once more, with outputs compared; with a new runner, if so asked."""
         if not renew:
             return self._race(trial, number, _CHECKED_RACE)
-        with self._turns.turn(self._began):
-            self._work.check()
-            self._runner.renew()
+        with self._runner.renewed():
             return self._race(trial, number, _CHECKED_RACE)
 
     def _race(self, trial: NodeTrial, number: int, limits: TimingLimits) -> RaceResult:
         """A config beside the rival.
 
-        Outputs of as many launches as `limits` says are compared with what is right. Raises as `_timed` does.
+        Outputs of as many launches as `limits` says are compared with what is right. Raises what timing raises.
         """
         blocks: list[list[float]] = []
         seconds, theirs = {}, {}
         named = dict(zip(self._trials.calls.timed, trial.programs[number][1:], strict=True))
-        answers = self._timed({n: ([trial.rivals[n], program], limits) for n, program in named.items()})
+        answers = self._runner.time({n: ([trial.rivals[n], program], limits) for n, program in named.items()})
         for name, answer in answers.items():
             pairs = [block_means(s, answer.recorded) for s in answer.seconds]
             blocks.append([math.log(a / b) for a, b in zip(*pairs, strict=True)])
@@ -390,82 +371,7 @@ class MachineCodeJudge:
             raise NoMachineCode(f"its launches could not be recorded: {built.error}")
         programs = [self._trials.sealed(p) for p in built.programs]
         call = self._trials.calls.small
-        try:
-            with self._device_use():
-                answer = self._runner.check(programs[0], call.given)
-        except ProgramFault as fault:
-            raise NodeRefused(FAULT_OUTCOMES[fault.kind], "verify", fault.detail) from fault
+        answer = self._runner.check(programs[0], call)
         if said := first_violation(answer.violations) or call.wrong(programs[0], answer.launches):
             raise NodeRefused(Outcome.INCORRECT, "verify", said)
         return programs
-
-    def _seconds(self, asked: Mapping[str, tuple[Program, float]]) -> dict[str, float]:
-        """Seconds of one launch at each call, of a program with a bound; of the fastest, where that is beyond it."""
-        found = self._timed(
-            {
-                n: ([p], TimingLimits(most=_MOST_ALONE, bound_s=bound, checks=0))
-                for n, (p, bound) in asked.items()
-            }
-        )
-        return {
-            name: statistics.median(block_means(answer.seconds[0], answer.recorded))
-            for name, answer in found.items()
-        }
-
-    def _timed(self, asked: Mapping[str, tuple[Sequence[Program], TimingLimits]]) -> dict[str, TimingAnswer]:
-        """Of each call, the answer of the runner. Raises `NodeRefused`, `PathFailed`."""
-        if not asked:
-            return {}
-        candidates = next(iter(asked.values()))[0]
-        requests = [
-            TimingRequest(programs, self._trials.calls.timed[name].given, limits)
-            for name, (programs, limits) in asked.items()
-        ]
-        try:
-            with self._device_use():
-                answers = self._runner.time_calls(requests)
-        except ProgramFault as fault:
-            if fault.candidate != candidates[-1].candidate:
-                raise PathFailed(f"the node beside it failed: {fault.detail}") from fault
-            raise NodeRefused(FAULT_OUTCOMES[fault.kind], "time", fault.detail) from fault
-        if said := first_violation(answers[-1].violations):
-            raise NodeRefused(Outcome.INCORRECT, "time", said)
-        return dict(zip(asked, answers, strict=True))
-
-    @contextmanager
-    def _device_use(self) -> Iterator[None]:
-        """One use of the runner, alone on the device as far as others ask for it; counted for this thread's job."""
-        with self._spending("queue") as queue, self._turns.turn(self._began):
-            self._work.check()
-            if self._host.is_timing:
-                time.sleep(_PAUSE_FOR_OTHERS_S)
-            with exclusive(self._lock_name, folder=self._locks):
-                queue.close()
-                busy = self._runner.busy_s
-                with self._spending("device"):
-                    yield
-                self._add_spent("runner", self._runner.busy_s - busy)
-
-    @property
-    def _began(self) -> float:
-        """When this thread's job began."""
-        return getattr(self._used, "began", 0.0)
-
-    @contextmanager
-    def _spending(self, stage: str) -> Iterator[ExitStack]:
-        """Counts for this thread's job what a stage takes, until the stack that it gives is closed."""
-        began = time.perf_counter()
-
-        with ExitStack() as stack:
-            stack.callback(lambda: self._add_spent(stage, time.perf_counter() - began))
-            yield stack
-
-    def _add_spent(self, stage: str, seconds: float) -> None:
-        spent = getattr(self._used, "spent", {})
-        spent[stage] = spent.get(stage, 0.0) + seconds
-
-
-def block_means(seconds: Sequence[float], recorded: bool) -> list[float]:
-    """Mean seconds of launches that are taken together: behind each pause once where `recorded`, or some in a row."""
-    size = PAUSES if recorded else min(_BLOCK, len(seconds))
-    return [statistics.fmean(seconds[n : n + size]) for n in range(0, len(seconds) - size + 1, size)]
