@@ -77,7 +77,7 @@ def search_target(target: str, path: str, options: Any, budget: int = 100_000) -
             kinds = _KIND.findall(log.read_bytes()) if log.exists() else []
             now = round(time.perf_counter() - began, 1)
             events += [(now, kind.decode()) for kind in kinds[len(events) :]]
-            if log.exists() and log.read_bytes().count(b'"finished"') > len(judged):
+            if kinds.count(b"finished") > len(judged):
                 state = replay_events(read_log(log))
                 now = time.perf_counter() - began
                 judged += [now] * (len(state.judged) - len(judged))

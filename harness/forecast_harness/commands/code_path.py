@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from forecast_harness.machine_code.opening import MachineCodeLanes
     from forecast_harness.search.judging.early_opener import EarlyOpener
     from forecast_harness.search.records import Node, SearchTarget
+
+
+_SWITCH_INTERVAL_S = 5e-4
+"""For which a thread that has an answer of the device waits for those that forecast; Python's own is ten times that."""
 
 
 def early_compile_workers(options: argparse.Namespace, device: str) -> EarlyOpener[CompileWorkers] | None:
@@ -56,6 +61,7 @@ def open_machine_code(
     def note(reason: str) -> None:
         output.remark(f"the machine-code path failed, so that a source was judged as host code: {reason}")
 
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         return open_machine_code_lanes(
             target,

@@ -25,13 +25,13 @@ from forecast_harness.sandbox.jobs import (
     byte_size,
 )
 from forecast_harness.sandbox.lane import SandboxLane
+from forecast_harness.sandbox.lane_pools import close_lanes, end_pools
 
 SOURCE_FILE = "solution.py"
 _JOB_ENTRY = "forecast_harness.machine_code.recording.job:main"
 _WARM = ("torch", "triton", "forecast_harness.machine_code.recording.warm_up")
 _LONG_S = 3.0
 """After which a job that nobody waits for is ended; a lane takes as long to be ready for another one."""
-_GIVE_UP_AGAIN_S = 0.2
 _NICENESS = 10
 """There are as many as processors: what launches and times must not wait for one."""
 COMPILE_LIMITS = ResourceLimits(wall_s=60.0, cpu_s=120.0, memory_bytes=4 << 30, trusted_s=30.0)
@@ -141,22 +141,8 @@ class CompileWorkers:
     def close(self) -> None:
         """End all workers, and what they are at; what waits is cancelled."""
         self._closed = True
-        for pool in (self._pool, self._beside):
-            pool.shutdown(wait=False, cancel_futures=True)
-
-        def wait() -> None:
-            self._pool.shutdown()
-            self._beside.shutdown()
-
-        ending = threading.Thread(target=wait)
-        ending.start()
-        while ending.is_alive():  # again, as a lane that was about to begin a job was not told
-            self.give_up(0.0)
-            ending.join(_GIVE_UP_AGAIN_S)
-        if self._open:
-            with ThreadPoolExecutor(len(self._open)) as closing:  # each takes a second or two to end
-                list(closing.map(lambda lane: lane.close(), self._open))
-            self._open.clear()
+        end_pools((self._pool, self._beside), lambda: self.give_up(0.0))
+        close_lanes(self._open)
 
     def give_up(self, after_s: float = _LONG_S) -> None:
         """End the jobs that have taken so long already: nobody waits for them any more."""

@@ -126,9 +126,11 @@ class KernelTrials:
         beside = Config.from_json(job.against_config) if job.against_config else None
         if (decided := decided_config(self._target, source)) in able and job.node.id == job.against.id:
             return ([decided.to_json()] if decided else []), ""
-        self._tracer.prepare([job.node])  # which several threads may do at a time
+        most = max(1, job.trials)
+        if len(able) > most:
+            self._tracer.prepare([job.node])  # which several threads may do at a time
         with self._tracing:
-            chosen = self._tracer.best_configs(source, able, max(1, job.trials), beside)
+            chosen = self._tracer.best_configs(source, able, most, beside)
         return [c.to_json() for c in chosen], ""
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,8 +28,6 @@ from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.timing.paired_comparison import StoppingRules
 from forecast_harness.verify.plan import VerificationPlan
 
-_SWITCH_INTERVAL_S = 5e-4
-"""For which a thread that has an answer of the device waits for those that forecast; Python's own is ten times that."""
 _JUDGES_PER_WORKER = 2
 """Nodes under way for each compile worker, so that none waits while nodes are on the device."""
 
@@ -84,7 +81,6 @@ def open_machine_code_lanes(
     """
     if seed.language != "triton":
         raise NoMachineCodePath(f"the seed is written in {seed.language}, and only Triton is compiled so")
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with ExitStack() as stack:
         try:
             contests = [_ContestMaker() for _ in plans]

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.sandbox.lane_pools import close_lanes
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -48,9 +49,7 @@ class VerificationLanes:
     ) -> None:
         for opening in self._openings:
             opening.join()
-        with ThreadPoolExecutor(max(1, len(self._open)), "close-lane") as pool:
-            list(pool.map(lambda lane: lane.close(), self._open))
-        self._open.clear()
+        close_lanes(self._open)
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[SandboxLane]:

@@ -6,14 +6,13 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.jobs import JobResult, SandboxError
+from forecast_harness.sandbox.lane_pools import close_lanes, end_pools
 
 _MOST_LANES = 8
-_GIVE_UP_AGAIN_S = 0.2
 _PROCESSORS_PER_LANE = 2
 """Others compile and verify at the same time."""
 
@@ -46,14 +45,12 @@ class TracingLanes:
     def close(self) -> None:
         """End all lanes, and what they are at."""
         self._closed = True
-        ending = threading.Thread(target=partial(self._pool.shutdown, cancel_futures=True))
-        ending.start()
-        while ending.is_alive():  # again, as a lane that was about to begin a job was not told
-            for lane in tuple(self._open):
-                lane.give_up()
-            ending.join(_GIVE_UP_AGAIN_S)
-        while self._open:
-            self._open.pop().close()
+        end_pools([self._pool], self._give_up)
+        close_lanes(self._open)
+
+    def _give_up(self) -> None:
+        for lane in tuple(self._open):
+            lane.give_up()
 
     def _run(self, job: SandboxJob) -> JobResult:
         lane: SandboxLane | None = getattr(self._own, "lane", None)
