@@ -182,8 +182,12 @@ class CallSizes:
 
     @property
     def draw_kinds(self) -> int:
-        """So many kinds of calls there are to draw: half of them have one size large, each size once."""
-        return 2 * len(self.varied)
+        """So many kinds of calls there are to draw: each size is large once, and small at least once.
+
+        Of several sizes one is large and the others are small in half of the calls. One size alone is large in one
+        call of three, small in the next: what a kernel reads beyond a small tensor would else show by chance alone.
+        """
+        return 3 if len(self.varied) == 1 else 2 * len(self.varied)
 
     def draw(
         self, rng: random.Random, *, most: int, reach: int = 512, turn: int | None = None
@@ -191,7 +195,8 @@ class CallSizes:
         """A call with new sizes, at most `most` elements a tensor if possible; as recorded if none varies.
 
         Sizes go up to `reach`. In half of the calls one of them is drawn large and the others are small, so
-        that every loop runs more than once in some call; which one is `turn`'s to say, of `turns`, or chance.
+        that every loop runs more than once in some call; which kind it is, is `turn`'s to say, of `draw_kinds`, or
+        chance.
         Raises `RecordError` when all that is drawn is huge.
         """
         if not self.varied:
@@ -199,10 +204,11 @@ class CallSizes:
         smallest: tuple[Argument, ...] | None = None
         turn = rng.randrange(self.draw_kinds) if turn is None else turn
         tall = self.varied[turn] if turn < len(self.varied) else None
+        all_small = len(self.varied) == turn == 1
         for attempt in range(_MAX_DRAWS):
             # Later attempts draw smaller: a large first draw is likelier to reach every branch.
             top = max(2.0, reach ** (1.0 - attempt / _MAX_DRAWS))
-            small = top if tall is None else _SMALL_LIMIT
+            small = _SMALL_LIMIT if tall is not None or all_small else top
             drawn = {s: _draw_size(str(s.size_class), small, rng) for s in self.varied}
             if tall is not None:
                 drawn[tall] = _draw_size(str(tall.size_class), top, rng, least=top / 2)

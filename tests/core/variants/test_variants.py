@@ -189,6 +189,20 @@ def test_drawn_sizes_differ_and_reach_far() -> None:
     assert 20 < sum(ragged) < 180
 
 
+def test_every_size_is_large_once_and_small_once_whatever_is_drawn() -> None:
+    for alone in (False, True):
+        sizes = CallSizes.of([arguments(512, rows=64)])
+        if alone:
+            sizes = sizes.with_classes({s: s.recorded for s in sizes.varied if s.recorded == 64})
+        for seed in range(20):
+            drawn = [
+                sizes.draw(random.Random(seed), most=1 << 20, reach=1000, turn=turn)[0].shape[1]
+                for turn in range(sizes.draw_kinds)
+            ]
+            assert min(drawn) <= 32
+            assert max(drawn) >= 400
+
+
 def test_sizes_that_a_kernel_needs_as_multiples() -> None:
     sizes = CallSizes.of([arguments(512, rows=64)])
     tight = sizes.with_classes({s: "128" if s.recorded == 512 else s.recorded for s in sizes.varied})

@@ -144,7 +144,7 @@ def run(x):
 @pytest.mark.parametrize("share", [0.1, 0.3])
 def test_results_that_are_seldom_stale_are_found(judging: SandboxLane, share: float) -> None:
     pack = checked_only(load_pack("softmax"))
-    plan = VerificationPlan(cases=6, timed=4, launches=launches_needed(share, 0.9999), longer_s=60)
+    plan = VerificationPlan(cases=6, timed=4, launches=launches_needed(share, 1 - 1e-9), longer_s=60)
     verdict = verify(pack, make_solution("stale", STALE.format(share=share)), judging, plan=plan)
     assert verdict.judgement is Judgement.REJECTED
     assert {r.code for r in verdict.reasons} <= {ReasonCode.WRONG_VALUES, ReasonCode.NONDETERMINISTIC}

@@ -270,9 +270,11 @@ class Launcher:
         if self.reveals_late and isinstance(self._cell, StoppableCell):
             self._cell.thaw()
         begin = time.perf_counter()
-        with self._phase_timer.phase(question):
+        try:
             answer = self._cell.ask(f"{CELL_ENTRIES}:{question}", payload, arrays)
-        taken = time.perf_counter() - begin
+        finally:
+            taken = time.perf_counter() - begin
+            self._phase_timer.add(question, taken)
         if self.reveals_late and isinstance(self._cell, StoppableCell):
             self._cell.freeze()
         check_answer(question, answer)
