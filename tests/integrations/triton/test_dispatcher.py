@@ -347,3 +347,40 @@ def test_a_host_that_ignores_children_hears_how_they_ended(
         signal.signal(signal.SIGCHLD, before)
     assert found["square", 4][0].answer() == 16
     assert os.WTERMSIG(found["signal", signal.SIGALRM][1]) == signal.SIGALRM
+
+
+WARNING = """
+import sys, warnings
+from functools import partial
+from forecast_integrations.triton.compile.dispatcher import Dispatcher
+from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
+
+def warn(text):
+    warnings.warn(text, UserWarning)
+
+def ended(children):
+    while len(children):
+        yield from children.finished(1.0)[0]
+
+dispatcher, children = Dispatcher({"warn": warn}, 16), ForkedChildren()
+for text in ("of one kernel", "of one kernel", "of another"):
+    children.start(text, partial(warn, text), DispatchedTask(dispatcher, "warn", text))
+    list(ended(children))
+    children.start(text, partial(warn, text))
+    print([status for _, status in ended(children)])
+dispatcher.close()
+"""
+
+
+def test_a_warning_of_many_children_is_shown_once() -> None:
+    """Each child compiles a config of the same kernel, about which the compiler may have something to say."""
+    done = subprocess.run([sys.executable, "-c", WARNING], capture_output=True, text=True, timeout=60)
+    assert done.stderr.count("UserWarning: of one kernel") == 1
+    assert done.stderr.count("UserWarning: of another") == 1
+    assert done.stdout.splitlines() == ["[0]"] * 3
+
+
+def test_warnings_that_are_errors_are_errors_in_children() -> None:
+    program = [sys.executable, "-W", "error::UserWarning", "-c", WARNING]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert "[0]" not in done.stdout

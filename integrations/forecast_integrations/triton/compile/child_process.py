@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import os
 import signal
 import sys
 import threading
 import warnings
+import zlib
 from collections.abc import Callable
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_SHOWN_WARNINGS = mmap.mmap(-1, 1 << 16)
+"""A byte for each hash of a warning, set by the first child that shows it: all forks share this memory."""
 
 
 def fork_process() -> int:
@@ -59,6 +64,7 @@ def fork_task(write: Callable[[int], None], nice: int) -> tuple[int, int]:
 def settle_in(parent: int, nice: int) -> None:
     """In a process just forked by `parent`: be in reach of a kill, die with the parent, yield to it by `nice`."""
     gc.disable()
+    _show_warnings_once()
     os.setpgid(0, 0)  # so that a kill reaches ptxas as well
     signal.set_wakeup_fd(-1)  # an event loop of the parent's is not to wake up for a signal here
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -69,6 +75,25 @@ def settle_in(parent: int, nice: int) -> None:
     if nice:
         with contextlib.suppress(OSError):
             os.nice(nice)
+
+
+def _show_warnings_once() -> None:
+    """Have this child show no warning that another has shown: each compiles a config of the same kernel."""
+    show = warnings.showwarning
+    if getattr(show, "once_among_children", False):  # forked by one that has settled in
+        return
+
+    def show_first(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **named: Any
+    ) -> None:
+        said = f"{filename}:{lineno}: {category.__name__}: {message}".encode(errors="replace")
+        slot = zlib.crc32(said) % len(_SHOWN_WARNINGS)
+        if not _SHOWN_WARNINGS[slot]:
+            _SHOWN_WARNINGS[slot] = 1
+            show(message, category, filename, lineno, *rest, **named)
+
+    show_first.once_among_children = True  # type: ignore[attr-defined]
+    warnings.showwarning = show_first
 
 
 def kill_group(pid: int) -> None:
