@@ -37,7 +37,7 @@ _MAX_SHOWN_SKIPS = 5
 def advise(options: argparse.Namespace, output: Output) -> int:
     """Ask for advice, take it from files, list or remove it; 1 if one was refused or there was nothing to ask about."""
     named = {
-        "KERNEL.py:FN": options.what is not None,
+        "KERNEL": options.what is not None,
         "--stored": options.stored,
         "--library": options.library is not None,
         "--from": bool(options.sources),

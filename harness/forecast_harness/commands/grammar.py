@@ -9,6 +9,7 @@ from forecast_autotune.commands.registry import Commands, store_option
 
 CODE_PATHS = ("auto", "machine-code", "host-code")
 """How Triton sources come to the clock."""
+KERNEL_HELP = "a kernel: KERNEL.py:FN, or package.module:FN of an installed package"
 CASES = IntegerRange(1, 100_000)
 
 
@@ -49,11 +50,11 @@ def variants(commands: Commands) -> None:
         "variants",
         "forecast_harness.commands.variants:variants",
         "make other sources of a kernel, and verify them in a sandbox against it",
-        usage="forecast-autotune variants [options] (KERNEL.py:FN | list | show NAME)",
+        usage="forecast-autotune variants [options] (KERNEL | list | show NAME)",
         epilog="A verified variant is a candidate where variants= or FORECAST_AUTOTUNE_VARIANTS=store asks "
         "for it. Without --mechanical, --from and --llm, what the store holds of the kernel is verified.",
     )
-    parser.add_argument("what", metavar="KERNEL.py:FN", help="a kernel in a file, or `list`, or `show`")
+    parser.add_argument("what", metavar="KERNEL", help=f"{KERNEL_HELP}; or `list`, or `show`")
     parser.add_argument("name", nargs="?", metavar="NAME", help="with show: a variant's name, or its start")
     parser.add_argument("--mechanical", action="store_true", help="by rewrites that need no model")
     parser.add_argument(
@@ -92,10 +93,10 @@ def advise(commands: Commands) -> None:
         "advise",
         "forecast_harness.commands.advise:advise",
         "have a language model write down, once per kernel source, what its time depends on",
-        usage="forecast-autotune advise [options] (KERNEL.py:FN | --stored | --library PKG | --list | --clear)",
+        usage="forecast-autotune advise [options] (KERNEL | --stored | --library PKG | --list | --clear)",
         epilog="Advice is kept in the store by source, and followed as far as measurements bear it out.",
     )
-    parser.add_argument("what", nargs="?", metavar="KERNEL.py:FN", help="a kernel in a file")
+    parser.add_argument("what", nargs="?", metavar="KERNEL", help=KERNEL_HELP)
     parser.add_argument("--stored", action="store_true", help="every kernel that the store holds")
     parser.add_argument(
         "--library",

@@ -21,6 +21,7 @@ from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
 from forecast_harness.commands.code_path import early_compile_workers, open_machine_code
+from forecast_harness.variants.kernel_file import KERNEL_PLACE
 
 if TYPE_CHECKING:
     from forecast_harness.machine_code.compile_workers import CompileWorkers
@@ -97,8 +98,8 @@ def _check_models(options: argparse.Namespace) -> None:
 
 
 def _folder_name(target: str) -> str:
-    """`search-swiglu` for a pack's name or folder, `search-fn` for `FILE.py:fn`."""
-    last = target.rpartition(":")[2] if ".py:" in target else Path(target).stem
+    """`search-swiglu` for a pack's name or folder, `search-fn` for `FILE.py:fn` and `package.module:fn`."""
+    last = found["name"] if (found := KERNEL_PLACE.match(target)) else Path(target).stem
     return "search-" + (re.sub(r"[^\w.-]+", "-", last).strip("-.") or "target")
 
 

@@ -30,7 +30,8 @@ def search(commands: Commands) -> None:
         "target",
         nargs="?",
         metavar="PACK_OR_KERNEL",
-        help="a shipped pack, a pack's folder, a KernelBench file, or KERNEL.py:FN (needs a GPU)",
+        help="a shipped pack, a pack's folder, a KernelBench file; or KERNEL.py:FN or package.module:FN, a Triton "
+        "kernel (needs a GPU)",
     )
     _method_options(parser)
     _budget_options(parser)

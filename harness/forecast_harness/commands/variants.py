@@ -40,9 +40,7 @@ def variants(options: argparse.Namespace, output: Output) -> int:
     if options.what == "show":
         return _show(options, output)
     if options.name is not None:
-        raise UsageError(
-            f"{options.name} is one word too many: `variants KERNEL.py:FN`, or `variants show NAME`"
-        )
+        raise UsageError(f"{options.name} is one word too many: `variants KERNEL`, or `variants show NAME`")
     return _make(options, output)
 
 

@@ -27,8 +27,8 @@ from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.timing import device as devices
 from forecast_harness.variants.base_kernel import BaseKernel
+from forecast_harness.variants.kernel_file import KERNEL_PLACE
 
-_KERNEL_SPEC = re.compile(r"^(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)$")
 NO_KERNELS_ON_CPU = (
     "a Triton kernel can only be searched on a CUDA device: on the CPU it is interpreted, which shows "
     "whether it is right and says nothing about how fast it is. Search a pack with torch solutions on the "
@@ -40,8 +40,9 @@ _FILE_HEADER = re.compile(r"^# --- file: (\w+)$", re.MULTILINE)
 def open_target(text: str, *, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
     """The target that `text` names and the nodes to start from, the first of which is the yardstick.
 
-    `text`: a shipped pack, a folder of one, a KernelBench file or a GPU MODE folder; or `FILE.py:KERNEL`, a
-    Triton kernel whose calls are known (`inputs` or `CASES` in its file, or problems in the store).
+    `text`: a shipped pack, a folder of one, a KernelBench file or a GPU MODE folder; or `FILE.py:KERNEL` or
+    `package.module:KERNEL`, a Triton kernel whose calls are known (`inputs` or `CASES` in its file, or problems in
+    the store).
     `device`: `cpu` or `cuda`. A pack starts from its own solutions: in torch on a CPU, in Triton on a device,
     where it has such.
 
@@ -50,8 +51,8 @@ def open_target(text: str, *, device: str) -> tuple[SearchTarget, tuple[Node, ..
     """
     if device not in ("cpu", "cuda"):
         raise SettingsError(f"device must be cpu or cuda, not {device!r}")
-    if found := _KERNEL_SPEC.match(text):
-        return _kernel_target(found["file"], found["name"], device)
+    if KERNEL_PLACE.match(text):
+        return _kernel_target(text, device)
     return _pack_target(load_pack(text), device)
 
 
@@ -147,20 +148,20 @@ def _seed(target: SearchTarget, source: str, language: str, name: str) -> Node:
     return Node(node_identity(target.id, language, source), source, language, (), made, arm="seed")
 
 
-def _kernel_target(file: str, name: str, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
+def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
     if device == "cpu":
-        raise SettingsError(f"{file}:{name}: {NO_KERNELS_ON_CPU}")
+        raise SettingsError(f"{text}: {NO_KERNELS_ON_CPU}")
     # Imports the user's file, which needs triton and runs the user's own code.
     from forecast_harness.variants.user_kernel import UserKernel as Called
 
-    called, store = Called.of(f"{file}:{name}"), Store.default()
+    called, store = Called.of(text), Store.default()
     subjects = called.subjects(store)
     calls = [s.calls[0] for s in subjects if s.calls]
     words = statement.kernel_statement(called.kernel.name, called.text, calls, called.configs)
     payload = {
         "subjects": [s.to_json() for s in subjects],
         "file": str(called.path.absolute()),
-        "name": name,
+        "name": called.name,
         "source_sha256": called.kernel.source_sha256,
         "device": _cuda_device().to_json(),
     }

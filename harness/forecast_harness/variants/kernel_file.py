@@ -1,15 +1,43 @@
-"""`KERNEL.py:FN`: a kernel of the user's own, imported as its own programs would import it."""
+"""`KERNEL.py:FN` or `package.module:FN`: a kernel, imported as the programs that use it would import it."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from forecast_autotune.errors import SettingsError
+
+KERNEL_PLACE = re.compile(
+    r"^(?P<where>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)$", re.DOTALL
+)
+"""A file or an importable module, and the name of a kernel in it."""
+
+
+def import_place(where: str) -> tuple[ModuleType, Path]:
+    """Import what stands before the colon of a `KERNEL_PLACE`; the module and its file.
+
+    Raises `SettingsError` for what is no Python file and no module, and whatever the code raises.
+    """
+    if where.endswith(".py"):
+        return import_file(Path(where)), Path(where)
+    try:
+        module = importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+            raise  # a module that this one needs
+        raise SettingsError(
+            f"no module {where!r} can be imported (there is no {error.name!r}): give package.module:FN of an "
+            "installed package, or KERNEL.py:FN"
+        ) from error
+    file = Path(getattr(module, "__file__", None) or "")
+    if file.suffix != ".py":
+        raise SettingsError(f"{where} has no Python source: its file is {str(file) or 'not told'}")
+    return module, file
 
 
 def import_file(path: Path) -> ModuleType:

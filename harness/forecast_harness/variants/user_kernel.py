@@ -1,4 +1,4 @@
-"""`KERNEL.py:FN` for the `variants` commands: the kernel, its text, and the calls that variants must survive.
+"""The kernel that a command names: its text, and the calls that variants must survive.
 
 How a kernel is called is learnt from the first of these that there is: a function `inputs(random)` in its
 file; `CASE` or `CASES` there, as `forecast_harness.packs.pack_from_case` describes them; problems in the store,
@@ -20,7 +20,7 @@ from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Argument, Config, Kernel, Problem
 from forecast_autotune.store import Store
 from forecast_harness.variants.grids import GridSample, grid_samples
-from forecast_harness.variants.kernel_file import find_kernel, import_file
+from forecast_harness.variants.kernel_file import KERNEL_PLACE, find_kernel, import_place
 
 if TYPE_CHECKING:
     from forecast_harness.variants.base_kernel import BaseKernel
@@ -46,23 +46,27 @@ class UserKernel:
 
     @classmethod
     def of(cls, what: str) -> UserKernel:
-        """Import `KERNEL.py:FN`. Raises `UsageError` for anything else, and `CommandError` for a file that fails.
+        """Import `KERNEL.py:FN` or `package.module:FN`.
 
-        A package that the file needs and that is not installed is an `ImportError`.
+        Raises `UsageError` for anything else, and `CommandError` for a file that fails. A package that the file
+        needs and that is not installed is an `ImportError`.
         """
-        path, colon, name = what.rpartition(":")
-        if not colon or not name.isidentifier() or not path.endswith(".py"):
-            raise UsageError(f"{what} is no KERNEL.py:FN: name a Python file and a kernel in it")
+        found = KERNEL_PLACE.match(what)
+        if not found:
+            raise UsageError(
+                f"{what} is no KERNEL.py:FN or package.module:FN: name a Python file or a module, and a kernel in it"
+            )
+        where, name = found["where"], found["name"]
         try:
-            module = import_file(Path(path))
+            module, path = import_place(where)
         except (Exception, SystemExit) as error:
             if isinstance(error, SettingsError) or (
                 isinstance(error, ImportError) and missing_package_text(error)
             ):
                 raise
             what = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise CommandError(f"{path} cannot be imported: {what}") from error
-        return cls.of_function(Path(path), module, name, find_kernel(module, name))
+            raise CommandError(f"{where} cannot be imported: {what}") from error
+        return cls.of_function(path, module, name, find_kernel(module, name))
 
     @classmethod
     def of_function(

@@ -68,6 +68,7 @@ def refused(capture: Capture, *arguments: str) -> str:
         (("swiglu", "--device", "cpu", "--surrogate", "gpt"), "no forecaster is called 'gpt'"),
         (("swiglow", "--device", "cpu"), "nor a KernelBench file"),
         (("kernel.py:fn", "--device", "cpu"), "interpreted"),
+        (("package.module:fn", "--device", "cpu"), "package.module:fn: a Triton kernel can only be searched"),
         (("--show", "nowhere"), "there is no log.jsonl"),
         (("swiglu", "--resume"), "leave out --resume"),
     ],

@@ -1,0 +1,86 @@
+"""How a command names a kernel: a file and a function, or an installed module and a function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from forecast_autotune.commands.output import UsageError
+from forecast_autotune.errors import SettingsError
+from forecast_harness.variants.kernel_file import KERNEL_PLACE, import_place
+from forecast_harness.variants.user_kernel import UserKernel
+
+OPS = """import triton
+import triton.language as tl
+
+from .helpers import scaled
+
+
+@triton.autotune([triton.Config({"BLOCK": b}) for b in (64, 128)], key=["n"])
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, scaled(tl.load(x + i, mask=i < n)), mask=i < n)
+"""
+HELPERS = """import triton
+
+
+@triton.jit
+def scaled(value):
+    return value * 2
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of an importable package whose `ops` has a kernel; another name for every test."""
+    name = f"library_{tmp_path.name.replace('-', '_')}"
+    folder = tmp_path / name
+    folder.mkdir()
+    for file, text in (
+        ("__init__", ""),
+        ("ops", OPS),
+        ("helpers", HELPERS),
+        ("broken", "import gone_for_good"),
+    ):
+        (folder / f"{file}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_a_kernel_of_an_installed_package_is_that_of_its_file(package: str, tmp_path: Path) -> None:
+    named = UserKernel.of(f"{package}.ops:double")
+    assert named.path == tmp_path / package / "ops.py"
+    assert named.name == "double"
+    assert [dict(c.kwargs) for c in named.configs] == [{"BLOCK": 64}, {"BLOCK": 128}]
+    assert "def scaled" in named.text, "helpers of other modules are in its self-contained module"
+    by_file = UserKernel.of(f"{named.path}:double")
+    assert (by_file.text, by_file.kernel) == (named.text, named.kernel)
+
+
+@pytest.mark.parametrize(
+    "what", ["nothing", "a/b:fn", "kernel.py:", ":fn", "a..b:fn", "a.b:f n"]
+)
+def test_what_names_no_kernel_is_wrong_usage(what: str) -> None:
+    assert not KERNEL_PLACE.match(what)
+    with pytest.raises(UsageError, match=r"KERNEL\.py:FN or package\.module:FN"):
+        UserKernel.of(what)
+
+
+@pytest.mark.parametrize("where", ["{}.gone", "no_such_package_anywhere", "no_such_package_anywhere.ops"])
+def test_a_module_that_is_not_there_is_named(package: str, where: str) -> None:
+    with pytest.raises(SettingsError, match="can be imported"):
+        import_place(where.format(package))
+
+
+def test_a_package_that_the_module_needs_is_not_mistaken_for_it(package: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match="gone_for_good"):
+        import_place(f"{package}.broken")
+
+
+def test_a_module_without_a_python_source_is_refused() -> None:
+    with pytest.raises(SettingsError, match="no Python source"):
+        import_place("math")
