@@ -33,9 +33,9 @@ from forecast_harness.packs import Language, Pack, Solution, builtin_names, load
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.timing import device
 from forecast_harness.timing.plausibility import HOST_PEAKS, DevicePeaks
-from forecast_harness.variants import verify as variants
-from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.user_kernel import UserKernel
+from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.kernels.user_kernel import UserKernel
+from forecast_harness.variants.verification import verify as variants
 from forecast_harness.verify import corpus
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import VERIFICATION_LIMITS, verify

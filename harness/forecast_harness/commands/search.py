@@ -21,7 +21,7 @@ from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
 from forecast_harness.commands.code_path import early_compile_workers, open_machine_code
-from forecast_harness.variants.kernel_file import KERNEL_PLACE
+from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE
 
 if TYPE_CHECKING:
     from forecast_harness.machine_code.compile_workers import CompileWorkers

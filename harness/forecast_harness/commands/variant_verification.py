@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.variants import Check, Variant
 from forecast_harness.commands.count_line import CountLine
-from forecast_harness.variants.verify import VariantVerification, refused_variant, survey, verify_variant
+from forecast_harness.variants.verification.verify import (
+    VariantVerification,
+    refused_variant,
+    survey,
+    verify_variant,
+)
 
 if TYPE_CHECKING:
     from forecast_harness.machine_code.variant_gate import VariantGate
     from forecast_harness.sandbox.api import SandboxLane
-    from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
-    from forecast_harness.variants.verification_lanes import VerificationLanes
+    from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+    from forecast_harness.variants.verification.lanes import VerificationLanes
     from forecast_harness.verify.plan import VerificationPlan
 
 _ROUNDS_WITHOUT_GATE = 2

@@ -24,11 +24,11 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.judgement import SourceJudgement, read_judgements, source_digest
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.commands.judge import build_plan, open_lane
-from forecast_harness.variants.user_kernel import UserKernel, is_covered
+from forecast_harness.variants.kernels.user_kernel import UserKernel, is_covered
 
 if TYPE_CHECKING:
-    from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
-    from forecast_harness.variants.verify import VariantVerification
+    from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+    from forecast_harness.variants.verification.verify import VariantVerification
 
 _COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
 
@@ -171,8 +171,8 @@ def _verify_variants(
 ) -> list[tuple[Variant, VariantVerification]]:
     """Verify for every kind of call that is known, what has no check on this device yet."""
     from forecast_harness.commands.variant_verification import VariantWork
-    from forecast_harness.variants.verification_lanes import VerificationLanes, lane_count
-    from forecast_harness.variants.verify import VARIANT_PLAN
+    from forecast_harness.variants.verification.lanes import VerificationLanes, lane_count
+    from forecast_harness.variants.verification.verify import VARIANT_PLAN
 
     subjects = target.subjects(store)
     plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)

@@ -27,7 +27,7 @@ from forecast_harness.search.judging.timed_calls import TimedCall
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import configs_for, decided_config, subjects_of
 from forecast_harness.timing.plausibility import impossible_time
-from forecast_harness.variants.base_kernel import BaseKernel
+from forecast_harness.variants.kernels.base_kernel import BaseKernel
 from forecast_harness.verify.plan import VerificationPlan
 
 _MOST_INPUT_BYTES = 4 << 30

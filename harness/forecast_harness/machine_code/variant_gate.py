@@ -25,7 +25,7 @@ from forecast_harness.machine_code.runner.process import RunnerLost
 from forecast_harness.machine_code.trials import SourceBuilder, first_violation
 from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
-from forecast_harness.variants.base_kernel import BaseKernel
+from forecast_harness.variants.kernels.base_kernel import BaseKernel
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import Reason, ReasonCode
 

@@ -26,8 +26,8 @@ from forecast_harness.search import statement
 from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.timing import device as devices
-from forecast_harness.variants.base_kernel import BaseKernel
-from forecast_harness.variants.kernel_file import KERNEL_PLACE
+from forecast_harness.variants.kernels.base_kernel import BaseKernel
+from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE
 
 NO_KERNELS_ON_CPU = (
     "a Triton kernel can only be searched on a CUDA device: on the CPU it is interpreted, which shows "
@@ -152,7 +152,7 @@ def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ..
     if device == "cpu":
         raise SettingsError(f"{text}: {NO_KERNELS_ON_CPU}")
     # Imports the user's file, which needs triton and runs the user's own code.
-    from forecast_harness.variants.user_kernel import UserKernel as Called
+    from forecast_harness.variants.kernels.user_kernel import UserKernel as Called
 
     called, store = Called.of(text), Store.default()
     subjects = called.subjects(store)

@@ -1,6 +1,5 @@
-"""Is another source of a kernel right? Answered in a sandbox, with the kernel itself as the reference.
+"""Other sources of a kernel: what they are compared with, how they are written, and whether they are right.
 
-`verify.survey` finds out what may be asked of the base kernel: which tensors it writes, which sizes may
-change.
-`verify.verify` runs a variant beside it on drawn arguments and says for which calls it may stand in.
+`kernels`: the kernel that a command names, and how it is called.
+`verification`: runs another source beside it in a sandbox, with the kernel itself as the reference.
 """

@@ -12,8 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from forecast_harness.variants.compile_ahead import call_without_values, compile_calls, compile_side_by_side
-from forecast_harness.variants.launch_file import VARIANT_FILE, launcher_files
+from forecast_harness.variants.verification.compile_ahead import (
+    call_without_values,
+    compile_calls,
+    compile_side_by_side,
+)
+from forecast_harness.variants.verification.launch_file import VARIANT_FILE, launcher_files
 from forecast_harness.verify.launches.process_watch import (
     note_answer,
     note_question,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from forecast_autotune.records import Config
-from forecast_harness.variants.config_choice import MOST_CONFIGS, configs_to_launch
+from forecast_harness.variants.verification.config_choice import MOST_CONFIGS, configs_to_launch
 
 GRID = [
     Config(kwargs=(("BLOCK", block), ("ROWS", rows)), num_warps=warps, num_stages=stages)

@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 
 from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import SettingsError
-from forecast_harness.variants.kernel_file import KERNEL_PLACE, import_place
-from forecast_harness.variants.user_kernel import UserKernel
+from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE, import_place
+from forecast_harness.variants.kernels.user_kernel import UserKernel
 
 OPS = """import triton
 import triton.language as tl
@@ -61,9 +61,7 @@ def test_a_kernel_of_an_installed_package_is_that_of_its_file(package: str, tmp_
     assert (by_file.text, by_file.kernel) == (named.text, named.kernel)
 
 
-@pytest.mark.parametrize(
-    "what", ["nothing", "a/b:fn", "kernel.py:", ":fn", "a..b:fn", "a.b:f n"]
-)
+@pytest.mark.parametrize("what", ["nothing", "a/b:fn", "kernel.py:", ":fn", "a..b:fn", "a.b:f n"])
 def test_what_names_no_kernel_is_wrong_usage(what: str) -> None:
     assert not KERNEL_PLACE.match(what)
     with pytest.raises(UsageError, match=r"KERNEL\.py:FN or package\.module:FN"):

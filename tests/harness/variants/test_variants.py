@@ -18,9 +18,14 @@ from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
 from forecast_autotune.variants import Variant, admitted, covers
 from forecast_autotune.variants.signature import INTERPRETER, written
 from forecast_harness.sandbox.api import SandboxLane
-from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.call_sampling import RecordedCalls
-from forecast_harness.variants.verify import VARIANT_LIMITS, VariantVerification, survey, verify_variant
+from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.verification.call_sampling import RecordedCalls
+from forecast_harness.variants.verification.verify import (
+    VARIANT_LIMITS,
+    VariantVerification,
+    survey,
+    verify_variant,
+)
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import Judgement, ReasonCode
 from tests.harness.variant_kernels import (
@@ -335,7 +340,7 @@ def test_a_base_that_rounds_by_itself_allows_one_step() -> None:
     """Its wider run is rounded, too, so only elements that differ by a whole step show."""
     import torch
 
-    from forecast_harness.variants.tolerance import expected_output
+    from forecast_harness.variants.verification.tolerance import expected_output
     from forecast_harness.verify.tolerance import mismatch
 
     exact = torch.randn(200, 500, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -33,8 +33,8 @@ from forecast_harness.search.records import FullVerification, Node, NodeResult, 
 from forecast_harness.search.targets import configs_for, decided_config, subjects_of
 from forecast_harness.timing.device import DeviceBusy, exclusive
 from forecast_harness.timing.paired_clock import INCUMBENT
-from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.verify import (
+from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.verification.verify import (
     VARIANT_LIMITS,
     VARIANT_PLAN,
     VariantVerification,

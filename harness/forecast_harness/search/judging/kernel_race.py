@@ -16,7 +16,7 @@ from forecast_harness.search.judging.halving import HalvingRace
 from forecast_harness.search.judging.race_rules import RaceRules, drift_corrected_seconds
 from forecast_harness.search.judging.timed_calls import TimedCall
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
-from forecast_harness.variants.base_kernel import BaseKernel
+from forecast_harness.variants.kernels.base_kernel import BaseKernel
 from forecast_harness.verify.launches.answers import read_error, read_times
 from forecast_harness.verify.timing_job import ContestantRejected
 from forecast_harness.verify.verdict import Reason, ReasonCode

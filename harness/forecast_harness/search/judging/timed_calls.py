@@ -18,15 +18,15 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.signature import memory_span, places
 from forecast_harness.sandbox.api import TensorBytes
 from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
-from forecast_harness.variants.base_kernel import BaseKernel
-from forecast_harness.variants.call_sampling import (
+from forecast_harness.variants.kernels.base_kernel import BaseKernel
+from forecast_harness.variants.kernels.grids import fit_grid
+from forecast_harness.variants.verification.call_sampling import (
     DrawnCall,
     GridFunction,
     UserCalls,
     heuristics_of,
     with_heuristics,
 )
-from forecast_harness.variants.grids import fit_grid
 
 _INPUT_SEED = 20
 """Of the one call of a user's `inputs` that is timed: every candidate gets the same."""

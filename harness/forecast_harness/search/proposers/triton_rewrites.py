@@ -23,7 +23,7 @@ from forecast_harness.rewrites.torch.registry import RewrittenSource
 from forecast_harness.rewrites.torch.source_code import ParsedSource
 from forecast_harness.rewrites.triton import variants_of
 from forecast_harness.rewrites.triton.analysis.source_unit import MAX_EDITS
-from forecast_harness.variants.base_kernel import BaseKernel
+from forecast_harness.variants.kernels.base_kernel import BaseKernel
 
 MAX_VARIANTS = 96
 """Most variants of one kernel."""

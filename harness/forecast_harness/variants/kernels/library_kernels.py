@@ -14,7 +14,7 @@ from typing import Any
 
 from forecast_autotune import frameworks
 from forecast_autotune.commands.output import UsageError
-from forecast_harness.variants.user_kernel import UserKernel
+from forecast_harness.variants.kernels.user_kernel import UserKernel
 
 
 @dataclass

@@ -16,13 +16,13 @@ from forecast_autotune.records import Config
 from forecast_harness.packs.schema import Definition, Language, Pack, Workload
 from forecast_harness.packs.specs import TensorSpec
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault, JobContext, SandboxError
-from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.base_runner import BaseKernelRunner
-from forecast_harness.variants.call_sampling import CALL_REGIMES
-from forecast_harness.variants.compile_ahead import CELL_ENTRY, call_without_values
-from forecast_harness.variants.kernel_survey import survey_kernel
-from forecast_harness.variants.launch_file import VARIANT_FILE
-from forecast_harness.variants.problem import VariantProblem
+from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.verification.base_runner import BaseKernelRunner
+from forecast_harness.variants.verification.call_sampling import CALL_REGIMES
+from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY, call_without_values
+from forecast_harness.variants.verification.kernel_survey import survey_kernel
+from forecast_harness.variants.verification.launch_file import VARIANT_FILE
+from forecast_harness.variants.verification.problem import VariantProblem
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.problem import LaunchCase

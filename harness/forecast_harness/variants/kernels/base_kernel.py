@@ -10,8 +10,8 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import LARGEST_INTEGER, read_integer
-from forecast_harness.variants.grids import GridSample
-from forecast_harness.variants.sizes import CallSizes
+from forecast_harness.variants.kernels.grids import GridSample
+from forecast_harness.variants.kernels.sizes import CallSizes
 
 
 def _read_launches(listed: Sequence[Any]) -> tuple[GridSample, ...]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from forecast_harness.sandbox.api import SandboxError, SandboxLane
-from forecast_harness.variants.verification_lanes import VerificationLanes, lane_count
+from forecast_harness.variants.verification.lanes import VerificationLanes, lane_count
 
 
 class Lane:

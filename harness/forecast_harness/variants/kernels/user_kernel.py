@@ -19,11 +19,11 @@ from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Argument, Config, Kernel, Problem
 from forecast_autotune.store import Store
-from forecast_harness.variants.grids import GridSample, grid_samples
-from forecast_harness.variants.kernel_file import KERNEL_PLACE, find_kernel, import_place
+from forecast_harness.variants.kernels.grids import GridSample, grid_samples
+from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE, find_kernel, import_place
 
 if TYPE_CHECKING:
-    from forecast_harness.variants.base_kernel import BaseKernel
+    from forecast_harness.variants.kernels.base_kernel import BaseKernel
 
 _MAX_CONFIGS = 48
 """Configs of a case that its grid function is asked about."""
@@ -98,7 +98,7 @@ class UserKernel:
         `device` is a substring of the device whose recorded problems count. Raises `CommandError` where it is not
         known how the kernel is called, with what would help.
         """
-        from forecast_harness.variants.base_kernel import BaseKernel
+        from forecast_harness.variants.kernels.base_kernel import BaseKernel
 
         heuristic = _has_heuristics(self.fn)
         made = BaseKernel(
@@ -181,7 +181,7 @@ def _grid_samples(
     arguments: Sequence[Argument], grid: Any, named: Mapping[str, Any], configs: Sequence[Config]
 ) -> Iterator[GridSample]:
     from forecast_autotune.variants.entry import known
-    from forecast_harness.variants.grids import sizes_of
+    from forecast_harness.variants.kernels.grids import sizes_of
 
     constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
     for config in configs:

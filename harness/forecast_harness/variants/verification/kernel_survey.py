@@ -12,15 +12,16 @@ import torch
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
 from forecast_autotune.variants.signature import in_size_class, signature_of
-from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.base_runner import (
+from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.kernels.sizes import CallSizes, SizeClass
+from forecast_harness.variants.verification.base_runner import (
     BaseKernelError,
     BaseKernelRun,
     BaseKernelRunner,
     TensorMemory,
     gap_mask,
 )
-from forecast_harness.variants.call_sampling import (
+from forecast_harness.variants.verification.call_sampling import (
     CallSource,
     DrawnCall,
     RecordedCalls,
@@ -29,8 +30,7 @@ from forecast_harness.variants.call_sampling import (
     unset_like,
     with_heuristics,
 )
-from forecast_harness.variants.sizes import CallSizes, SizeClass
-from forecast_harness.variants.tolerance import results_agree
+from forecast_harness.variants.verification.tolerance import results_agree
 
 _CONFIGS_TRIED = 3
 _CONFIG_TRIAL_DRAWS = 4

@@ -16,8 +16,8 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.advice_samples import stored_samples, tables_of_source
 from forecast_autotune.variants.entry import known
-from forecast_harness.variants.grids import fit_grid
-from forecast_harness.variants.user_kernel import UserKernel
+from forecast_harness.variants.kernels.grids import fit_grid
+from forecast_harness.variants.kernels.user_kernel import UserKernel
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from forecast_autotune.records import Config
 from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import Contract, read_contract
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
-from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.config_choice import configs_to_launch
-from forecast_harness.variants.launch_file import launcher_files
+from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.verification.config_choice import configs_to_launch
+from forecast_harness.variants.verification.launch_file import launcher_files
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash, reason_of_result
 from forecast_harness.verify.screen import static_hints
@@ -26,7 +26,7 @@ from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, Solut
 
 VARIANT_PLAN = VerificationPlan(cases=12, timed=0)
 VARIANT_LIMITS = ResourceLimits(wall_s=900.0, cpu_s=900.0, trusted_s=900.0, memory_bytes=8 << 30)
-_JOB_MODULE = "forecast_harness.variants.jobs"
+_JOB_MODULE = "forecast_harness.variants.verification.jobs"
 
 
 @dataclass(frozen=True)

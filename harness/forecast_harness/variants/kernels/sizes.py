@@ -3,7 +3,7 @@
 A recorded call says `M = 4096` and that a tensor has 4096 rows; that both are one size is inferred from
 their being equal in every recorded call of the form. What cannot be explained stays as it was recorded.
 Inference may be wrong, so whoever draws has to try whether the base kernel accepts what was drawn
-(`forecast_harness.variants`), and freezes what it does not.
+(`forecast_harness.variants.verification`), and freezes what it does not.
 """
 
 from __future__ import annotations

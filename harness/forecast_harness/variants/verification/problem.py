@@ -12,8 +12,8 @@ import torch
 
 from forecast_autotune.records import Argument, Config
 from forecast_harness.sandbox.api import SandboxError
-from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.base_runner import (
+from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.verification.base_runner import (
     BaseKernelError,
     BaseKernelRun,
     BaseKernelRunner,
@@ -22,7 +22,7 @@ from forecast_harness.variants.base_runner import (
     gap_mask,
     tensor_view,
 )
-from forecast_harness.variants.call_sampling import (
+from forecast_harness.variants.verification.call_sampling import (
     HUGE_REGIME,
     DrawnCall,
     UserCalls,
@@ -30,13 +30,13 @@ from forecast_harness.variants.call_sampling import (
     unset_like,
     with_heuristics,
 )
-from forecast_harness.variants.kernel_survey import (
+from forecast_harness.variants.verification.kernel_survey import (
     call_source,
     launch_base,
     surroundings_dependence,
     tensor_argument,
 )
-from forecast_harness.variants.tolerance import expected_output, is_same_calculation, widened
+from forecast_harness.variants.verification.tolerance import expected_output, is_same_calculation, widened
 from forecast_harness.verify.problems.problem import (
     OUTSIDE_DOMAIN,
     CheckFinding,

@@ -17,11 +17,11 @@ from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Argument, Config, Scalar
 from forecast_autotune.variants.entry import grid_extent
 from forecast_autotune.variants.signature import memory_span, places, stride_structure
-from forecast_harness.variants.base_kernel import BaseKernel
-from forecast_harness.variants.base_runner import TensorMemory, gap_mask, tensor_view
-from forecast_harness.variants.grids import GridFormula, GridFormulaSwitch, fit_grid
-from forecast_harness.variants.kernel_file import find_kernel, import_file
-from forecast_harness.variants.sizes import CallSizes, largest_tensor
+from forecast_harness.variants.kernels.base_kernel import BaseKernel
+from forecast_harness.variants.kernels.grids import GridFormula, GridFormulaSwitch, fit_grid
+from forecast_harness.variants.kernels.kernel_file import find_kernel, import_file
+from forecast_harness.variants.kernels.sizes import CallSizes, largest_tensor
+from forecast_harness.variants.verification.base_runner import TensorMemory, gap_mask, tensor_view
 from forecast_harness.verify.problems.input_values import draw
 
 HUGE_REGIME = "huge"

@@ -18,7 +18,7 @@ from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, TensorBytes
 from forecast_harness.timing.device import EVENTS_PROTOCOL
-from forecast_harness.variants.launch_file import BASE_FILE
+from forecast_harness.variants.verification.launch_file import BASE_FILE
 from forecast_harness.verify.launches.answers import check_answer
 from forecast_harness.verify.launches.arena import build_arena, changed_bytes
 from forecast_harness.verify.launches.launcher import CELL_ENTRIES
