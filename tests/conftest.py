@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -29,6 +30,10 @@ settings.load_profile("whole")
 # gets in the way, of this process and, where the machine is busy, of others. Children inherit it.
 for _name in ("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"):
     os.environ.setdefault(_name, "1")
+
+# Set in many containers: each of some thousand processes would compile every module of ours anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So it is behind `nohup ... &`, and children would inherit it: tests of Ctrl-C need it to work.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,26 +24,18 @@ def cluster_bootstrap(
     `clusters` [n] names the cluster (the kernel) of each row. Resamples on which the statistic is NaN
     are left out. The same seed gives the same resamples, whatever the statistic.
     """
-    n = len(clusters)
-    members = _rows_by_cluster(clusters)
+    n, count = len(clusters), len(set(clusters))
     value = statistic(np.arange(n)) if n else math.nan
-    if len(members) < 2:
-        return BootstrapInterval(value, math.nan, math.nan, n, len(members))
-    generator = np.random.default_rng(seed)
-    found = np.array(
-        [
-            statistic(
-                np.concatenate([members[i] for i in generator.integers(len(members), size=len(members))])
-            )
-            for _ in range(draws)
-        ]
-    )
+    if count < 2:
+        return BootstrapInterval(value, math.nan, math.nan, n, count)
+    different, which = _resamples(tuple(clusters), draws, seed)
+    found = np.array([statistic(rows) for rows in different])[which]
     found = found[~np.isnan(found)]
     if not len(found):
-        return BootstrapInterval(value, math.nan, math.nan, n, len(members))
+        return BootstrapInterval(value, math.nan, math.nan, n, count)
     # Draws, not values between them: a count that was never reached is infinite.
     low, high = np.quantile(found, (0.025, 0.975), method="inverted_cdf")
-    return BootstrapInterval(value, float(low), float(high), n, len(members))
+    return BootstrapInterval(value, float(low), float(high), n, count)
 
 
 def paired_bootstrap(
@@ -69,6 +62,17 @@ def paired_bootstrap(
     )
 
 
-def _rows_by_cluster(clusters: Sequence[str]) -> list[RowIndices]:
+@lru_cache(maxsize=4)
+def _resamples(
+    clusters: tuple[str, ...], draws: int, seed: int
+) -> tuple[tuple[RowIndices, ...], RowIndices]:
+    """The different resamples, and which of them each draw is: of two clusters there are four.
+
+    Kept, as all statistics of an evaluation are asked on the same ones.
+    """
     names = np.asarray(clusters, dtype=object)
-    return [np.flatnonzero(names == name) for name in sorted(set(clusters))]
+    members = [np.flatnonzero(names == name) for name in sorted(set(clusters))]
+    generator = np.random.default_rng(seed)
+    chosen = [generator.integers(len(members), size=len(members)) for _ in range(draws)]
+    different, which = np.unique(chosen, axis=0, return_inverse=True)
+    return tuple(np.concatenate([members[i] for i in row]) for row in different), which.reshape(-1)
