@@ -63,9 +63,7 @@ def paired_bootstrap(
 
 
 @lru_cache(maxsize=4)
-def _resamples(
-    clusters: tuple[str, ...], draws: int, seed: int
-) -> tuple[tuple[RowIndices, ...], RowIndices]:
+def _resamples(clusters: tuple[str, ...], draws: int, seed: int) -> tuple[tuple[RowIndices, ...], RowIndices]:
     """The different resamples, and which of them each draw is: of two clusters there are four.
 
     Kept, as all statistics of an evaluation are asked on the same ones.
