@@ -17,12 +17,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.processes.timed_lines import TimedLines
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune.records import Outcome
 from forecast_harness.search.history.log import read_log
@@ -58,16 +58,8 @@ def search_target(target: str, path: str, options: Any, budget: int = 100_000) -
         command += ["--gpu-budget", str(budget), "--k", "8", "--surrogate", options.surrogate]
         command += ["--seed", str(options.seed), "--out", str(folder)]
         command += ["--lanes", str(options.lanes)]
-        began = time.perf_counter()
-        lines: list[tuple[float, str]] = []
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-        def read() -> None:
-            for line in process.stdout or ():
-                lines.append((time.perf_counter() - began, line.rstrip()))
-
-        reader = threading.Thread(target=read)
-        reader.start()
+        printed = TimedLines(process.stdout)
         judged: list[float] = []
         events: list[tuple[float, str]] = []
         faster_s: float | None = None
@@ -75,16 +67,15 @@ def search_target(target: str, path: str, options: Any, budget: int = 100_000) -
         while process.poll() is None:
             time.sleep(_POLL_S)
             kinds = _KIND.findall(log.read_bytes()) if log.exists() else []
-            now = round(time.perf_counter() - began, 1)
+            now = round(printed.seconds, 1)
             events += [(now, kind.decode()) for kind in kinds[len(events) :]]
             if kinds.count(b"finished") > len(judged):
                 state = replay_events(read_log(log))
-                now = time.perf_counter() - began
+                now = printed.seconds
                 judged += [now] * (len(state.judged) - len(judged))
                 if faster_s is None and state.scores.get(state.incumbent, 0.0) < 0:
                     faster_s = now
-        reader.join()
-        spent = time.perf_counter() - began
+        lines, spent = printed.all(), printed.seconds
         ended = replay_events(read_log(log)) if log.exists() else None
     found = told(ended, judged, spent) | {
         "target": Path(target.partition(":")[0]).name if ":" in target else target,

@@ -15,12 +15,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.processes.timed_lines import TimedLines
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 
 _FOLDER = Path(__file__).resolve().parents[1] / "kernels"
@@ -46,20 +45,11 @@ def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as store:
         command = [sys.executable, "-m", "forecast_autotune", "variants", kernel, "--mechanical", "--json"]
         command += ["--n", str(options.n), "--path", path, "--device", options.device, "--store", store]
-        began = time.perf_counter()
-        lines: list[tuple[float, str]] = []
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-        def read() -> None:
-            for line in process.stderr or ():
-                lines.append((time.perf_counter() - began, line.rstrip()))
-
-        reader = threading.Thread(target=read)
-        reader.start()
+        printed = TimedLines(process.stderr)
         said = process.stdout.read() if process.stdout else ""
         process.wait()
-        reader.join()
-        spent = time.perf_counter() - began
+        lines, spent = printed.all(), printed.seconds
     told = json.loads(said) if said.strip() else {"new": [], "verified": []}
     verdicts = Counter(str(v["judgement"]) for v in told["verified"])
     gaps = [b - a for (a, _), (b, _) in itertools.pairwise(lines)]
