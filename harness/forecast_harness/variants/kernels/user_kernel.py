@@ -17,9 +17,15 @@ from forecast_autotune import frameworks
 from forecast_autotune.commands.console.extras import missing_package_text
 from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_autotune.records import Argument, Config, Kernel, Problem
+from forecast_autotune.records import Argument, Config, Kernel, Problem, digest
 from forecast_autotune.store import Store
+from forecast_autotune.store.files import write_atomically
 from forecast_harness.variants.kernels.grids import GridSample, grid_samples
+from forecast_harness.variants.kernels.inductor_output import (
+    is_inductor_output,
+    kernel_names,
+    standalone_file,
+)
 from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE, find_kernel, import_place
 
 if TYPE_CHECKING:
@@ -58,7 +64,7 @@ class UserKernel:
             )
         where, name = found["where"], found["name"]
         try:
-            module, path = import_place(where)
+            module, path = import_place(_own_file(where, name))
         except (Exception, SystemExit) as error:
             if isinstance(error, SettingsError) or (
                 isinstance(error, ImportError) and missing_package_text(error)
@@ -164,6 +170,28 @@ class UserKernel:
             yield replace(
                 made, configs=configs, zeroed=zeroed, calls=(calls[i], *others), launches=tuple(known)
             )
+
+
+def _own_file(where: str, name: str) -> str:
+    """The place, or a file of this kernel alone where it is one of many in an output of torch.compile's.
+
+    Raises `RecordError` where that cannot be made of it, and `SettingsError` for a kernel that it has not.
+    """
+    path = Path(where)
+    if path.suffix != ".py" or not path.is_file():
+        return where
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not is_inductor_output(text):
+        return where
+    if (made := standalone_file(text, name)) is None:
+        raise SettingsError(
+            f"{where} has no kernel {name!r}; it has {', '.join(kernel_names(text)) or 'none'}"
+        )
+    root = Store.default().root
+    assert root is not None, "the default store is a directory's"
+    own = root / "inductor_kernels" / f"inductor_{digest(made)[:16]}.py"
+    write_atomically(own, made.encode())
+    return str(own)
 
 
 def is_covered(subject: BaseKernel, signatures: Sequence[str]) -> bool:

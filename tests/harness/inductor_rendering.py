@@ -1,0 +1,54 @@
+"""What torch.compile writes for a GPU, rendered on a machine without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+H200 = {"multi_processor_count": 132, "cc": 90, "major": 9, "regs_per_multiprocessor": 65536}
+LIMITS = {"max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024, "warp_size": 32}
+
+
+def inductor_output(
+    function: Callable[..., Any], inputs: Sequence[tuple[tuple[int, ...], Any]], patch: pytest.MonkeyPatch
+) -> str:
+    """The file that Inductor would write for this function of CUDA tensors of these sizes and dtypes.
+
+    The function is traced on the CPU, and lowered for tensors that have no memory on a device that is not there.
+    The questions that are asked of the device are answered for an H200. Put together for torch 2.13.
+    """
+    import torch
+    from torch._inductor import scheduler
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.runtime.hints import DeviceProperties
+    from torch._inductor.virtualized import V
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from forecast_integrations.triton.null_device import null_device
+
+    properties = DeviceProperties(type="cuda", index=0, **H200, **LIMITS)
+    told = SimpleNamespace(name="NVIDIA H200", minor=0, gcnArchName="", **H200, **LIMITS)
+    patch.setattr(DeviceProperties, "create", staticmethod(lambda device: properties))
+    patch.setattr(torch.cuda, "get_device_properties", lambda *device: told)
+    patch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    patch.setattr(torch.cuda, "current_device", lambda: 0)
+    patch.setattr(scheduler, "has_triton", lambda *device: True)
+    with null_device():
+        patch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode:
+            given = [torch.zeros(size, dtype=dtype) for size, dtype in inputs]
+            graph = make_fx(function, decomposition_table=select_decomp_table())(*given)
+        device = torch.device("cuda:0")
+        lowered = [FakeTensor(mode, torch.empty(s, dtype=d, device="meta"), device) for s, d in inputs]
+        lowering = GraphLowering(graph, example_inputs=lowered)
+        with V.set_graph_handler(lowering), V.set_fake_mode(mode), DebugContext():
+            lowering.run(*lowered)
+            return str(lowering.codegen()[0].value)
