@@ -156,6 +156,8 @@ def swapped(before: str, after: str) -> Callable[[str], str]:
         (swapped(r"XBLOCK : tl\.constexpr", "XBLOCK : tl.constexpr, RSPLIT : tl.constexpr"), "RSPLIT"),
         (swapped(r"\w+\.run\(", "call_somehow("), "is called nowhere"),
         (swapped(r"'\*fp16'", "'*fp3'"), "unknown type"),
+        (swapped(r"size_hints=\{'x': \d+\}", "size_hints={'x': s0}"), "dynamic=False"),
+        (swapped(r"size_hints=", "sizes="), "has no size_hints"),
     ],
 )
 def test_what_cannot_be_told_of_a_call_is_an_error(
@@ -166,3 +168,20 @@ def test_what_cannot_be_told_of_a_call_is_an_error(
     assert change(text) != text
     with pytest.raises(RecordError, match=said):
         standalone_file(change(text), name)
+
+
+@pytest.mark.parametrize("rest", ["(", "x = " + "-" * 60_000 + "1", "x = " + "(" * 400, "\0"])
+def test_a_hostile_text_is_refused_in_one_line(rest: str, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.py"
+    path.write_text(f"async_compile.triton('k', 'pass')\n{rest}")
+    with pytest.raises(RecordError, match="cannot be read") as told:
+        UserKernel.of(f"{path}:k")
+    assert len(str(told.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "source", ["pass", "def k(x): pass", "import os", "@a(1)\n@b(2)\ndef k(x): pass", "("]
+)
+def test_a_kernels_text_of_another_form_is_refused(source: str) -> None:
+    with pytest.raises(RecordError):
+        standalone_file(f"async_compile.triton('k', {source!r})", "k")

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 
 _MARKER = "async_compile.triton("
@@ -66,7 +67,7 @@ def standalone_file(text: str, name: str) -> str | None:
     None where the output has no kernel of this name. Raises `RecordError` for one whose call cannot be told:
     with symbolic sizes, with workspace of its own, or on a grid of another kind.
     """
-    tree = ast.parse(text)
+    tree = _parsed(text)
     found = _kernel_texts(tree)
     if name not in found:
         return None
@@ -75,7 +76,22 @@ def standalone_file(text: str, name: str) -> str | None:
 
 def kernel_names(text: str) -> list[str]:
     """The kernels of an output of Inductor's, in order."""
-    return list(_kernel_texts(ast.parse(text)))
+    return list(_kernel_texts(_parsed(text)))
+
+
+def _parsed(text: str) -> ast.Module:
+    """Raises `RecordError` for what is no Python, or no Python that can be parsed within limits."""
+    try:
+        return python_parser.parse_module(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise RecordError(f"an output of torch.compile's cannot be read: {error}") from error
+
+
+def _evaluated(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise RecordError(f"{ast.unparse(node)[:80]} is no constant: compile with dynamic=False") from error
 
 
 def _kernel_texts(tree: ast.Module) -> dict[str, str]:
@@ -115,11 +131,16 @@ class _StandaloneKernel:
     @classmethod
     def read(cls, output: ast.Module, source: str, name: str) -> _StandaloneKernel:
         """Read a kernel's text and its call. Raises `RecordError`; see `standalone_file`."""
-        tree = ast.parse(source)
-        function = next(n for n in tree.body if isinstance(n, ast.FunctionDef))
-        (heuristic,) = (d for d in function.decorator_list if isinstance(d, ast.Call))
+        tree = _parsed(source)
+        functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
+        heuristics = [d for f in functions[:1] for d in f.decorator_list if isinstance(d, ast.Call)]
+        if len(heuristics) != 1:
+            raise RecordError(f"{name} is no kernel as Inductor writes them: a function under one heuristic")
+        (function, *_), (heuristic,) = functions, heuristics
         options = {k.arg: k.value for k in heuristic.keywords if k.arg}
-        hints = ast.literal_eval(options["size_hints"])
+        if missing := [k for k in ("size_hints", "triton_meta", "inductor_meta") if k not in options]:
+            raise RecordError(f"what Inductor wrote of {name} has no {missing[0]}")
+        hints = _evaluated(options["size_hints"])
         signature = _literal(options["triton_meta"], "signature")
         grid = _literal(options["inductor_meta"], "grid_type")
         if grid not in _GRIDS:
@@ -243,7 +264,7 @@ def _literal(node: ast.expr, key: str) -> Any:
     if isinstance(node, ast.Dict):
         for name, value in zip(node.keys, node.values, strict=True):
             if isinstance(name, ast.Constant) and name.value == key:
-                return ast.literal_eval(value)
+                return _evaluated(value)
     raise RecordError(f"what Inductor wrote of a kernel has no {key}: torch 2.7 and newer write it")
 
 

@@ -54,8 +54,9 @@ class UserKernel:
     def of(cls, what: str) -> UserKernel:
         """Import `KERNEL.py:FN` or `package.module:FN`.
 
-        Raises `UsageError` for anything else, and `CommandError` for a file that fails. A package that the file
-        needs and that is not installed is an `ImportError`.
+        Raises `UsageError` for anything else, `CommandError` for a file that fails, and `RecordError` for a kernel
+        of torch.compile's whose call cannot be told. A package that the file needs and that is not installed is an
+        `ImportError`.
         """
         found = KERNEL_PLACE.match(what)
         if not found:
@@ -63,8 +64,9 @@ class UserKernel:
                 f"{what} is no KERNEL.py:FN or package.module:FN: name a Python file or a module, and a kernel in it"
             )
         where, name = found["where"], found["name"]
+        own = _own_file(where, name)
         try:
-            module, path = import_place(_own_file(where, name))
+            module, path = import_place(own)
         except (Exception, SystemExit) as error:
             if isinstance(error, SettingsError) or (
                 isinstance(error, ImportError) and missing_package_text(error)
