@@ -158,6 +158,11 @@ def swapped(before: str, after: str) -> Callable[[str], str]:
         (swapped(r"'\*fp16'", "'*fp3'"), "unknown type"),
         (swapped(r"size_hints=\{'x': \d+\}", "size_hints={'x': s0}"), "dynamic=False"),
         (swapped(r"size_hints=", "sizes="), "has no size_hints"),
+        (swapped(r"size_hints=\{'x': (\d+)\}", r"size_hints=[\1]"), "names neither sizes"),
+        (swapped(r"size_hints=\{'x': \d+\}", "size_hints={[]: 1}"), "is no constant"),
+        (swapped("'Grid1D'", "['Grid1D']"), "is launched on a"),
+        (swapped("'Grid1D'", "'Grid2D'"), "ynumel=None"),
+        (swapped("xnumel", "elements"), "xnumel=None"),
     ],
 )
 def test_what_cannot_be_told_of_a_call_is_an_error(

@@ -41,7 +41,7 @@ _GRIDS = {
 }
 """Launch grids by Inductor's names: one program per block of these axes."""
 _MOST_PROGRAMS = 65535
-"""Of a grid's second and third axis."""
+"""Of a grid's second and third axis; Inductor folds more of them over both."""
 _BLOCKS = {
     1: (128, 256, 512, 1024, 2048, 4096),
     2: (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
@@ -90,7 +90,7 @@ def _parsed(text: str) -> ast.Module:
 def _evaluated(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise RecordError(f"{ast.unparse(node)[:80]} is no constant: compile with dynamic=False") from error
 
 
@@ -143,7 +143,9 @@ class _StandaloneKernel:
         hints = _evaluated(options["size_hints"])
         signature = _literal(options["triton_meta"], "signature")
         grid = _literal(options["inductor_meta"], "grid_type")
-        if grid not in _GRIDS:
+        if not isinstance(hints, dict) or not isinstance(signature, dict) or not all(map(_is_name, hints)):
+            raise RecordError(f"what Inductor wrote of {name} names neither sizes nor a signature")
+        if not isinstance(grid, str) or grid not in _GRIDS:
             raise RecordError(f"{name} is launched on a {grid}: only {', '.join(_GRIDS)} can be told")
         meta = [a.arg for a in function.args.args if a.annotation is not None]
         tiled = {f"{axis.upper()}BLOCK": axis for axis in hints}
@@ -158,8 +160,15 @@ class _StandaloneKernel:
             arguments[parameter] = _buffer(value, buffers, name) if pointer else _size(value, name)
         if len(arguments) != len(named) or any(n.startswith("ws_ptr") for n in named):
             raise RecordError(f"{name} is called with workspace, or in a way that cannot be told")
+        for axis in _GRIDS[grid]:
+            size = arguments.get(f"{axis}numel")
+            if not isinstance(size, int) or (axis != "x" and size > _MOST_PROGRAMS):
+                raise RecordError(
+                    f"{name} is launched over {axis}numel={size}: a number, and of all axes but the first at most "
+                    f"{_MOST_PROGRAMS}, is wanted"
+                )
         dtypes = {n: _dtype(str(signature[n]), name) for n, v in arguments.items() if isinstance(v, _Buffer)}
-        sizes = {axis: arguments.get(f"{axis}numel", hints[axis]) for axis in hints}
+        sizes = {m: arguments.get(f"{tiled[m]}numel", hints[tiled[m]]) for m in meta}
         function.decorator_list = [d for d in function.decorator_list if d is not heuristic]
         kept = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
         return cls(
@@ -168,7 +177,7 @@ class _StandaloneKernel:
             ast.unparse(function),
             arguments,
             dtypes,
-            {m: int(sizes[tiled[m]]) for m in meta if isinstance(sizes[tiled[m]], int)},
+            {m: n for m, n in sizes.items() if isinstance(n, int)},
             _GRIDS[grid],
         )
 
@@ -257,6 +266,10 @@ def drawn(size, stride, dtype, least, generator):
         flat = torch.randint(0, 2 if dtype == torch.bool else least, (span,), generator=generator).to(dtype)
     return flat.as_strided(size, stride)
 '''
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value.isidentifier()
 
 
 def _literal(node: ast.expr, key: str) -> Any:
