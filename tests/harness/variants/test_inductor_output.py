@@ -25,7 +25,7 @@ from forecast_harness.variants.kernels.inductor_output import kernel_names, stan
 from forecast_harness.variants.kernels.user_kernel import UserKernel
 from forecast_harness.variants.verification.verify import survey
 from forecast_harness.verify.plan import VerificationPlan
-from tests.harness.inductor_rendering import inductor_output
+from tests.inductor_rendering import inductor_output
 
 HALF = torch.float16
 QUICK = VerificationPlan(cases=4, timed=0)
@@ -161,6 +161,7 @@ def swapped(before: str, after: str) -> Callable[[str], str]:
         (swapped(r"size_hints=\{'x': (\d+)\}", r"size_hints=[\1]"), "names neither sizes"),
         (swapped(r"size_hints=\{'x': \d+\}", "size_hints={[]: 1}"), "is no constant"),
         (swapped("'Grid1D'", "['Grid1D']"), "is launched on a"),
+        (swapped(r"(assert_size_stride|rand_strided|empty_strided_cuda)\(.*\)", r"\1()"), "dynamic=False"),
         (swapped("'Grid1D'", "'Grid2D'"), "ynumel=None"),
         (swapped("xnumel", "elements"), "xnumel=None"),
     ],

@@ -38,12 +38,11 @@ from forecast_integrations.inductor.choices.geometry import operation_geometry
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.choices.templates import closed_form
 from forecast_integrations.triton.null_device import null_device
+from tests.inductor_rendering import H200, LIMITS
 from tests.integrations.null import by_launch_options
 
 M, N, K = 4096, 2048, 1024
 DEVICE = torch.device("cuda:0")
-H200 = {"multi_processor_count": 132, "cc": 90, "major": 9, "regs_per_multiprocessor": 65536}
-LIMITS = {"max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024, "warp_size": 32}
 TILE = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 3, "num_warps": 4}
 GEMM = {**TILE, "GROUP_M": 8, "EVEN_K": True, "ALLOW_TF32": False, "ACC_TYPE": "tl.float32"}
 TMA = {"A_ROW_MAJOR": True, "B_ROW_MAJOR": True, "NUM_SMS": 132, "TMA_SIZE": 128}

@@ -1,8 +1,8 @@
 """A kernel in a file that torch.compile has written: as a file of its own, with configs and its call.
 
 Inductor writes the kernels of a graph as texts, under decorators that need a device, beside the code that calls
-them. What is read of such a file (`TORCH_LOGS=output_code` tells where they are) is never run: the kernel's own
-text, the sizes and strides of its call, and what of its grid follows from them.
+them. Of such a file (`TORCH_LOGS=output_code` tells where they are) are read the kernel's own text, the sizes and
+strides of its call, and its kind of grid. The kernel's function and its imports are all of it that is ever run.
 """
 
 from __future__ import annotations
@@ -219,7 +219,14 @@ class _StandaloneKernel:
         reduced = [m for m in self.blocks if m.startswith("R")]
         plain = [m for m in self.blocks if m not in reduced]
         # A reduction that is persistent holds all of the axes that it sums over.
-        held = [n for axis, n in self._reduced_axes().items() if f"{axis.upper()}BLOCK" not in self.blocks]
+        held = [
+            _power(n)
+            for name, n in self.arguments.items()
+            if isinstance(n, int)
+            and name.startswith("r")
+            and name.endswith("numel")
+            and f"{name.removesuffix('numel').upper()}BLOCK" not in self.blocks
+        ]
         whole = math.prod(held)
         rows = {m: _up_to(_BLOCKS[min(3, len(self.blocks) + len(held))], self.blocks[m]) for m in plain}
         rows |= {m: _up_to(_REDUCED_BLOCKS, self.blocks[m]) for m in reduced}
@@ -232,11 +239,6 @@ class _StandaloneKernel:
         found = found or [({m: v[0] for m, v in rows.items()}, 4)]
         step = math.ceil(len(found) / _MOST_CONFIGS)
         return found[:: step + (step % 2 == 0)]  # an odd step takes every number of warps
-
-    def _reduced_axes(self) -> dict[str, int]:
-        """Axes that are summed over, with their sizes as powers of two."""
-        sizes = {n.removesuffix("numel"): v for n, v in self.arguments.items() if n.endswith("numel")}
-        return {a: _power(v) for a, v in sizes.items() if isinstance(v, int) and a.startswith("r")}
 
     def _value(self, name: str, value: _Buffer | int) -> str:
         if isinstance(value, int):
@@ -300,42 +302,39 @@ def _call_of(output: ast.Module, name: str) -> list[ast.expr]:
     raise RecordError(f"{name} is called nowhere in the file")
 
 
-def _buffers_of(output: ast.Module) -> dict[str, ast.Call | ast.Name]:
-    """What the names of buffers stand for: an allocation, a part of another buffer, or another name."""
-    found: dict[str, ast.Call | ast.Name] = {}
-    for node in ast.walk(output):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            value = node.value
-            if isinstance(value, ast.Call | ast.Name) and _form_of(value) is not None:
-                found.setdefault(node.targets[0].id, value)
-        elif (
-            isinstance(node, ast.Call)
-            and ast.unparse(node.func) == "assert_size_stride"
-            and isinstance(node.args[0], ast.Name)
-        ):
-            found.setdefault(node.args[0].id, node)
-    return found
+_SIZE_PLACES = {"rand_strided": 0, "reinterpret_tensor": 1, "assert_size_stride": 1}
+"""Where the size stands among a call's arguments, with the stride behind it; first in `empty_strided_cuda`."""
 
 
-def _form_of(value: ast.expr) -> int | None:
-    """Where the size stands among a call's arguments, and the stride behind it; 0 for a name; None for others."""
-    if isinstance(value, ast.Name):
-        return 0
+def _size_place(value: ast.expr) -> int | None:
     if not isinstance(value, ast.Call):
         return None
     called = ast.unparse(value.func)
-    if called.startswith("empty_strided") or called == "rand_strided":
-        return 0
-    return 1 if called in ("reinterpret_tensor", "assert_size_stride") else None
+    return 0 if called.startswith("empty_strided") else _SIZE_PLACES.get(called)
 
 
-def _buffer(value: ast.expr, known: Mapping[str, ast.Call | ast.Name], kernel: str) -> _Buffer:
+def _buffers_of(output: ast.Module) -> dict[str, ast.expr]:
+    """What the names of buffers stand for: an allocation, a part of another buffer, or another name."""
+    found: dict[str, ast.expr] = {}
+    for node in ast.walk(output):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+        elif isinstance(node, ast.Call) and node.args and ast.unparse(node.func) == "assert_size_stride":
+            target, value = node.args[0], node
+        else:
+            continue
+        if isinstance(target, ast.Name) and (isinstance(value, ast.Name) or _size_place(value) is not None):
+            found.setdefault(target.id, value)
+    return found
+
+
+def _buffer(value: ast.expr, known: Mapping[str, ast.expr], kernel: str) -> _Buffer:
     """The size and stride of an argument. Raises `RecordError` where they are not told as numbers."""
     for _ in range(len(known) + 1):
         if not isinstance(value, ast.Name):
             break
         value = known.get(value.id, value)
-    at = _form_of(value)
+    at = _size_place(value)
     if isinstance(value, ast.Call) and at is not None and len(value.args) > at + 1:
         size, stride = (_numbers(a) for a in value.args[at : at + 2])
         if size is not None and stride is not None and len(size) == len(stride):

@@ -13,6 +13,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -80,20 +81,24 @@ def settle_in(parent: int, nice: int) -> None:
 def _show_warnings_once() -> None:
     """Have this child show no warning that another has shown: each compiles a config of the same kernel."""
     show = warnings.showwarning
-    if getattr(show, "once_among_children", False):  # forked by one that has settled in
-        return
+    if getattr(show, "func", None) is not _show_first:  # unless it was forked by one that has settled in
+        warnings.showwarning = partial(_show_first, show)
 
-    def show_first(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **named: Any
-    ) -> None:
-        said = f"{filename}:{lineno}: {category.__name__}: {message}".encode(errors="replace")
-        slot = zlib.crc32(said) % len(_SHOWN_WARNINGS)
-        if not _SHOWN_WARNINGS[slot]:
-            _SHOWN_WARNINGS[slot] = 1
-            show(message, category, filename, lineno, *rest, **named)
 
-    show_first.once_among_children = True  # type: ignore[attr-defined]
-    warnings.showwarning = show_first
+def _show_first(
+    show: Callable[..., None],
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    *rest: Any,
+    **named: Any,
+) -> None:
+    said = f"{filename}:{lineno}: {category.__name__}: {message}".encode(errors="replace")
+    slot = zlib.crc32(said) % len(_SHOWN_WARNINGS)
+    if not _SHOWN_WARNINGS[slot]:
+        _SHOWN_WARNINGS[slot] = 1
+        show(message, category, filename, lineno, *rest, **named)
 
 
 def kill_group(pid: int) -> None:
