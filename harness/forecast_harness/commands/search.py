@@ -21,6 +21,7 @@ from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
 from forecast_harness.commands.code_path import early_compile_workers, open_machine_code
+from forecast_harness.cuda_kernels.declaration import CUDA_PLACE
 from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE
 
 if TYPE_CHECKING:
@@ -98,8 +99,10 @@ def _check_models(options: argparse.Namespace) -> None:
 
 
 def _folder_name(target: str) -> str:
-    """`search-swiglu` for a pack's name or folder, `search-fn` for `FILE.py:fn` and `package.module:fn`."""
-    last = found["name"] if (found := KERNEL_PLACE.match(target)) else Path(target).stem
+    """`search-swiglu` for a pack's name or folder, `search-fn` for `FILE.py:fn`, `FILE.cu:fn` and
+    `package.module:fn`."""
+    found = KERNEL_PLACE.match(target) or CUDA_PLACE.match(target)
+    last = found["name"] if found else Path(target).stem
     return "search-" + (re.sub(r"[^\w.-]+", "-", last).strip("-.") or "target")
 
 
@@ -165,7 +168,7 @@ def _search(options: argparse.Namespace, output: Output, folder: Path, began: fl
                 target,
                 seeds,
                 settings=settings,
-                context=_context(target.id, device),
+                context=_context(target, device),
                 proposers=proposers,
                 forecaster=forecaster,
                 lanes=lanes,
@@ -288,12 +291,13 @@ def _devices() -> int:
     return device_count()
 
 
-def _context(target: str, device: str) -> SearchContext:
+def _context(target: SearchTarget, device: str) -> SearchContext:
     from forecast_harness.search.judging.devices import device_slug
     from forecast_harness.search.records import SearchContext
     from forecast_harness.verify.run import harness_hash
 
-    return SearchContext(target, (), device_slug(device), _toolchain(device), "", harness_hash())
+    toolchain = _toolchain(device) | ({"nvcc": target.payload["nvcc"]} if "nvcc" in target.payload else {})
+    return SearchContext(target.id, (), device_slug(device), toolchain, "", harness_hash())
 
 
 def _toolchain(device: str) -> dict[str, str]:
@@ -345,7 +349,7 @@ def _show_folder(options: argparse.Namespace, output: Output) -> int:
 def _report(output: Output, state: SearchState, folder: Path, remark: str) -> None:
     """Write the page, and say what was found."""
     from forecast_autotune.report.shown_text import shown_text
-    from forecast_harness.search.output import summary
+    from forecast_harness.search.output import best_file, summary
     from forecast_harness.search.report import page
     from forecast_harness.search.report.summary import summary_lines
 
@@ -355,7 +359,7 @@ def _report(output: Output, state: SearchState, folder: Path, remark: str) -> No
     except OSError as error:
         output.remark(f"the report cannot be written: {error}")
     data = {**summary(state), "folder": str(folder)}
-    found = [*summary_lines(state), ("folder", f"{folder}: best.py, {_REPORT}, {_LOG}")]
+    found = [*summary_lines(state), ("folder", f"{folder}: {best_file(state)}, {_REPORT}, {_LOG}")]
     width = max(len(name) for name, _ in found)
     output.emit(data, *(shown_text(f"{name:{width}}  {text}") for name, text in found))
     if remark:

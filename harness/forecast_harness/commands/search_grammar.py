@@ -30,8 +30,8 @@ def search(commands: Commands) -> None:
         "target",
         nargs="?",
         metavar="PACK_OR_KERNEL",
-        help="a shipped pack, a pack's folder, a KernelBench file; or KERNEL.py:FN or package.module:FN, a Triton "
-        "kernel (needs a GPU)",
+        help="a shipped pack, a pack's folder, a KernelBench file; or, on a GPU, KERNEL.py:FN or package.module:FN, a "
+        "Triton kernel, or KERNEL.cu:FN, a CUDA C++ kernel",
     )
     _method_options(parser)
     _budget_options(parser)

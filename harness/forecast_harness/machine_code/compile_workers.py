@@ -12,10 +12,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.errors import RecordError
+from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records.codec import Record
+from forecast_harness.cuda_kernels.compilation import (
+    CudaBuild,
+    CudaCompileError,
+    compile_source,
+    launched_programs,
+)
 from forecast_harness.machine_code.cubin_sections import check_cubin, without_references
-from forecast_harness.machine_code.records import CompiledKernel, LaunchPlan, MachineCodeError, Program
+from forecast_harness.machine_code.records import (
+    BufferRole,
+    CompiledKernel,
+    LaunchPlan,
+    MachineCodeError,
+    PlanBuffer,
+    Program,
+)
 from forecast_harness.sandbox.jobs import (
     JobResult,
     JobStatus,
@@ -79,6 +92,8 @@ class BuildRequest:
     launches: tuple[Mapping[str, Any], ...] = ()
     """Where `entry` is a kernel and not a function that launches some: its grid, scalars, meta-parameters and
     options at each case, as `TimedCall.launch` has them."""
+    cuda: CudaBuild | None = None
+    """Where the source is CUDA C++: how its kernel is called."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +208,8 @@ class CompileWorkers:
             self._lanes.put(lane)
 
     def _build(self, request: BuildRequest) -> BuildResult:
+        if request.cuda is not None:
+            return self._build_cuda(request, request.cuda)
         try:
             payload = {
                 "file": SOURCE_FILE,
@@ -212,6 +229,27 @@ class CompileWorkers:
         except (MachineCodeError, RecordError, ValueError, TypeError, KeyError) as error:
             said = f"the answer breaks a rule: {error}"[:2000]
             return BuildResult(request, error=said, seconds=result.seconds)
+
+    def _build_cuda(self, request: BuildRequest, asked: CudaBuild) -> BuildResult:
+        began, arch = time.monotonic(), int(self.device["arch"])
+        cases = [(a, _buffers(c)) for a, c in zip(asked.axes, request.cases, strict=True)]
+        try:
+            compiled = compile_source(
+                request.source,
+                asked.signature,
+                asked.config,
+                arch,
+                lambda job: self._run_job(job, COMPILE_LIMITS),
+            )
+            programs = launched_programs(
+                request.candidate, compiled, asked.signature, arch, cases, asked.config
+            )
+        except CudaCompileError as error:
+            said = f"CompilationError: {error}"[:2000]
+            return BuildResult(request, error=said, seconds=time.monotonic() - began)
+        except (SandboxError, SettingsError) as error:
+            return BuildResult(request, infrastructure=str(error)[:2000])
+        return BuildResult(request, programs, seconds=time.monotonic() - began)
 
 
 def read_answer(request: BuildRequest, result: JobResult) -> BuildResult:
@@ -240,6 +278,10 @@ def read_answer(request: BuildRequest, result: JobResult) -> BuildResult:
             check_cubin(kernel)
         programs.append(Program(request.candidate, kernels, plan))
     return BuildResult(request, tuple(programs), seconds=result.seconds)
+
+
+def _buffers(case: CallCase) -> list[PlanBuffer]:
+    return [PlanBuffer(n, BufferRole(t.role), buffer_bytes(t)) for n, t in case.tensors.items()]
 
 
 def buffer_bytes(tensor: TensorArgument) -> int:

@@ -76,6 +76,8 @@ class BaseResultCall:
 class KernelTrials:
     """`TargetTrials` of a kernel in a user's file."""
 
+    language = "triton"
+
     def __init__(self, target: SearchTarget, plan: VerificationPlan, folder: Path) -> None:
         """Draws the calls; `learn_results` comes before all else that is asked of it.
 

@@ -204,8 +204,9 @@ class MachineCodeJudge:
     # --- one node ---
 
     def _judged(self, job: NodeJob) -> NodeResult:
-        if job.node.language != "triton" or job.against.language != "triton":
-            raise NoMachineCode("only Triton sources are compiled to machine code")
+        wanted = self._trials.language
+        if job.node.language != wanted or job.against.language != wanted:
+            raise NoMachineCode(f"only {wanted} sources of this target are compiled to machine code")
         with self._runner.spending("configs"):
             configs, note = self._trials.configs(job)
         # Nobody else needs them: waiting for the first to be promising would save nothing.

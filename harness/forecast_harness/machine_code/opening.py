@@ -8,6 +8,7 @@ from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_harness.machine_code.compile_workers import CompileWorkers
+from forecast_harness.machine_code.cuda_trials import CudaTrials
 from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
 from forecast_harness.machine_code.kernel_trials import KernelTrials
 from forecast_harness.machine_code.node_judging import MachineCodeJudge
@@ -25,9 +26,11 @@ from forecast_harness.search.judging.lane_judge import HostJudge
 from forecast_harness.search.judging.pack_judge import PackJudge
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
+from forecast_harness.search.targets import is_cuda_kernel
 from forecast_harness.timing.paired_comparison import StoppingRules
 from forecast_harness.verify.plan import VerificationPlan
 
+AnyTrials = KernelTrials | PackTrials | CudaTrials
 _JUDGES_PER_WORKER = 2
 """Nodes under way for each compile worker, so that none waits while nodes are on the device."""
 
@@ -79,8 +82,8 @@ def open_machine_code_lanes(
 
     Raises `NoMachineCodePath` for a target, device or runner that is not up to it.
     """
-    if seed.language != "triton":
-        raise NoMachineCodePath(f"the seed is written in {seed.language}, and only Triton is compiled so")
+    if (wanted := _trials_of(target).language) != seed.language:
+        raise NoMachineCodePath(f"the seed is written in {seed.language}, and only {wanted} is compiled so")
     with ExitStack() as stack:
         try:
             contests = [_ContestMaker() for _ in plans]
@@ -143,13 +146,18 @@ def _scratch(folder: Path, plan: VerificationPlan) -> Path:
 
 def _early_trials(
     stack: ExitStack, target: SearchTarget, plan: VerificationPlan, folder: Path
-) -> EarlyOpener[KernelTrials | PackTrials]:
+) -> EarlyOpener[AnyTrials]:
     """The calls of a target, whose large inputs take seconds to draw."""
 
-    kind = PackTrials if target.kind is TargetKind.PACK else KernelTrials
-    opener: EarlyOpener[KernelTrials | PackTrials] = EarlyOpener(lambda: kind(target, plan, folder))
+    opener: EarlyOpener[AnyTrials] = EarlyOpener(lambda: _trials_of(target)(target, plan, folder))
     stack.callback(opener.close)
     return opener
+
+
+def _trials_of(target: SearchTarget) -> type[AnyTrials]:
+    if is_cuda_kernel(target):
+        return CudaTrials
+    return PackTrials if target.kind is TargetKind.PACK else KernelTrials
 
 
 class _ContestMaker:

@@ -23,6 +23,8 @@ from forecast_harness.verify.plan import VerificationPlan
 class PackTrials:
     """`TargetTrials` of a pack of our own format. Raises `RecordError`, `MachineCodeError` for any other."""
 
+    language = "triton"
+
     def __init__(self, target: SearchTarget, plan: VerificationPlan, folder: Path) -> None:
         """`folder` is for scratch files."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,8 @@ MOST_BUFFERS = 128
 MOST_PARAMETERS = 256
 MOST_GRID = (2**31 - 1, 65535, 65535)
 """Blocks that a device takes along each axis."""
+MOST_BLOCK, MOST_THREADS = (1024, 1024, 64), 1024
+"""Threads of a block along each axis, and in all."""
 
 
 class MachineCodeError(SandboxError):
@@ -78,6 +80,8 @@ class CompiledKernel(Record, label="compiled kernel", unknown="refuse"):
     """Pointers that the compiler appended: memory for the kernel's own use, then for a profiler's."""
     shared_bytes: int = 0
     num_warps: int = 4
+    block: tuple[int, int, int] = field(default=(0, 0, 0), metadata=json_option(read=lambda v: _grid(v)))
+    """Threads along each axis; zeros: `num_warps` warps along the first."""
     num_ctas: int = 1
     """Blocks of a cluster, along the first axis."""
     global_scratch_bytes: int = 0
@@ -110,6 +114,18 @@ class CompiledKernel(Record, label="compiled kernel", unknown="refuse"):
         ):
             if not low <= getattr(self, name) <= high:
                 raise MachineCodeError(f"{name} must be in [{low}, {high}], not {getattr(self, name)}")
+        if any(self.block) and not (
+            all(1 <= n <= most for n, most in zip(self.block, MOST_BLOCK, strict=True))
+            and math.prod(self.block) <= MOST_THREADS
+        ):
+            raise MachineCodeError(
+                f"a block must have at most {MOST_BLOCK} threads, {MOST_THREADS} in all, not {self.block}"
+            )
+
+    @property
+    def threads(self) -> tuple[int, int, int]:
+        """Of a block, along each axis."""
+        return self.block if any(self.block) else (32 * self.num_warps, 1, 1)
 
     @property
     def id(self) -> str:
@@ -172,7 +188,7 @@ class ReturnedTensor(Record, label="returned tensor", unknown="refuse"):
 
 def _grid(value: object) -> tuple[int, int, int]:
     if not isinstance(value, list | tuple) or len(value) != 3 or any(type(n) is not int for n in value):
-        raise MachineCodeError(f"a grid must be three integers, not {value!r:.80}")
+        raise MachineCodeError(f"a grid or block must be three integers, not {value!r:.80}")
     return (value[0], value[1], value[2])
 
 

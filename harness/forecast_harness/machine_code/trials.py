@@ -78,6 +78,9 @@ class TrialCalls:
 class TargetTrials(Protocol):
     """What is launched of one target. Called from many threads."""
 
+    language: str
+    """Of the sources that are compiled to machine code."""
+
     @property
     def calls(self) -> TrialCalls:
         """On what its nodes are launched."""

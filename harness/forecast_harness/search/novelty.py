@@ -25,6 +25,7 @@ from functools import lru_cache
 
 from forecast_autotune import python_parser
 from forecast_autotune.records import digest
+from forecast_harness.cuda_kernels.source_launch import launch_comments
 from forecast_harness.search.records import Node
 
 NGRAM_LENGTH = 5
@@ -216,9 +217,13 @@ _C_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
 def _c_tokens(source: str) -> Iterable[str]:
-    """Without comments and white space; a preprocessor line ends with a token of its own."""
+    """Without comments and white space; a preprocessor line ends with a token of its own.
+
+    The comment that says how a kernel is launched is no mere comment: its words come first.
+    """
     lines = re.sub(r"(?m)^([ \t]*#(?:[^\n\\]|\\\n|\\.)*)$", "\\1 \x00", source)
-    return [m.group() for m in _C_TOKEN.finditer(lines) if m.lastgroup != "skip"]
+    launches = [word for text in launch_comments(source) for word in text.split()]
+    return [*launches, *(m.group() for m in _C_TOKEN.finditer(lines) if m.lastgroup != "skip")]
 
 
 def _number_variables(tokens: list[str]) -> list[str]:

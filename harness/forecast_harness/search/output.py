@@ -16,8 +16,9 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.planning.scheduler import FINALISTS
 from forecast_harness.search.records import EVIDENCE_TEXTS, Node, TargetKind
+from forecast_harness.search.targets import is_cuda_kernel
 
-BEST_FILE = "best.py"
+_BEST_NAME = "best"
 NODES_FOLDER = "nodes"
 SUMMARY_FILE = "summary.json"
 _COMMENT_MARKS = {"cuda": "//", "c++": "//", "cpp": "//", "hip": "//"}
@@ -30,7 +31,7 @@ def write_output(state: SearchState, folder: Path) -> None:
     """
     write_best(state, folder)
     for node in state.judged:
-        path = folder / NODES_FOLDER / f"{node}.py"
+        path = folder / NODES_FOLDER / f"{node}{_suffix(state, state.nodes[node])}"
         if not path.exists():
             _write(path, state.nodes[node].source)
     _write(folder / SUMMARY_FILE, json.dumps(summary(state), indent=1, allow_nan=False) + "\n")
@@ -71,7 +72,17 @@ def write_best(state: SearchState, folder: Path) -> None:
     node = state.nodes[state.best]
     mark = _COMMENT_MARKS.get(node.language, "#")
     head = "\n".join(f"{mark} {line}".rstrip() for line in provenance_lines(state))
-    _write(folder / BEST_FILE, f"{head}\n\n{node.source.lstrip()}")
+    _write(folder / best_file(state), f"{head}\n\n{node.source.lstrip()}")
+
+
+def best_file(state: SearchState) -> str:
+    """The name of the file that holds the best source."""
+    return _BEST_NAME + _suffix(state, state.nodes[state.best])
+
+
+def _suffix(state: SearchState, node: Node) -> str:
+    """Of the files that hold a node's source: CUDA stands in Python modules where the target is no CUDA kernel."""
+    return ".cu" if node.language == "cuda" and is_cuda_kernel(state.target) else ".py"
 
 
 def provenance_lines(state: SearchState) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from forecast_autotune.records import Argument, Config
+from forecast_harness.cuda_kernels.signature import KernelSignature
 from forecast_harness.packs.schema import Definition, Pack, PackFormat
 from forecast_harness.packs.specs import AxisSpec, TensorSpec
 
@@ -31,6 +32,37 @@ def pack_statement(pack: Pack, language: str, entry: str, device: str) -> str:
     lines += ["", "Timed at (geometric mean over all of them, one launch each):"]
     lines += [f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items())}" for w in timed[:_MAX_LISTED]]
     lines += ["", "Rules for a source:", *(f"- {rule}" for rule in _rules(about, language, entry, device))]
+    lines += ["", "Reference, evaluated in higher precision:", "```python", pack.reference.strip(), "```"]
+    return "\n".join(lines)
+
+
+def cuda_statement(pack: Pack, signature: KernelSignature, device: str) -> str:
+    """The statement of a CUDA kernel for new sources, ending with the reference's text."""
+    about = pack.definition
+    lines = [f"CUDA kernel {signature.entry}: {about.description or 'as its reference computes it'}", ""]
+    lines += ["Sizes; results are checked at hidden ones drawn from these ranges:"]
+    lines += [f"- {name}: {_axis_text(axis)}" for name, axis in about.axes.items()]
+    for title, tensors in (("Inputs", about.inputs), ("Outputs", about.outputs)):
+        lines += ["", f"{title}, contiguous:", *(_tensor_text(name, t) for name, t in tensors.items())]
+    if numbers := [p for p in signature.parameters if p.is_number]:
+        lines += ["", "Numbers:", *(f"- {p.name}: {p.dtype}, {p.value}" for p in numbers)]
+    timed = pack.timed_workloads(device)
+    lines += ["", "Timed at (geometric mean over all of them, one launch each):"]
+    lines += [f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items())}" for w in timed[:_MAX_LISTED]]
+    axes = ", ".join(about.axes)
+    rules = [
+        f"One CUDA C++17 file that defines {signature.text}",
+        "It has one comment that says how it is launched, in TOML:\n"
+        '  /* launch\n  grid = ["(rows + ROWS - 1) // ROWS"]\n  block = ["THREADS"]\n'
+        '  shared_bytes = "4 * THREADS"\n  [macros]\n  THREADS = [256, 128, 512]\n  ROWS = [1, 2]\n  */',
+        f"Sizes there are integers or expressions of axes ({axes}) and macros with + - * // % min max. Macros are "
+        "defined by the compiler (-DTHREADS=256), never by the source; the fastest choice is found for you",
+        "One launch computes everything: no other kernel, no host code, no memory that outlives a launch: neither "
+        "__device__ nor __constant__ nor static variables, neither printf nor assert nor malloc",
+        "Headers of CUDA and of C++ only, such as <cuda_fp16.h>",
+        *_result_rules(about),
+    ]
+    lines += ["", "Rules for a source:", *(f"- {rule}" for rule in rules)]
     lines += ["", "Reference, evaluated in higher precision:", "```python", pack.reference.strip(), "```"]
     return "\n".join(lines)
 
@@ -89,8 +121,18 @@ def _rules(about: Definition, language: str, entry: str, device: str) -> list[st
         found.append(f"It defines a class {entry} with the constructor, parameters and forward of Model")
     else:
         found.append(f"It defines {entry}(data), which returns what ref_kernel(data) returns")
+    found += _result_rules(about)
+    found.append(
+        "Optional: constants in upper case at the top level, and CONFIGS, a list of objects with values for "
+        'them, e.g. CHUNK = 64 and CONFIGS = [{"CHUNK": 32}, {"CHUNK": 64}]; the fastest is chosen'
+    )
+    return found
+
+
+def _result_rules(about: Definition) -> list[str]:
+    """What holds for results in any language."""
     rule = about.tolerance
-    found += [
+    found = [
         f"Results may differ from the exact ones by {rule.safety:g} times the rounding that {rule.compute} "
         f"arithmetic over sums of {rule.reduction} terms explains, plus that of the output's own dtype",
         "Inputs stay as they are, nothing outside of the outputs is written, no threads are left running, no "
@@ -98,10 +140,6 @@ def _rules(about: Definition, language: str, entry: str, device: str) -> list[st
     ]
     if about.deterministic:
         found.append("Equal inputs give equal bits")
-    found.append(
-        "Optional: constants in upper case at the top level, and CONFIGS, a list of objects with values for "
-        'them, e.g. CHUNK = 64 and CONFIGS = [{"CHUNK": 32}, {"CHUNK": 64}]; the fastest is chosen'
-    )
     return found
 
 

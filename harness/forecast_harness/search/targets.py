@@ -20,6 +20,9 @@ from forecast_autotune.records import Config, Device, Kernel, digest
 from forecast_autotune.store import Store
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.cuda_kernels.declaration import CUDA_PLACE, read_cuda_declaration
+from forecast_harness.cuda_kernels.signature import KernelSignature
+from forecast_harness.cuda_kernels.toolkit import nvcc_release
 from forecast_harness.packs.load import load_pack, make_solution
 from forecast_harness.packs.schema import Language, Pack, PackFormat, Solution
 from forecast_harness.search import statement
@@ -34,6 +37,10 @@ NO_KERNELS_ON_CPU = (
     "whether it is right and says nothing about how fast it is. Search a pack with torch solutions on the "
     "CPU instead, or give a device"
 )
+NO_CUDA_ON_CPU = (
+    "a CUDA kernel can only be searched on a CUDA device, and this run has none: give a device, or search a pack "
+    "with torch solutions on the CPU"
+)
 _FILE_HEADER = re.compile(r"^# --- file: (\w+)$", re.MULTILINE)
 
 
@@ -42,7 +49,7 @@ def open_target(text: str, *, device: str) -> tuple[SearchTarget, tuple[Node, ..
 
     `text`: a shipped pack, a folder of one, a KernelBench file or a GPU MODE folder; or `FILE.py:KERNEL` or
     `package.module:KERNEL`, a Triton kernel whose calls are known (`inputs` or `CASES` in its file, or problems in
-    the store).
+    the store); or `FILE.cu:KERNEL`, a CUDA C++ kernel declared in `FILE.toml`.
     `device`: `cpu` or `cuda`. A pack starts from its own solutions: in torch on a CPU, in Triton on a device,
     where it has such.
 
@@ -51,6 +58,8 @@ def open_target(text: str, *, device: str) -> tuple[SearchTarget, tuple[Node, ..
     """
     if device not in ("cpu", "cuda"):
         raise SettingsError(f"device must be cpu or cuda, not {device!r}")
+    if CUDA_PLACE.match(text):
+        return _cuda_target(text, device)
     if KERNEL_PLACE.match(text):
         return _kernel_target(text, device)
     return _pack_target(load_pack(text), device)
@@ -61,6 +70,18 @@ def pack_of(target: SearchTarget) -> Pack:
     if target.kind is not TargetKind.PACK:
         raise RecordError(f"{target.name} is a {target.kind}, not a pack")
     return Pack.from_json(target.payload["pack"])
+
+
+def is_cuda_kernel(target: SearchTarget) -> bool:
+    """Whether sources are CUDA C++ files with a declared signature."""
+    return "signature" in target.payload
+
+
+def cuda_signature_of(target: SearchTarget) -> KernelSignature:
+    """How a CUDA kernel is called. Raises `RecordError` for a target that is none."""
+    if not is_cuda_kernel(target):
+        raise RecordError(f"{target.name} is no CUDA kernel with a declared signature")
+    return KernelSignature.from_json(target.payload["signature"])
 
 
 def subjects_of(target: SearchTarget) -> tuple[BaseKernel, ...]:
@@ -119,6 +140,23 @@ def _pack_target(pack: Pack, device: str) -> tuple[SearchTarget, tuple[Node, ...
         payload["device"] = _cuda_device().to_json()
     made = SearchTarget(TargetKind.PACK, about.name, pack.id, str(language), entry, words, payload)
     return made, tuple(_seed(made, s.source, str(s.language), s.name) for s in seeds)
+
+
+def _cuda_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
+    if device == "cpu":
+        raise SettingsError(f"{text}: {NO_CUDA_ON_CPU}")
+    declared, release = read_cuda_declaration(text), nvcc_release()
+    signature, pack = declared.signature, declared.pack
+    payload = {
+        "pack": pack.to_json(),
+        "signature": signature.to_json(),
+        "device": _cuda_device().to_json(),
+        "nvcc": release,
+    }
+    words = statement.cuda_statement(pack, signature, device)
+    identity = digest(pack.id, signature.to_json())
+    made = SearchTarget(TargetKind.PACK, signature.entry, identity, "cuda", signature.entry, words, payload)
+    return made, (_seed(made, declared.source, "cuda", "base"),)
 
 
 def _reference_solution(pack: Pack) -> Solution:

@@ -16,6 +16,8 @@ from tests.harness.machine_code.written_sources import SMALL
 class SumTrials:
     """Sources as `WrittenBuilder` takes them; `warps` are those of their configs."""
 
+    language = "triton"
+
     def __init__(self, warps: Sequence[int] = (4,)) -> None:
         self.calls = TrialCalls(SumCall(1, SMALL), {"large": SumCall(2)})
         self.warps = warps

@@ -1,4 +1,4 @@
-"""Kernels that Triton compiles for real, with machine code of the fake driver in place of a device's."""
+"""Kernels that are compiled for real, with machine code of the fake driver in place of a device's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
 class TranslatedBuilder:
     """Compiles kernels of the parameters (x, out, n) that write multiples of x.
 
-    The factor and the nanoseconds that a launch takes are read from the source: `3 * tl.load`, `# 40000 ns`.
+    The factor and the nanoseconds that a launch takes are read from the source: `3 * tl.load` or `3 * x[`, and
+    `# 40000 ns` or `// 40000 ns`.
     """
 
     def __init__(self, workers: CompileWorkers) -> None:
@@ -45,8 +46,8 @@ class TranslatedBuilder:
 
 
 def _translated(program: Program, source: str) -> Program:
-    factor = re.search(r"(\d) \* tl\.load", source)
-    cost = re.search(r"# (\d+) ns", source)
+    factor = re.search(r"(\d) \* (?:tl\.load|x\[)", source)
+    cost = re.search(r"(?:#|//) (\d+) ns", source)
     operations = [
         code.scale(1, 0, 1000 * int(factor[1]) if factor else 1000, 2),
         code.spend(int(cost[1]) if cost else 50_000),

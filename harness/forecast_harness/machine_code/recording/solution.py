@@ -149,7 +149,7 @@ def _compiled_kernel(source: Any, metadata: Any, parameters: tuple[str, ...]) ->
         "profile_scratch_align": "profile_scratch_align",
         "num_ctas": "num_ctas",
     }
-    given = {
+    given: dict[str, Any] = {
         ours: int(getattr(metadata, theirs)) for ours, theirs in facts.items() if hasattr(metadata, theirs)
     }
     return CompiledKernel(

@@ -123,7 +123,7 @@ class Contestant:
                 self._driver.launch(
                     loaded.function,
                     grid,
-                    32 * kernel.num_warps,
+                    kernel.threads,
                     kernel.shared_bytes,
                     given,
                     kernel.num_ctas,

@@ -198,16 +198,19 @@ class CudaDriver:
         self,
         function: ctypes.c_void_p,
         grid: Sequence[int],
-        threads: int,
+        threads: int | Sequence[int],
         shared: int,
         arguments: Sequence[Any],
         clusters: int = 1,
         cooperative: bool = False,
     ) -> None:
-        """Queue a launch; `arguments` are ctypes values, and `grid` counts clusters along its first axis."""
+        """Queue a launch; `arguments` are ctypes values, and `grid` counts clusters along its first axis.
+
+        `threads` of a block lie along its first axis, or are three numbers.
+        """
         config, attributes = _DriverLaunch(), (_LaunchAttribute * 3)()
         config.grid[:] = [grid[0] * clusters, grid[1], grid[2]]
-        config.block[:] = [threads, 1, 1]
+        config.block[:] = [threads, 1, 1] if isinstance(threads, int) else list(threads)
         config.shared, config.stream = shared, self.stream
         count = 0
         if cooperative:

@@ -8,7 +8,7 @@ from forecast_autotune.errors import SettingsError
 from forecast_harness.search.judging.devices import verification_plan
 from forecast_harness.search.judging.lane_judge import HostJudge
 from forecast_harness.search.records import SearchTarget, TargetKind
-from forecast_harness.search.targets import NO_KERNELS_ON_CPU
+from forecast_harness.search.targets import NO_KERNELS_ON_CPU, is_cuda_kernel
 
 
 def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Path) -> HostJudge:
@@ -26,6 +26,10 @@ def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Pat
         from forecast_harness.search.judging.kernel_judge import KernelJudge
 
         return KernelJudge(target, plan, folder, number=index)
+    if is_cuda_kernel(target):
+        from forecast_harness.search.judging.cuda_judge import CudaJudge
+
+        return CudaJudge(target, plan, folder, number=index)
     from forecast_harness.search.judging.pack_judge import PackJudge
 
     return PackJudge(target, plan, folder, number=index)

@@ -165,7 +165,7 @@ class PackJudge(SandboxNodeJudge):
 
     def _judge_node(self, job: NodeJob) -> NodeResult:
         node = job.node
-        listed, note = own_configs(node.source)
+        listed, note = self._own_configs(node.source)
         verdict, spent = self._verify_node(node, {})
         if not verdict.accepted:
             return self._refused_result(verdict.reasons, verdict, spent, note)
@@ -197,6 +197,10 @@ class PackJudge(SandboxNodeJudge):
             stage = "confirm" if job.confirm else "time"
             return self._measured_result(value, running, verdict, timed, spent, note, stage=stage)
         return self._refused_result(reasons, verdict, spent, note, timed)
+
+    def _own_configs(self, source: str) -> tuple[list[SourceConfig], str]:
+        """The configs that a source lists and that change it, and a remark where its list cannot be used."""
+        return own_configs(source)
 
     def _choose_configs(self, job: NodeJob, listed: Sequence[SourceConfig], n: int) -> Sequence[SourceConfig]:
         """At most `n` configs to time; those of Triton sources on a device are forecast."""

@@ -12,9 +12,12 @@ from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import printable_line
 from forecast_autotune.variants.contract import read_contract
+from forecast_harness.cuda_kernels.source_launch import read_launch
+from forecast_harness.cuda_kernels.source_rules import check_source_rules
 from forecast_harness.packs.schema import Pack, PackFormat
-from forecast_harness.search.proposers.drafts import defines_entry
+from forecast_harness.search.proposers.drafts import Draft, defines_entry, draft_identity
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
+from forecast_harness.search.targets import cuda_signature_of, is_cuda_kernel
 
 _FENCE_START = r"(?:^[ \t]*```[^\n`]*|```(?:python|py)[ \t]*)\n"
 """A fence; one that names its language may end a line of text, as small models have it."""
@@ -80,6 +83,8 @@ def check_source(source: str, target: SearchTarget, parent: Node) -> str:
     source = source.strip() + "\n"
     if len(source) > MAX_SOURCE_CHARS:
         raise RecordError(f"the source has {len(source)} characters, more than {MAX_SOURCE_CHARS}")
+    if is_cuda_kernel(target):
+        return _check_cuda_source(source, target, parent)
     try:
         tree = python_parser.parse_module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -90,6 +95,16 @@ def check_source(source: str, target: SearchTarget, parent: Node) -> str:
     else:
         _check_solution(tree, source, target)
     if ast.dump(tree) == ast.dump(python_parser.parse_module(parent.source)):
+        raise RecordError("the source is the one that was given: change something")
+    return source
+
+
+def _check_cuda_source(source: str, target: SearchTarget, parent: Node) -> str:
+    check_source_rules(source)
+    read_launch(source)
+    if not re.search(rf"\b{target.entry}\s*\(", source):
+        raise RecordError(f"the source must define {cuda_signature_of(target).text}")
+    if draft_identity(target, Draft(source, parent.provenance, parent.language)) == parent.id:
         raise RecordError("the source is the one that was given: change something")
     return source
 
@@ -145,7 +160,12 @@ def _entry_blocks(text: str, entry: str) -> list[str]:
 
 def _names_entry(block: str, entry: str) -> bool:
     return (
-        re.search(rf"\b(?:def|class)\s+{re.escape(entry)}\b|^{re.escape(entry)}\s*=", block, re.M) is not None
+        re.search(
+            rf"\b(?:def|class)\s+{re.escape(entry)}\b|^{re.escape(entry)}\s*=|__global__[^;{{}}]*\b{re.escape(entry)}\s*\(",
+            block,
+            re.M,
+        )
+        is not None
     )
 
 

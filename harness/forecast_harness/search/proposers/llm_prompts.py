@@ -14,6 +14,7 @@ from forecast_autotune.records import Outcome
 from forecast_harness.search.history.events import ProposalRequest
 from forecast_harness.search.proposers.target_facts import timed_work
 from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
+from forecast_harness.search.targets import is_cuda_kernel
 from forecast_harness.variants.llm_writing import IDEAS as KERNEL_IDEAS
 
 PROMPT_VERSION = "2"
@@ -54,7 +55,7 @@ def prompt(request: ProposalRequest, style: str) -> str:
         "statement": target.statement.strip(),
         "title": "The source to start from",
         "standing": _standing_text(request.score),
-        "fence": "python",
+        "fence": "cpp" if is_cuda_kernel(target) else "python",
         "source": _shortened(parent.source),
         "facts": list(_fact_lines(judged)) if style in ("profile", "rewrite") else [],
         "tried": [_failure_text(f, request) for f in request.failures[-_MAX_SHOWN_FAILURES:]],

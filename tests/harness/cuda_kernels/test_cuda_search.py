@@ -1,0 +1,213 @@
+"""A CUDA kernel through a whole search: compiled by nvcc, launched by a driver without a device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.records import Outcome
+from forecast_harness.machine_code import fit_runner, opening
+from forecast_harness.machine_code.compile_workers import CompileWorkers
+from forecast_harness.machine_code.opening import MachineCodeLanes, open_machine_code_lanes
+from forecast_harness.search.forecasters import open_forecaster
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
+from forecast_harness.search.history.state import SearchState
+from forecast_harness.search.judging.cuda_judge import CudaJudge
+from forecast_harness.search.proposers import open_proposer
+from forecast_harness.search.records import (
+    Node,
+    NodeResult,
+    SearchBudget,
+    SearchContext,
+    SearchSettings,
+    SearchTarget,
+)
+from forecast_harness.search.run import search
+from forecast_harness.verify.plan import VerificationPlan
+from tests.harness.cuda_kernels.declared_kernel import (
+    SOURCE,
+    cuda_node,
+    cuda_target,
+    declared,
+    needs_nvcc,
+)
+from tests.harness.machine_code.noting_host import NotingHost
+from tests.harness.machine_code.translated_builds import TranslatedBuilder
+
+pytestmark = needs_nvcc
+PLAN = VerificationPlan(cases=1)
+
+
+class ConfirmingHost(NotingHost):
+    """Stands for the sandbox with the device: whatever it is asked to confirm is twice as fast as the seed."""
+
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
+        seed = confirm.seed_node.id
+        ratios = {n.id: 0.0 if n.id == seed else -1.0 for n in (confirm.seed_node, *confirm.nodes)}
+        return {
+            n: NodeResult(Outcome.OK, seed, log2_ratio=r, sd=0.01, stage="confirm") for n, r in ratios.items()
+        }
+
+
+AGENT = Path(__file__).with_name("cuda_agent.py")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> SearchTarget:
+    return cuda_target(declared(tmp_path_factory.mktemp("kernel")))
+
+
+@pytest.fixture(scope="module")
+def seed(target: SearchTarget) -> Node:
+    return cuda_node(target, SOURCE)
+
+
+@pytest.fixture(scope="module")
+def lanes(
+    target: SearchTarget, seed: Node, fake_driver: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MachineCodeLanes]:
+    """Machine code of the fake driver in place of nvcc's, once that has been checked."""
+
+    @contextlib.contextmanager
+    def opened_builder(facts: Mapping[str, Any], count: int) -> Iterator[TranslatedBuilder]:
+        with CompileWorkers(facts, count) as workers, contextlib.closing(TranslatedBuilder(workers)) as made:
+            yield made
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fit_runner, "LIBRARY", str(fake_driver))
+        patched.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+        patched.setattr(fit_runner, "runner_problem", lambda runner: "")
+        patched.setattr(opening, "CompileWorkers", opened_builder)
+        patched.setattr(opening, "_host_opener", lambda *_: lambda: ConfirmingHost({}))
+        folder = tmp_path_factory.mktemp("lanes") / "new"
+        made = open_machine_code_lanes(target, seed, [PLAN], folder=folder, workers=1, insist=True)
+        with contextlib.closing(made):
+            yield made
+
+
+def judged(lanes: MachineCodeLanes, target: SearchTarget, seed: Node, source: str) -> NodeResult:
+    asked = cuda_node(target, source)
+    return lanes.submit(NodeJob(f"job-{asked.id}", asked, seed, {}, target, 0, 3)).result(120)
+
+
+def searched(
+    lanes: MachineCodeLanes, target: SearchTarget, seed: Node, folder: Path, proposer: str, surrogate: str
+) -> SearchState:
+    settings = SearchSettings(
+        SearchBudget(4), proposers=(proposer,), surrogate=surrogate, parents=1, samples=2, k=2, trials=2
+    )
+    forecaster = open_forecaster(surrogate, target)
+    with contextlib.closing(open_proposer(proposer, target)) as opened:
+        return search(
+            target,
+            [seed],
+            settings=settings,
+            context=SearchContext(target.id, (), "fake", {}, "", "h"),
+            proposers={opened.name: opened},
+            forecaster=forecaster,
+            lanes=lanes,
+            folder=folder,
+        )
+
+
+def test_a_search_takes_the_faster_of_two_proposals(
+    lanes: MachineCodeLanes, target: SearchTarget, seed: Node, tmp_path: Path
+) -> None:
+    state = searched(lanes, target, seed, tmp_path, f"external:{sys.executable} {AGENT}", "auto")
+    best = state.nodes[state.best]
+    assert best.provenance.note == "faster"
+    assert state.best_score < -0.8
+    wrong = next(n for n in state.nodes.values() if n.provenance.note == "wrong")
+    assert state.judged[wrong.id].outcome is Outcome.INCORRECT
+    text = (tmp_path / "best.cu").read_text()
+    assert text.startswith("// The fastest source found for twice")
+    assert "/* launch" in text
+    assert (tmp_path / "nodes" / f"{best.id}.cu").read_text() == best.source
+    assert json.loads((tmp_path / "summary.json").read_text())["confirmed"]
+
+
+def test_recorded_sources_are_searched_without_forecasts(
+    lanes: MachineCodeLanes, target: SearchTarget, seed: Node, tmp_path: Path
+) -> None:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "fast.cu").write_text(f"{SOURCE}#define FAST 1  // 40000 ns\n")
+    (folder / "faster.cu").write_text(f"#include <cuda_fp16.h>\n{SOURCE}// 25000 ns\n")
+    state = searched(lanes, target, seed, tmp_path / "search", f"recorded:{folder}", "none")
+    assert state.nodes[state.best].provenance.note == "faster.cu"
+    assert sum(j.outcome is Outcome.OK for j in state.judged.values()) == 3
+
+
+def test_constants_are_varied_without_any_model(
+    lanes: MachineCodeLanes, target: SearchTarget, seed: Node, tmp_path: Path
+) -> None:
+    state = searched(lanes, target, seed, tmp_path, "mechanical", "none")
+    assert {n.provenance.author for n in state.nodes.values()} > {"launch-bounds"}
+    assert len(state.judged) == 4
+
+
+def test_a_node_is_timed_in_its_own_configs(
+    lanes: MachineCodeLanes, target: SearchTarget, seed: Node
+) -> None:
+    found = judged(lanes, target, seed, f"{SOURCE}// 30000 ns\n#define K 1\n")
+    assert (found.outcome, found.measurements, found.facts["path"]) == (Outcome.OK, 2, "machine code")
+    assert [c["config"] for c in found.facts["configs"]] == [{}, {"THREADS": 256}]
+    assert found.log2_ratio == pytest.approx(-0.72, abs=0.15)
+    assert not found.may_lead
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "said"),
+    [
+        (SOURCE.replace("2 * x[", "5 * x["), Outcome.INCORRECT, "wrong_values"),
+        (SOURCE.replace("float* y", "float* z"), Outcome.COMPILE_ERROR, '"y" is undefined'),
+        (SOURCE.replace("int n)", "int n, int more)"), Outcome.COMPILE_ERROR, "those declared [8, 8, 4]"),
+        (SOURCE.partition("*/\n")[2], Outcome.COMPILE_ERROR, "needs one launch comment"),
+        (SOURCE.replace("[128, 256]", "[4096]"), Outcome.COMPILE_ERROR, "the block is (4096, 1, 1)"),
+        (f'#include "/etc/passwd"\n{SOURCE}', Outcome.COMPILE_ERROR, "is refused"),
+    ],
+)
+def test_a_source_that_breaks_a_rule_is_refused_before_it_is_timed(
+    lanes: MachineCodeLanes, target: SearchTarget, seed: Node, source: str, outcome: Outcome, said: str
+) -> None:
+    found = judged(lanes, target, seed, source)
+    assert (found.outcome, found.log2_ratio, found.facts["path"]) == (outcome, None, "machine code")
+    assert said in found.feedback
+
+
+def test_the_sandboxs_judge_compiles_without_a_device(
+    target: SearchTarget, seed: Node, tmp_path: Path
+) -> None:
+    broken = cuda_node(target, SOURCE.replace("float* y", "float* z"))
+    with contextlib.closing(CudaJudge(target, PLAN, tmp_path)) as judge:
+        found = judge.judge(NodeJob("job", broken, seed, {}, target, 0, 2))
+        assert (found.outcome, found.stage) == (Outcome.RUNTIME_ERROR, "compile")
+        assert '"y" is undefined' in found.feedback
+        verified = judge.verify(VerificationJob("verify", seed, {"THREADS": 256}, target))
+        # The source compiles and is imported; that there is no driver to launch it with is all that is wrong.
+        assert "libcuda" in verified.wrong
+
+
+def test_a_device_that_nothing_can_be_compiled_for_is_told(target: SearchTarget, tmp_path: Path) -> None:
+    unknown = SearchTarget(
+        target.kind,
+        target.name,
+        target.id,
+        "cuda",
+        "twice",
+        "",
+        {**target.payload, "device": {"name": "some"}},
+    )
+    with pytest.raises(SettingsError, match="compute capability of some is not known"):
+        CudaJudge(unknown, PLAN, tmp_path)
