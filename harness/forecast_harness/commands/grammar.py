@@ -20,7 +20,9 @@ def verify(commands: Commands) -> None:
         "forecast_harness.commands.judge:verify",
         "judge whether a kernel computes what its problem pack asks",
     )
-    parser.add_argument("pack", metavar="PACK", help="a shipped pack, a pack's folder or a KernelBench file")
+    parser.add_argument(
+        "pack", metavar="PACK", help="a shipped pack, a pack's folder, a KernelBench file or KERNEL.cu:FN"
+    )
     parser.add_argument(
         "solution", nargs="?", metavar="SOLUTION", help="a file or a solution of the pack; none: the pack"
     )
@@ -32,7 +34,9 @@ def bench(commands: Commands) -> None:
     parser = commands.add(
         "bench", "forecast_harness.commands.judge:bench", "time verified kernels against each other, in pairs"
     )
-    parser.add_argument("pack", metavar="PACK", help="a shipped pack, a pack's folder or a KernelBench file")
+    parser.add_argument(
+        "pack", metavar="PACK", help="a shipped pack, a pack's folder, a KernelBench file or KERNEL.cu:FN"
+    )
     parser.add_argument("solutions", nargs="+", metavar="SOLUTION", help="files, or solutions of the pack")
     parser.add_argument(
         "--against", metavar="REF", help="what has to be beaten (default: the first SOLUTION)"

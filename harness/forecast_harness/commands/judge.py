@@ -13,6 +13,7 @@ from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.store.files import append
 from forecast_harness.commands.count_line import CountLine
+from forecast_harness.commands.judged_problem import JudgedProblem, open_problem
 
 if TYPE_CHECKING:
     from forecast_harness.bench import BenchResult, Contest
@@ -27,14 +28,14 @@ _COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "inf
 
 def verify(options: argparse.Namespace, output: Output) -> int:
     """Judge one solution, or without one the pack itself; 0 if accepted."""
-    from forecast_harness.packs import load_pack
     from forecast_harness.verify.run import check_pack
     from forecast_harness.verify.run import verify as judge
 
     require_packages("verify", "torch")
-    pack = load_pack(options.pack)
-    solution = None if options.solution is None else _solution(options, pack, options.solution)
-    plan = build_plan(options)
+    problem = open_problem(options.pack)
+    pack, plan = problem.pack, build_plan(options)
+    named = [] if options.solution is None else [options.solution]
+    solution = next(iter(_solutions(options, problem, named, plan)), None)
     work = f"judging {pack.definition.name if solution is None else solution.name} in a sandbox"
     with CountLine(output.errors, lambda: work), open_lane(options, plan) as lane:
         refused, level = check_pack(pack, lane), lane.level.name
@@ -53,15 +54,15 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     from dataclasses import replace
 
     from forecast_harness.bench import compare_solutions as contest
-    from forecast_harness.packs import load_pack
     from forecast_harness.timing.paired_comparison import DEFAULT_RULES
     from forecast_harness.verify.run import check_pack
 
     require_packages("bench", "torch")
-    pack = load_pack(options.pack)
-    plan = build_plan(options)
-    solutions = [_solution(options, pack, name) for name in options.solutions]
-    against = None if options.against is None else _solution(options, pack, options.against)
+    problem = open_problem(options.pack)
+    pack, plan = problem.pack, build_plan(options)
+    first_named = [] if options.against is None else [options.against]
+    solutions = _solutions(options, problem, [*first_named, *options.solutions], plan)
+    against = solutions.pop(0) if first_named else None
     if len(solutions) + (against is not None) < 2:
         raise UsageError("bench needs something to compare: give another SOLUTION, or --against REF")
     work, remarks = f"timing {', '.join(s.name for s in solutions)}", list[str]()
@@ -71,7 +72,7 @@ def bench(options: argparse.Namespace, output: Output) -> int:
                 f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(refused)}"
             )
         rules = replace(DEFAULT_RULES, seconds=options.seconds)
-        first = _first_contest(options, remarks, pack, plan, rules)
+        first = _first_contest(options, remarks, problem, plan, rules)
         entries = contest(pack, solutions, lane, against=against, plan=plan, rules=rules, first_contest=first)
         level = lane.level.name
     for text in remarks:
@@ -83,7 +84,11 @@ def bench(options: argparse.Namespace, output: Output) -> int:
 
 
 def _first_contest(
-    options: argparse.Namespace, remarks: list[str], pack: Pack, plan: VerificationPlan, rules: StoppingRules
+    options: argparse.Namespace,
+    remarks: list[str],
+    problem: JudgedProblem,
+    plan: VerificationPlan,
+    rules: StoppingRules,
 ) -> Contest | None:
     """The first of two contests through machine code, where that is wanted and a pair of solutions allows it.
 
@@ -93,6 +98,7 @@ def _first_contest(
 
     if options.path == "host-code":
         return None
+    pack = problem.pack
     possible = plan.device != "cpu" and pack.definition.format is PackFormat.OWN
     if options.path == "auto" and not possible:
         return None
@@ -103,7 +109,7 @@ def _first_contest(
     from forecast_harness.bench import ContestUnavailable
     from forecast_harness.machine_code.pack_contest import PackContests
 
-    contests = PackContests(pack, plan, rules)
+    contests = PackContests(pack, plan, rules, request_of=problem.request_of)
 
     def held(incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
         try:
@@ -149,6 +155,14 @@ def open_lane(options: argparse.Namespace, plan: VerificationPlan) -> SandboxLan
         # Without a device Triton kernels can only be interpreted: right or wrong, but no times to learn from.
         return SandboxLane(level, environment={"TRITON_INTERPRET": "1"})
     return SandboxLane(level, device=plan.uuid or str(plan.index))
+
+
+def _solutions(
+    options: argparse.Namespace, problem: JudgedProblem, names: list[str], plan: VerificationPlan
+) -> list[Solution]:
+    if problem.declared is not None:
+        return problem.cuda_solutions(names, plan)
+    return [_solution(options, problem.pack, name) for name in names]
 
 
 def _solution(options: argparse.Namespace, pack: Pack, name: str) -> Solution:

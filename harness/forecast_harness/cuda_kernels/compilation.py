@@ -29,8 +29,17 @@ from forecast_harness.machine_code.records import (
     PlanStep,
     Program,
 )
-from forecast_harness.sandbox.jobs import JobResult, JobStatus, SandboxError, SandboxJob, printable
+from forecast_harness.sandbox.jobs import (
+    JobResult,
+    JobStatus,
+    ResourceLimits,
+    SandboxError,
+    SandboxJob,
+    printable,
+)
 
+COMPILE_LIMITS = ResourceLimits(wall_s=60.0, cpu_s=120.0, memory_bytes=4 << 30, trusted_s=30.0)
+"""Of a cell in which a source is compiled."""
 _JOB = "forecast_harness.cuda_kernels.compile_job:main"
 _NEW_NAMES_SINCE = 90
 """Compute capability from which on instructions of the architecture alone have a target of their own, as sm_90a."""

@@ -15,6 +15,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records.codec import Record
 from forecast_harness.cuda_kernels.compilation import (
+    COMPILE_LIMITS,
     CudaBuild,
     CudaCompileError,
     compile_source,
@@ -47,7 +48,6 @@ _LONG_S = 3.0
 """After which a job that nobody waits for is ended; a lane takes as long to be ready for another one."""
 _NICENESS = 10
 """There are as many as processors: what launches and times must not wait for one."""
-COMPILE_LIMITS = ResourceLimits(wall_s=60.0, cpu_s=120.0, memory_bytes=4 << 30, trusted_s=30.0)
 MOST_SCRATCH_BYTES = 8 << 30
 
 

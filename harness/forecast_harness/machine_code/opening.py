@@ -12,12 +12,13 @@ from forecast_harness.machine_code.cuda_trials import CudaTrials
 from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
 from forecast_harness.machine_code.kernel_trials import KernelTrials
 from forecast_harness.machine_code.node_judging import MachineCodeJudge
-from forecast_harness.machine_code.pack_contest import PackContests
+from forecast_harness.machine_code.pack_contest import PackContests, RequestOf
 from forecast_harness.machine_code.pack_trials import PackTrials
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.trials import SourceBuilder
 from forecast_harness.packs.schema import Pack
 from forecast_harness.search.history.events import NodeJob
+from forecast_harness.search.judging.cuda_judge import CudaJudge
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.early_opener import EarlyOpener
 from forecast_harness.search.judging.factory import open_judge
@@ -165,9 +166,11 @@ class _ContestMaker:
 
     def __init__(self) -> None:
         self.opened: tuple[RunnerClient, SourceBuilder] | None = None
+        self.request_of: RequestOf | None = None
+        """How solutions are compiled, where it is not as Triton."""
 
     def __call__(self, pack: Pack, plan: VerificationPlan, rules: StoppingRules) -> PackContests:
-        return PackContests(pack, plan, rules, self.opened)
+        return PackContests(pack, plan, rules, self.opened, self.request_of)
 
 
 def _host_opener(
@@ -181,6 +184,8 @@ def _host_opener(
         )
         if isinstance(judge, PackJudge):
             judge.contests = contests
+        if isinstance(judge, CudaJudge):
+            contests.request_of = judge.requests
         if isinstance(judge, KernelJudge):
             try:
                 judge.prepare_verification()

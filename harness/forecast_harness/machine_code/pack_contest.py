@@ -1,4 +1,4 @@
-"""Contests of two Triton solutions of a pack through machine code: no Python of theirs is near the clock."""
+"""Contests of two solutions of a pack through machine code: no Python of theirs is near the clock."""
 
 from __future__ import annotations
 
@@ -114,6 +114,18 @@ class ProgramClock:
                 self._waiting[which].append(math.exp(statistics.fmean(map(math.log, together))))
 
 
+RequestOf = Callable[[str, Solution, Mapping[str, PreparedCall]], BuildRequest]
+"""(name, solution, calls) -> how it is compiled for them. Raises `ContestUnavailable` for one that cannot be."""
+
+
+def triton_request(name: str, solution: Solution, calls: Mapping[str, PreparedCall]) -> BuildRequest:
+    """How a Triton solution is compiled. Raises `ContestUnavailable` for another one."""
+    if solution.language is not Language.TRITON or solution.files:
+        raise ContestUnavailable(f"{solution.name} is no Triton solution in one file")
+    cases = tuple(c.arguments for c in calls.values())
+    return BuildRequest(name, solution.source, solution.entry, cases)
+
+
 class PackContests:
     """Contests between solutions of one pack on one device, each in a fresh runner and on fresh inputs."""
 
@@ -123,16 +135,19 @@ class PackContests:
         plan: VerificationPlan,
         rules: StoppingRules,
         opened: tuple[RunnerClient, SourceBuilder] | None = None,
+        request_of: RequestOf | None = None,
     ) -> None:
-        """`opened`: a runner and compile workers that nobody else uses then; by default each contest opens its own."""
+        """`opened`: a runner and compile workers that nobody else uses then; by default each contest opens its own.
+
+        `request_of`: how solutions are compiled; by default as Triton.
+        """
         self._pack, self._plan, self._rules, self._opened = pack, plan, rules, opened
-        self._batch = _BATCH
+        self._batch, self._request_of = _BATCH, request_of or triton_request
 
     def __call__(self, incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
         """The value of a contest, as the timing job of host code gives it. Raises `ContestUnavailable`."""
         for one in (incumbent, candidate):
-            if one.language is not Language.TRITON or one.files:
-                raise ContestUnavailable(f"{one.name} is no Triton solution in one file")
+            self._request_of("", one, {})
         try:
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -158,7 +173,7 @@ class PackContests:
         drawn = PackCalls(self._pack, folder)
         works = self._pack.timed_workloads(self._plan.device, Language.TRITON)
         calls = {w.name: drawn.draw({n: int(v) for n, v in w.axes.items()}) for w in works}
-        programs = _programs(builder, calls, (incumbent, candidate))
+        programs = _programs(builder, self._request_of, calls, (incumbent, candidate))
 
         def implausible(name: str, seconds: float) -> str:
             case = calls[name].case
@@ -186,14 +201,13 @@ class PackContests:
 
 
 def _programs(
-    builder: SourceBuilder, calls: Mapping[str, PreparedCall], solutions: Sequence[Solution]
+    builder: SourceBuilder,
+    request_of: RequestOf,
+    calls: Mapping[str, PreparedCall],
+    solutions: Sequence[Solution],
 ) -> list[Sequence[Program]]:
     """Programs of each solution, one for each call. Raises `ContestUnavailable`."""
-    cases = tuple(c.arguments for c in calls.values())
-    building = [
-        builder.submit(BuildRequest(f"{n}: {one.name}", one.source, one.entry, cases))
-        for n, one in enumerate(solutions)
-    ]
+    building = [builder.submit(request_of(f"{n}: {one.name}", one, calls)) for n, one in enumerate(solutions)]
     found = [b.result() for b in building]
     for one, built in zip(solutions, found, strict=True):
         if not built.programs:

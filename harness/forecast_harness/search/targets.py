@@ -137,7 +137,7 @@ def _pack_target(pack: Pack, device: str) -> tuple[SearchTarget, tuple[Node, ...
     words = statement.pack_statement(pack, str(language), entry, device)
     payload = {"pack": pack.to_json()}
     if device == "cuda":
-        payload["device"] = _cuda_device().to_json()
+        payload["device"] = cuda_device().to_json()
     made = SearchTarget(TargetKind.PACK, about.name, pack.id, str(language), entry, words, payload)
     return made, tuple(_seed(made, s.source, str(s.language), s.name) for s in seeds)
 
@@ -150,7 +150,7 @@ def _cuda_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ...]
     payload = {
         "pack": pack.to_json(),
         "signature": signature.to_json(),
-        "device": _cuda_device().to_json(),
+        "device": cuda_device().to_json(),
         "nvcc": release,
     }
     words = statement.cuda_statement(pack, signature, device)
@@ -201,7 +201,7 @@ def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ..
         "file": str(called.path.absolute()),
         "name": called.name,
         "source_sha256": called.kernel.source_sha256,
-        "device": _cuda_device().to_json(),
+        "device": cuda_device().to_json(),
     }
     if (advice := store.advice(called.kernel.source_sha256)) is not None:
         payload["advice"] = advice.to_json()
@@ -223,7 +223,7 @@ def _stored_config(store: Store, kernel: Kernel, subjects: Sequence[BaseKernel])
     """What the store decided on for the first call of the base source on this device."""
     if not subjects or not subjects[0].calls:
         return None
-    for problem, decision in store.decisions(kernel.name, _cuda_device().slug):
+    for problem, decision in store.decisions(kernel.name, cuda_device().slug):
         same = problem.kernel.source_sha256 == kernel.source_sha256
         if same and problem.arguments == subjects[0].calls[0] and decision.chosen.is_base_variant:
             return decision.chosen.config
@@ -259,7 +259,7 @@ print(json.dumps({
 
 
 @cache
-def _cuda_device() -> Device:
+def cuda_device() -> Device:
     """The first CUDA device, asked of a child process: the driver is not opened in this one."""
     done = subprocess.run([sys.executable, "-c", _DEVICE_SCRIPT], capture_output=True, text=True, check=False)
     if done.returncode == 0:

@@ -9,6 +9,7 @@ from pathlib import Path
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Device
 from forecast_harness.cuda_kernels.compilation import (
+    COMPILE_LIMITS,
     CompiledSource,
     CompilerUnavailable,
     CudaCompileError,
@@ -16,8 +17,9 @@ from forecast_harness.cuda_kernels.compilation import (
 )
 from forecast_harness.cuda_kernels.host_solution import host_solution
 from forecast_harness.cuda_kernels.source_launch import cuda_configs
+from forecast_harness.machine_code.cuda_requests import CudaRequests
 from forecast_harness.packs.schema import Solution
-from forecast_harness.sandbox.api import JobResult, ResourceLimits, SandboxError, SandboxJob, SandboxLane
+from forecast_harness.sandbox.api import JobResult, SandboxError, SandboxJob, SandboxLane
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judging.pack_judge import PackJudge
@@ -27,8 +29,6 @@ from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import cuda_signature_of
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
-
-_COMPILE_LIMITS = ResourceLimits(wall_s=60.0, cpu_s=120.0, memory_bytes=4 << 30, trusted_s=30.0)
 
 
 class CudaJudge(PackJudge):
@@ -52,6 +52,8 @@ class CudaJudge(PackJudge):
                 "for it: is its driver (libcuda.so.1) there?"
             )
         self._signature, self._arch = cuda_signature_of(target), int(device.arch)
+        self.requests = CudaRequests(self._signature)
+        """How the sources of solutions are compiled for contests through machine code."""
         self._compiled: dict[tuple[str, str], CompiledSource | CudaCompileError] = {}
         self._compiler = SandboxLane(scratch=folder)
         super().__init__(target, plan, folder, number=number, rules=rules, locks=locks)
@@ -89,7 +91,8 @@ class CudaJudge(PackJudge):
     def _solution(self, node: Node, config: SourceConfig) -> Solution:
         if isinstance(found := self._compile(node, config), CudaCompileError):
             raise LaneFailure(f"{node.id} does not compile: {found}", self.name)
-        return host_solution(node.id, found, self._signature, config)
+        made = host_solution(node.id, found, self._signature, config)
+        return self.requests.note(made, node.source, config)
 
     def _compile(self, node: Node, config: SourceConfig) -> CompiledSource | CudaCompileError:
         """Machine code of a node in one config, made once. Raises `LaneFailure`."""
@@ -106,4 +109,4 @@ class CudaJudge(PackJudge):
         return self._compiled[key]
 
     def _run_compiler(self, job: SandboxJob) -> JobResult:
-        return self._compiler.run(job, _COMPILE_LIMITS)
+        return self._compiler.run(job, COMPILE_LIMITS)

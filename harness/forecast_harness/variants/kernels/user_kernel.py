@@ -20,6 +20,7 @@ from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Argument, Config, Kernel, Problem, digest
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import write_atomically
+from forecast_harness.cuda_kernels.declaration import CUDA_PLACE
 from forecast_harness.variants.kernels.grids import GridSample, grid_samples
 from forecast_harness.variants.kernels.inductor_output import (
     is_inductor_output,
@@ -59,6 +60,11 @@ class UserKernel:
         `ImportError`.
         """
         found = KERNEL_PLACE.match(what)
+        if CUDA_PLACE.match(what):
+            raise UsageError(
+                f"{what} is a CUDA kernel, and this is for Triton kernels: `forecast-autotune search {what}` looks for "
+                "a faster source of it, `verify` and `bench` judge sources"
+            )
         if not found:
             raise UsageError(
                 f"{what} is no KERNEL.py:FN or package.module:FN: name a Python file or a module, and a kernel in it"
