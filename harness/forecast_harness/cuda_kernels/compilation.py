@@ -7,6 +7,7 @@ dynamic shared memory by expressions, and nothing else of a launch.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from forecast_harness.cuda_kernels.cubin_facts import CubinFacts, cubin_facts, k
 from forecast_harness.cuda_kernels.signature import KernelSignature
 from forecast_harness.cuda_kernels.source_launch import CudaConfig, LaunchSizes, SourceLaunch, read_launch
 from forecast_harness.cuda_kernels.source_rules import check_source_rules
-from forecast_harness.cuda_kernels.toolkit import find_nvcc
+from forecast_harness.cuda_kernels.toolkit import find_nvcc, header_roots
 from forecast_harness.machine_code.cubin_sections import check_cubin, without_references
 from forecast_harness.machine_code.records import (
     CompiledKernel,
@@ -48,6 +49,7 @@ _MOST_SHARED_BYTES = 228 << 10
 """Of a block, on any device so far."""
 _WARP = 32
 _OWN_MESSAGE = re.compile(rf"^{re.escape(SOURCE_NAME)}[(:]\d+[):].*")
+_HEADER_MESSAGE = re.compile(r"^(?P<file>/[^\s():]+)[(:]\d+[):].*(?:error|assert)")
 _PROGRAM_MESSAGE = re.compile(r"^(?:nvcc|ptxas|cicc|cudafe\+\+|nvlink|gcc|g\+\+|cc1plus)\b.*")
 _MOST_MESSAGES = 12
 _MOST_MESSAGE_CHARACTERS = 300
@@ -100,7 +102,7 @@ def compile_source(
         raise CudaCompileError(f"nvcc was ended: {result.detail}"[:2000])
     value = result.value
     if "cubin" not in result.arrays or not isinstance(value, dict):
-        raise CudaCompileError(_failure(value))
+        raise CudaCompileError(_failure(value, header_roots()))
     try:
         image = without_references(bytes(result.arrays["cubin"].data))
         _check_image(image, signature, arch)
@@ -114,14 +116,23 @@ def architecture(arch: int) -> str:
     return f"sm_{arch}{'a' if arch >= _NEW_NAMES_SINCE else ''}"
 
 
-def compiler_messages(said: str) -> str:
-    """What of a compiler's output is about the source itself or from a program: other files' lines are left out."""
+def compiler_messages(said: str, roots: Sequence[str] = ()) -> str:
+    """What of a compiler's output is about the source itself, a header below `roots`, or from a program.
+
+    Lines about other files, and those that quote a line of one, are left out.
+    """
     kept = [
         line.strip()[:_MOST_MESSAGE_CHARACTERS]
         for line in said.splitlines()
-        if _OWN_MESSAGE.match(line) or _PROGRAM_MESSAGE.match(line)
+        if _OWN_MESSAGE.match(line) or _PROGRAM_MESSAGE.match(line) or _is_about_header(line, roots)
     ]
     return printable("\n".join(kept[:_MOST_MESSAGES]))
+
+
+def _is_about_header(line: str, roots: Sequence[str]) -> bool:
+    found = _HEADER_MESSAGE.match(line)
+    place = "" if found is None else os.path.normpath(found["file"])
+    return any(place.startswith(f"{root}{os.sep}") for root in roots)
 
 
 def launched_programs(
@@ -197,9 +208,9 @@ def _check_block(sizes: LaunchSizes, facts: CubinFacts) -> None:
         )
 
 
-def _failure(value: object) -> str:
+def _failure(value: object, roots: Sequence[str]) -> str:
     told = value if isinstance(value, dict) else {}
     if told.get("ended", 0) is None:
         return f"nvcc was at it for more than {COMPILE_S:g} s: make the source simpler"
-    messages = compiler_messages(str(told.get("said", "")))
+    messages = compiler_messages(str(told.get("said", "")), roots)
     return messages or "nvcc refused the source, for a reason that lies in none of its own lines"

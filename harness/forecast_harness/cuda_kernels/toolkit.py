@@ -43,6 +43,12 @@ def _is_program(place: Path) -> bool:
     return place.is_file() and os.access(place, os.X_OK)
 
 
+def header_roots() -> tuple[str, ...]:
+    """Folders with headers of the toolkit and of the system, which everybody has."""
+    toolkit = Path(find_nvcc()).parent.parent
+    return str(toolkit), str(toolkit.resolve()), "/usr/local", "/usr/include", "/usr/lib/gcc"
+
+
 @cache
 def nvcc_release() -> str:
     """Such as `13.0`; '' where it does not say. Raises `SettingsError` where there is no nvcc."""

@@ -6,6 +6,7 @@ own memory is a writable section of its file; buffers are wiped and surrounded w
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,12 +23,17 @@ _SYMBOLS, _RELOCATIONS_WITH_ADDENDS, _NO_CONTENTS, _RELOCATIONS = 2, 4, 8, 9
 _RELOCATION_BYTES = {_RELOCATIONS: _RELOCATION.size, _RELOCATIONS_WITH_ADDENDS: _RELOCATION.size + 8}
 _CONSTANTS = ".nv.constant3"
 """A module's own constants, to which stores go by their address all the same; Triton's kernels have none."""
+_SECTION_SYMBOL = 3
 _SIZE_AT = 32
 """Where a section's size stands in its header."""
 _FIRST_RESERVED, _ABSOLUTE = 0xFF00, 0xFFF1
 """Numbers that name no section: of memory that the loader is to find, for one."""
 _LIBRARY_NAMES = frozenset({b"__CUDA_FTZ", b"__CUDA_PREC_SQRT", b"__CUDA_PREC_DIV", b"__CUDA_ARCH"})
 """Texts that the compiler leaves behind where code took a function of CUDA's library; nothing reads them."""
+_LIBRARY_SYMBOL = re.compile(r"_ZN\w*(?:4cuda|6thrust|3cub|18cooperative_groups)")
+"""Symbols of CUDA's C++ headers. Whatever includes them carries their constants without contents, a byte each:
+objects of empty classes, which no code reads."""
+_MOST_LIBRARY_BYTES = 256
 _MOST_SECTIONS = 4096
 _MOST_NAME_BYTES = 64
 MOST_IMAGE_BYTES = 64 << 20
@@ -92,7 +98,9 @@ def check_cubin(kernel: CompiledKernel) -> None:
             raise MachineCodeError(
                 f"machine code has {section.size} bytes of constants that a launch can change, in {section.name!r:.80}"
             )
-        if _outlives_launches(section) and not (_holds_library_names(section) and number not in referred):
+        if _outlives_launches(section) and not (
+            _holds_library_names(sections, number) and number not in referred
+        ):
             raise MachineCodeError(
                 f"machine code keeps {section.size} bytes from launch to launch in {section.name!r:.80}"
             )
@@ -106,7 +114,7 @@ def without_references(image: bytes) -> bytes:
     the loader is not asked to write it. Raises `MachineCodeError` for bytes that are no code of CUDA's.
     """
     sections = cubin_sections(image)
-    names = {n for n, s in enumerate(sections) if _outlives_launches(s) and _holds_library_names(s)}
+    names = {n for n, s in enumerate(sections) if _outlives_launches(s) and _holds_library_names(sections, n)}
     if not names & referred_sections(sections):
         return image
     made = bytearray(image)
@@ -133,10 +141,29 @@ def _outlives_launches(section: CubinSection) -> bool:
     )
 
 
-def _holds_library_names(section: CubinSection) -> bool:
-    """Whether it holds names that the compiler leaves behind, and nothing else."""
+def _holds_library_names(sections: Sequence[CubinSection], number: int) -> bool:
+    """Whether it holds names that the compiler leaves behind, or objects of CUDA's headers, and nothing else."""
+    section = sections[number]
+    if section.kind == _NO_CONTENTS:
+        symbols = _symbols_in(sections, number)
+        known = bool(symbols) and all(_LIBRARY_SYMBOL.match(name) for name in symbols)
+        return known and section.size <= _MOST_LIBRARY_BYTES
     whole = len(section.contents) == section.size <= _MOST_NAME_BYTES and section.contents.endswith(b"\0")
     return whole and set(section.contents[:-1].split(b"\0")) <= _LIBRARY_NAMES
+
+
+def _symbols_in(sections: Sequence[CubinSection], number: int) -> list[str]:
+    """Names of what lies in a section; the section itself, which has a symbol too, has none of its own."""
+    found = []
+    for table in sections:
+        if table.kind != _SYMBOLS or not 0 <= table.link < len(sections):
+            continue
+        texts = sections[table.link].contents
+        for at in range(0, len(table.contents) - _SYMBOL.size + 1, _SYMBOL.size):
+            start, info, _, place, _, _ = _SYMBOL.unpack_from(table.contents, at)
+            if place == number and info & 0xF != _SECTION_SYMBOL:
+                found.append(_name(texts, start))
+    return found
 
 
 def referred_sections(sections: Sequence[CubinSection]) -> frozenset[int]:

@@ -26,6 +26,7 @@ from forecast_harness.machine_code.compile_workers import (
     CompileWorkers,
     TensorArgument,
 )
+from forecast_harness.machine_code.cubin_sections import cubin_sections, referred_sections
 from forecast_harness.machine_code.records import MachineCodeError
 from forecast_harness.sandbox.jobs import ResourceLimits
 from tests.harness.cuda_kernels.declared_kernel import SOURCE, declared, needs_nvcc
@@ -112,6 +113,7 @@ def test_a_cubin_says_what_its_kernel_needs(workers: CompileWorkers, kernel: Cud
         ("void twice", "void __launch_bounds__(64) twice", "launch bounds allow 64"),
         ("[128, 256]", "[4096]", "the block is (4096, 1, 1)"),
         ('["(n + THREADS - 1) // THREADS"]', '["n - n"]', "the grid is (0, 1, 1)"),
+        ("extern", "#include <no_such_header.h>\nextern", "no_such_header.h: No such file"),
         (BODY, BODY + '  asm("bad instruction;");\n', "ptxas"),
         (BODY, BODY + "  __shared__ float part[99999];\n  part[at] = 1; n = part[n];\n", "ptxas"),
         (BODY, BODY + '  #pragma unroll\n  static_assert(THREADS == 1, "odd");\n', "odd"),
@@ -128,6 +130,31 @@ def test_a_source_that_breaks_a_rule_is_a_failure_of_its_own(
     assert said in found.error
 
 
+@pytest.mark.parametrize("header", ["cooperative_groups/reduce.h", "cub/block/block_reduce.cuh"])
+def test_what_headers_leave_behind_is_no_memory_of_the_kernels(
+    workers: CompileWorkers, kernel: CudaDeclaration, header: str
+) -> None:
+    made = compiled(workers, kernel, f"#include <{header}>\n{SOURCE}")
+    sections = cubin_sections(made.image)
+    kept = {n for n, s in enumerate(sections) if s.name.startswith(".nv.global") and s.size}
+    assert kept, "else there is nothing to see here"
+    assert not kept & referred_sections(sections)
+
+
+def test_memory_that_borrows_a_librarys_name_has_no_known_address(
+    workers: CompileWorkers, kernel: CudaDeclaration
+) -> None:
+    source = "namespace cuda { __device__ float kept; }\n" + SOURCE.replace(
+        "2 * x[at]", "cuda::kept++ * x[at]"
+    )
+    sections = cubin_sections(compiled(workers, kernel, source).image)
+    (kept,) = (n for n, s in enumerate(sections) if s.name == ".nv.global")
+    assert kept not in referred_sections(sections)
+    both = "__device__ float other;\n" + source
+    with pytest.raises(CudaCompileError, match="keeps 8 bytes from launch to launch"):
+        compiled(workers, kernel, both)
+
+
 def test_messages_about_other_files_are_not_shown() -> None:
     said = (
         '/etc/passwd(1): error: identifier "root" is undefined\n'
@@ -141,6 +168,12 @@ def test_messages_about_other_files_are_not_shown() -> None:
         'solution.cu(3): error: identifier "y" is undefined\ufffd[31m',
         "ptxas error   : Entry function 'twice' uses too much shared data",
     ]
+    headers = (
+        "/opt/cuda/bin/../include/cub/x.cuh(7): error: static assertion failed\n"
+        "/opt/cuda/include/../../../etc/passwd(1): error: root:x:0\n"
+        "/opt/cudas/x.h(1): error: no header\n"
+    )
+    assert compiler_messages(headers, ["/opt/cuda"]) == headers.splitlines()[0]
     assert len(compiler_messages("solution.cu(1): error: x\n" * 9999).splitlines()) == 12
 
 

@@ -23,11 +23,16 @@ FASTER = EXAMPLE / "faster" / "block_per_row.cu"
 LAST = "y[i] = expf(x[i] - most) / sum;"
 HOSTILE = {
     "wrong": (LAST, "y[i] = expf(x[i] - most) / (sum + 1);", Outcome.INCORRECT),
-    "outside": (LAST, f"{LAST} y[i - 300] = 7;", Outcome.INCORRECT),
-    "mutates": (LAST, f"{LAST} const_cast<float*>(x)[i] = 7;", Outcome.INCORRECT),
-    "illegal": (LAST, f"{LAST} *(float*)16 = y[i];", Outcome.RUNTIME_ERROR),
+    "outside": (LAST, f"{LAST} y[(int)threadIdx.x - 300] = 7;", Outcome.INCORRECT),
+    "mutates": (LAST, f"{LAST} const_cast<float*>(x)[threadIdx.x] = 7;", Outcome.INCORRECT),
+    "illegal": (LAST, f"{LAST} *(float*)16 = sum;", Outcome.RUNTIME_ERROR),
     "endless": (LAST, f"{LAST} while (*(volatile float*)y >= 0) {{}}", Outcome.TIMEOUT),
     "keeps": ("extern", "__device__ float kept;\nextern", Outcome.COMPILE_ERROR),
+    "borrows": (
+        "{\n  x +=",
+        "{\n  cuda::kept[0] += 1;\n  x +=",
+        Outcome.RUNTIME_ERROR,
+    ),
     "reads": ("template", '#include "/etc/passwd"\ntemplate', Outcome.COMPILE_ERROR),
     "signature": ("int rows,", "long long rows,", Outcome.COMPILE_ERROR),
     "huge": ('grid = ["rows"]', 'grid = ["rows * 2147483647"]', Outcome.COMPILE_ERROR),
@@ -41,7 +46,8 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchState, Pat
     (sources / "faster.cu").write_text(text)
     for name, (old, new, _) in HOSTILE.items():
         assert old in text
-        (sources / f"{name}.cu").write_text(text.replace(old, new, 1))
+        head = "namespace cuda { __device__ float kept[9]; }\n" if name == "borrows" else ""
+        (sources / f"{name}.cu").write_text(head + text.replace(old, new, 1))
     folder = tmp_path_factory.mktemp("search") / "found"
     words = ["search", KERNEL, "--out", str(folder), "--proposer", f"recorded:{sources}", "--trials", "3"]
     words += ["--surrogate", "none", "--samples", "10", "--k", "10", "--gpu-budget", "14"]
