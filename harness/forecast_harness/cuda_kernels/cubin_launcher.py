@@ -26,24 +26,27 @@ class LaunchFailed(RuntimeError):
 
 
 class CubinLauncher:
-    """One kernel, loaded at its first launch: into the context of the tensors that it is given."""
+    """One kernel, loaded at once: while launches are recorded or timed nothing may be."""
 
     def __init__(self, facts: str, image: str) -> None:
+        """`facts`: JSON, as `host_solution` writes it; `image`: the cubin, packed. Raises `LaunchFailed`, `OSError`."""
         told = json.loads(facts)
         self._signature = KernelSignature.from_json(told["signature"])
         self._macros: dict[str, int] = told["macros"]
         known = {name: (value,) for name, value in self._macros.items()}
         self._launch = SourceLaunch(tuple(told["grid"]), tuple(told["block"]), told["shared_bytes"], known)
-        self._image = zlib.decompress(base64.b85decode(image))
-        self._driver: Any = None
-        self._function = ctypes.c_void_p()
         self._shared_allowed = _PLAIN_SHARED_BYTES
         self._calls: dict[tuple[Any, ...], tuple[LaunchSizes, list[Any]]] = {}
+        self._driver: Any = ctypes.CDLL(_LIBRARY)
+        torch.cuda.current_stream().synchronize()  # torch's context is this thread's from here on
+        module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        code = zlib.decompress(base64.b85decode(image))
+        self._ask("cuModuleLoadData", ctypes.byref(module), code)
+        name = self._signature.entry.encode()
+        self._ask("cuModuleGetFunction", ctypes.byref(self._function), module, name)
 
     def launch(self, arguments: Mapping[str, torch.Tensor]) -> None:
         """Queue one launch on these tensors, by name. Raises `LaunchFailed`."""
-        if self._driver is None:
-            self._load()
         sizes, given = self._call({n: arguments[n].shape for n in self._signature.tensors})
         for number, one in enumerate(self._signature.parameters):
             if not one.is_number:
@@ -71,13 +74,6 @@ class CubinLauncher:
             return ctypes.c_uint64()
         data = struct.pack(f"<{SCALAR_FORMATS[kind]}", one.number(axes))
         return (ctypes.c_char * 8).from_buffer_copy(data.ljust(8, b"\0"))
-
-    def _load(self) -> None:
-        self._driver = ctypes.CDLL(_LIBRARY)
-        module = ctypes.c_void_p()
-        self._ask("cuModuleLoadData", ctypes.byref(module), self._image)
-        name = self._signature.entry.encode()
-        self._ask("cuModuleGetFunction", ctypes.byref(self._function), module, name)
 
     def _ask(self, name: str, *arguments: Any) -> None:
         if code := int(getattr(self._driver, name)(*arguments)):

@@ -86,7 +86,10 @@ def _declared(told: Mapping[str, Any], entry: str, where: Path) -> tuple[Pack, K
     if unknown := sorted(set(told) - set(_FIELDS)):
         raise RecordError(f"it has {unknown[0]!r:.60}, which is none of {', '.join(_FIELDS)}")
     if missing := [name for name in _FIELDS[:4] if name not in told]:
-        raise RecordError(f"it lacks {missing[0]!r}: a declaration has {', '.join(_FIELDS[:4])}")
+        raise RecordError(
+            f"it lacks {missing[0]!r}: a declaration has {', '.join(_FIELDS[:4])}; the reference says in torch "
+            'what the kernel computes, as in reference = "reference.py:softmax"'
+        )
     if not isinstance(told["parameters"], list) or not isinstance(told["workloads"], list):
         raise RecordError("parameters and workloads must be lists of tables")
     parameters = tuple(

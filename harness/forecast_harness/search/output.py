@@ -89,7 +89,8 @@ def provenance_lines(state: SearchState) -> list[str]:
     """Where the best source comes from, and on what evidence it is the best: lines of text."""
     node, made = state.nodes[state.best], state.nodes[state.best].provenance
     judged = state.confirmed.get(node.id) or state.judged.get(node.id)
-    lines = [f"The fastest source found for {state.target.name} ({state.target.kind}).", f"id: {node.id}"]
+    kind = "CUDA kernel" if is_cuda_kernel(state.target) else state.target.kind
+    lines = [f"The fastest source found for {state.target.name} ({kind}).", f"id: {node.id}"]
     if node.id == state.seeds[0]:
         lines.append("speed: this is the first seed itself; nothing faster was found")
     elif judged is not None and judged.log2_ratio is not None:
