@@ -191,8 +191,16 @@ def _referred_section(sections: Sequence[CubinSection], table: CubinSection, ent
     place = (_RELOCATION.unpack_from(entry)[1] >> 32) * _SYMBOL.size
     if place + _SYMBOL.size > len(symbols):
         raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol that is not there")
-    number = int(_SYMBOL.unpack_from(symbols, place)[3])
-    is_nowhere = number == 0  # `malloc`, for one
-    if is_nowhere or (number >= _FIRST_RESERVED and number != _ABSOLUTE):
+    told = _SYMBOL.unpack_from(symbols, place)
+    number = int(told[3])
+    if number == 0:
+        texts = (
+            sections[sections[table.link].link].contents if sections[table.link].link < len(sections) else b""
+        )
+        raise MachineCodeError(
+            f"a relocation in {table.name!r:.80} names a symbol in section 0: {_name(texts, told[0])!r:.60} is the "
+            "driver's own, so leave out printf, assert, malloc and launches by the device"
+        )
+    if number >= _FIRST_RESERVED and number != _ABSOLUTE:
         raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol in section {number:#x}")
     return number

@@ -114,6 +114,8 @@ def test_a_cubin_says_what_its_kernel_needs(workers: CompileWorkers, kernel: Cud
         ("[128, 256]", "[4096]", "the block is (4096, 1, 1)"),
         ('["(n + THREADS - 1) // THREADS"]', '["n - n"]', "the grid is (0, 1, 1)"),
         ("extern", "#include <no_such_header.h>\nextern", "no_such_header.h: No such file"),
+        (BODY, BODY + '  printf("%d", at);\n', "'vprintf' is the driver's own, so leave out printf"),
+        (BODY, BODY + "  y = (float*)malloc(4 * n);\n", "'malloc' is the driver's own"),
         (BODY, BODY + '  asm("bad instruction;");\n', "ptxas"),
         (BODY, BODY + "  __shared__ float part[99999];\n  part[at] = 1; n = part[n];\n", "ptxas"),
         (BODY, BODY + '  #pragma unroll\n  static_assert(THREADS == 1, "odd");\n', "odd"),

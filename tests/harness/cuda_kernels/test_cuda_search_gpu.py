@@ -50,7 +50,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchState, Pat
         (sources / f"{name}.cu").write_text(head + text.replace(old, new, 1))
     folder = tmp_path_factory.mktemp("search") / "found"
     words = ["search", KERNEL, "--out", str(folder), "--proposer", f"recorded:{sources}", "--trials", "3"]
-    words += ["--surrogate", "none", "--samples", "10", "--k", "10", "--gpu-budget", "14"]
+    words += ["--surrogate", "none", "--samples", "12", "--k", "12", "--gpu-budget", "16"]
     words += ["--parents", "1", "--path", "machine-code"]
     assert main(words) == 0
     return replay_events(read_log(folder / "log.jsonl")), folder
