@@ -44,7 +44,7 @@ from forecast_harness.sandbox.lane_pools import close_lanes, end_pools
 SOURCE_FILE = "solution.py"
 _JOB_ENTRY = "forecast_harness.machine_code.recording.job:main"
 _WARM = ("torch", "triton", "forecast_harness.machine_code.recording.warm_up")
-_LONG_S = 3.0
+LONG_S = 3.0
 """After which a job that nobody waits for is ended; a lane takes as long to be ready for another one."""
 _NICENESS = 10
 """There are as many as processors: what launches and times must not wait for one."""
@@ -159,7 +159,7 @@ class CompileWorkers:
         end_pools((self._pool, self._beside), lambda: self.give_up(0.0))
         close_lanes(self._open)
 
-    def give_up(self, after_s: float = _LONG_S) -> None:
+    def give_up(self, after_s: float = LONG_S) -> None:
         """End the jobs that have taken so long already: nobody waits for them any more."""
         now = time.monotonic()
         for lane, began in list(self._began.items()):

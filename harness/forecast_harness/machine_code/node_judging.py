@@ -123,6 +123,7 @@ class MachineCodeJudge:
             except (NoMachineCode, RecordError) as error:
                 why = str(error)
             except (PathFailed, SandboxError, DeviceBusy) as error:  # a lost runner is the second one
+                self._work.check()  # what was given up has not failed
                 if self._insist:
                     raise LaneFailure(str(error), self._device) from error
                 why = str(error)
@@ -178,6 +179,7 @@ class MachineCodeJudge:
         """Judge nothing more: nodes under way fail before their next use of the device."""
         self._work.end()
         self.give_up()
+        self._builder.give_up(0.0)
 
     def give_up(self) -> None:
         """See `NodeJudge`. Nothing more is compiled for nodes under way, and none uses the device again."""

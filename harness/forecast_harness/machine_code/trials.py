@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult, CallCase
+from forecast_harness.machine_code.compile_workers import LONG_S, BuildRequest, BuildResult, CallCase
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs, RunnerFaultKind
 from forecast_harness.machine_code.runner.session import Violation
@@ -45,8 +45,8 @@ class SourceBuilder(Protocol):
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         """Compile on the next free worker."""
 
-    def give_up(self) -> None:
-        """End what has taken long already: nobody waits for it any more."""
+    def give_up(self, after_s: float = LONG_S) -> None:
+        """End what has taken so many seconds already: nobody waits for it any more."""
 
     def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
         """Do other jobs in the workers' sandboxes, ahead of requests that wait."""

@@ -353,6 +353,38 @@ def test_a_node_whose_sources_still_compile_is_given_up_without_waiting_for_them
     assert never.cancelled()
 
 
+def test_the_end_ends_compilations_that_have_begun_and_calls_none_a_failure(judged: Judged) -> None:
+    asked, running, told = threading.Event(), Future[BuildResult](), list[float]()
+    running.set_running_or_notify_cancel()
+
+    def submit(request: BuildRequest) -> Future[BuildResult]:
+        asked.set()
+        return running
+
+    def give_up(after_s: float = 3.0) -> None:
+        told.append(after_s)
+        if after_s == 0:  # as a worker's lane does, whose job has just begun
+            running.set_result(BuildResult(request_of(judged), infrastructure="the job was given up"))
+
+    judged.builder.submit = submit  # type: ignore[method-assign]
+    judged.builder.give_up = give_up  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        judging = pool.submit(judged.judge.judge, job("fast", "honest 24000"))
+        assert asked.wait(60)
+        judged.judge.give_up()
+        assert told == [3.0], "what has just begun may be of use to others"
+        judged.judge.end()
+        with pytest.raises(LaneFailure, match="the lanes are closed"):
+            judging.result(60)
+    assert judged.told == []
+    assert judged.host.asked == []
+
+
+def request_of(judged: Judged) -> BuildRequest:
+    """Of a source that nobody waits for."""
+    return judged.trials.request(job("fast", "honest 24000").node, {})
+
+
 def test_after_the_end_nothing_more_is_judged_and_a_host_judge_at_work_is_ended(judged: Judged) -> None:
     hanging = Hanging(judged)
     judged.host.close = hanging.ended.set  # type: ignore[method-assign]

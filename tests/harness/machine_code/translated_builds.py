@@ -24,7 +24,7 @@ class TranslatedBuilder:
         self.count = 2
         self._workers, self._pool = workers, ThreadPoolExecutor(2)
 
-    def give_up(self) -> None:
+    def give_up(self, after_s: float = 0.0) -> None:
         """Nothing takes long."""
 
     @property

@@ -22,7 +22,7 @@ class WrittenBuilder:
         self.asked: list[tuple[str, int]] = []
         self._pool = ThreadPoolExecutor(2)
 
-    def give_up(self) -> None:
+    def give_up(self, after_s: float = 0.0) -> None:
         """Nothing takes long."""
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 from forecast_autotune.records.codec import Record
 from forecast_harness.machine_code.records import MachineCodeError, Program
 from forecast_harness.machine_code.runner.driver import LIBRARY
+from forecast_harness.machine_code.runner.launch_outputs import KnownOutputs
 from forecast_harness.machine_code.runner.process import RunnerLost, RunnerProcess
 from forecast_harness.machine_code.runner.run_marks import NOBODY
 from forecast_harness.machine_code.runner.session import TimingLimits, Violation
@@ -136,6 +137,7 @@ class RunnerClient:
         self._runner: RunnerProcess | None = None
         self._spare: RunnerProcess | None = None
         self._known: list[str] = []
+        self._outputs = KnownOutputs()
         self._number = 0
         self._closed = True
         self.facts: Mapping[str, Any] = {}
@@ -173,9 +175,12 @@ class RunnerClient:
 
     def check(self, program: Program, given: ProgramInputs, launches: int = 3) -> CheckAnswer:
         """Launch a program in several placements. Raises `ProgramFault`, `RunnerLost`."""
-        value, arrays = self._ask("check", [([program], given, {"launches": launches})])
+        known = self._outputs.of_call(given.key)
+        more = {"launches": launches, "known": list(known)}
+        value, arrays = self._ask("check", [([program], given, more)])
         (told,) = value["parts"]
-        return CheckAnswer(_launches(told, arrays, "0/"), _violations(told))
+        observed = self._outputs.decode(given.key, known, told, arrays, "0")
+        return CheckAnswer(tuple(ObservedLaunch(*one) for one in observed), _violations(told))
 
     def time(
         self, programs: Sequence[Program], given: ProgramInputs, limits: TimingLimits | None = None
@@ -188,18 +193,26 @@ class RunnerClient:
 
         Raises `ProgramFault`, `RunnerLost`.
         """
-        parts = [(one.programs, one.given, {"limits": one.limits.to_json()}) for one in requests]
-        value, arrays = self._ask("time", parts)
-        return [
-            TimingAnswer(
-                tuple(tuple(float(s) for s in one) for one in told["seconds"]),
-                told["stopped"],
-                told["recorded"],
-                _launches(told, arrays, f"{number}/"),
-                _violations(told),
-            )
-            for number, told in enumerate(value["parts"])
+        known = [self._outputs.of_call(one.given.key) for one in requests]
+        parts = [
+            (one.programs, one.given, {"limits": one.limits.to_json(), "known": list(have)})
+            for one, have in zip(requests, known, strict=True)
         ]
+        value, arrays = self._ask("time", parts)
+        answers = []
+        for number, told in enumerate(value["parts"]):
+            key = requests[number].given.key
+            observed = self._outputs.decode(key, known[number], told, arrays, f"{number}")
+            answers.append(
+                TimingAnswer(
+                    tuple(tuple(float(s) for s in one) for one in told["seconds"]),
+                    told["stopped"],
+                    told["recorded"],
+                    tuple(ObservedLaunch(*one) for one in observed),
+                    _violations(told),
+                )
+            )
+        return answers
 
     def check_health(self) -> str:
         """'' if the runner's own kernel computes what it should, else what is wrong."""
@@ -383,17 +396,6 @@ class _RunnerEnded(Exception):
     def __init__(self, kind: RunnerFaultKind, contestant: int, detail: str, certain: bool) -> None:
         super().__init__(detail)
         self.kind, self.contestant, self.detail, self.certain = kind, contestant, detail, certain
-
-
-def _launches(
-    value: Mapping[str, Any], arrays: Mapping[str, TensorBytes], part: str
-) -> tuple[ObservedLaunch, ...]:
-    return tuple(
-        ObservedLaunch(
-            one["rotation"], tuple(bytes(arrays[f"{part}{n}/{m}"].data) for m in range(one["outputs"]))
-        )
-        for n, one in enumerate(value["launches"])
-    )
 
 
 def _violations(value: Mapping[str, Any]) -> tuple[Violation, ...]:

@@ -26,10 +26,10 @@ from forecast_harness.machine_code.runner.driver import (
     CudaDriver,
     DriverError,
 )
+from forecast_harness.machine_code.runner.launch_outputs import encode_launches
 from forecast_harness.machine_code.runner.run_marks import NOBODY, RunMarks
 from forecast_harness.machine_code.runner.session import (
     CallInputs,
-    CheckedLaunch,
     LaunchSession,
     TimingLimits,
 )
@@ -80,7 +80,7 @@ class RunnerService:
     def _part(
         self, operation: str, name: str, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
-        """One call's: what was asked for, and outputs by launch and place."""
+        """One call's: what was asked for, and the outputs that the host has not."""
         contestants = [
             self._contestant(n, f"code-{name}-{n}", told, arrays) for n, told in enumerate(asked["programs"])
         ]
@@ -93,10 +93,10 @@ class RunnerService:
         )
         if operation == "check":
             launches, violations = self._session.check(contestants[0], given, int(asked["launches"]))
-            value, outputs = _told(launches, name)
+            value, outputs = encode_launches(launches, name, asked["known"])
             return value | {"violations": [v.to_json() for v in violations]}, outputs
         found = self._session.time(contestants, given, TimingLimits.from_json(asked["limits"]))
-        value, outputs = _told(found.checked, name)
+        value, outputs = encode_launches(found.checked, name, asked["known"])
         value |= {"seconds": found.seconds, "stopped": found.stopped, "recorded": found.recorded}
         return value | {"violations": [v.to_json() for v in found.violations]}, outputs
 
@@ -121,16 +121,6 @@ class RunnerService:
             self._loaded.popitem(last=False)[1].unload()
         made = self._loaded[key] = LoadedKernel(self._driver, kernel)
         return made
-
-
-def _told(launches: list[CheckedLaunch], part: str) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
-    arrays = {
-        f"{part}/{n}/{m}": TensorBytes("uint8", (len(data),), data)
-        for n, one in enumerate(launches)
-        for m, data in enumerate(one.outputs)
-    }
-    told = [{"rotation": dict(one.rotation), "outputs": len(one.outputs)} for one in launches]
-    return {"launches": told}, arrays
 
 
 def _leave_with(parent: int) -> None:

@@ -1,0 +1,65 @@
+"""Outputs of launches go to the host once for each content."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forecast_harness.machine_code.runner import launch_outputs
+from forecast_harness.machine_code.runner.launch_outputs import KnownOutputs, encode_launches
+from forecast_harness.machine_code.runner.session import CheckedLaunch
+
+
+def launch(*outputs: bytes, turn: int = 0) -> CheckedLaunch:
+    return CheckedLaunch(0, {"x": turn}, outputs)
+
+
+def moved(known: KnownOutputs, launches: list[CheckedLaunch], call: str = "call") -> tuple[list[bytes], list]:
+    """The bytes that were sent, and what the host makes of them."""
+    have = known.of_call(call)
+    told, arrays = encode_launches(launches, "0", list(have))
+    told = json.loads(json.dumps(told))
+    found = known.decode(call, have, told, arrays, "0")
+    return [bytes(a.data) for a in arrays.values()], found
+
+
+def test_equal_outputs_are_sent_once_and_never_again() -> None:
+    known = KnownOutputs()
+    launches = [launch(b"aa", b"b"), launch(b"aa", b"b"), launch(b"aa", b"c")]
+    sent, found = moved(known, launches)
+    assert sorted(sent) == [b"aa", b"b", b"c"]
+    assert [outputs for _, outputs in found] == [(b"aa", b"b"), (b"aa", b"b"), (b"aa", b"c")]
+    sent, found = moved(known, [launch(b"aa", b"d")])
+    assert sent == [b"d"]
+    assert found == [({"x": 0}, (b"aa", b"d"))]
+
+
+def test_what_is_known_of_one_call_is_not_taken_for_another() -> None:
+    known = KnownOutputs()
+    moved(known, [launch(b"aa")])
+    assert moved(known, [launch(b"aa")], "other")[0] == [b"aa"]
+
+
+def test_outputs_on_rotated_inputs_are_told_but_not_kept() -> None:
+    known = KnownOutputs()
+    assert moved(known, [launch(b"aa", turn=4)]) == ([b"aa"], [({"x": 4}, (b"aa",))])
+    assert known.of_call("call") == {}
+
+
+def test_the_oldest_are_forgotten_and_what_was_promised_to_the_runner_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch_outputs, "_MOST_KEPT_BYTES", 4)
+    known = KnownOutputs()
+    moved(known, [launch(b"aa"), launch(b"bb")])
+    have = known.of_call("call")
+    told, arrays = encode_launches([launch(b"aa")], "0", list(have))
+    moved(known, [launch(b"cc")])  # another thread's
+    assert list(known.of_call("call").values()) == [b"bb", b"cc"]
+    assert known.decode("call", have, told, arrays, "0") == [({"x": 0}, (b"aa",))]
+
+
+def test_a_content_that_nobody_has_sent_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        KnownOutputs().decode("call", {}, {"launches": [{"rotation": {}, "outputs": ["ab"]}]}, {}, "0")
