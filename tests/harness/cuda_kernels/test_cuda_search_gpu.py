@@ -63,7 +63,6 @@ def test_the_faster_source_is_verified_and_confirmed(searched: tuple[SearchState
     print(f"{told['speedup']:.2f} times the first seed, {told['evidence']}")
     assert told["confirmed"]
     assert told["speedup"] > 1.5
-    assert state.judged[state.best].facts["verified_in_full"] is True
     assert (folder / "best.cu").is_file()
 
 
@@ -83,10 +82,7 @@ def test_sources_are_verified_and_compared_by_name(
     assert main(["verify", KERNEL, str(FASTER), "--json"]) == 0
     capsys.readouterr()
     trace = tmp_path / "trace.jsonl"
-    assert (
-        main(["bench", KERNEL, str(FASTER), "--against", "base", "--seconds", "2", "--trace", str(trace)])
-        == 0
-    )
+    assert main(["bench", KERNEL, str(FASTER), "--against", "base", "--trace", str(trace)]) == 0
     entries = [json.loads(line) for line in trace.read_text().splitlines()]
     print({e["solution"]: (e["outcome"], e["gain"]) for e in entries})
     assert {e["solution"]: e["outcome"] for e in entries} == {"base": "incumbent", "block_per_row": "faster"}
