@@ -5,10 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-
-from forecast_harness.sandbox.lane import SandboxLane
+from typing import Protocol, TypeVar
 
 _GIVE_UP_AGAIN_S = 0.2
+
+
+class Closable(Protocol):
+    """What has to be closed: a lane, or what has lanes."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+C = TypeVar("C", bound=Closable)
 
 
 def end_pools(pools: Sequence[Executor], give_up: Callable[[], None]) -> None:
@@ -27,7 +36,7 @@ def end_pools(pools: Sequence[Executor], give_up: Callable[[], None]) -> None:
         ending.join(_GIVE_UP_AGAIN_S)
 
 
-def close_lanes(lanes: list[SandboxLane]) -> None:
+def close_lanes(lanes: list[C]) -> None:
     """Close all side by side, as each takes a second or two to end; the list is empty then."""
     if lanes:
         with ThreadPoolExecutor(len(lanes), "close-lane") as pool:

@@ -63,3 +63,13 @@ def test_the_oldest_are_forgotten_and_what_was_promised_to_the_runner_stays(
 def test_a_content_that_nobody_has_sent_is_an_error() -> None:
     with pytest.raises(KeyError):
         KnownOutputs().decode("call", {}, {"launches": [{"rotation": {}, "outputs": ["ab"]}]}, {}, "0")
+
+
+def test_what_is_large_is_sent_each_time_under_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_outputs, "_MOST_DIGESTED_BYTES", 2)
+    known = KnownOutputs()
+    launches = [launch(b"aaa", b"b"), launch(b"ccc", b"b")]
+    for times in (1, 2):
+        sent, found = moved(known, launches)
+        assert sorted(sent) == ([b"aaa", b"b", b"ccc"] if times == 1 else [b"aaa", b"ccc"])
+        assert [outputs for _, outputs in found] == [(b"aaa", b"b"), (b"ccc", b"b")]

@@ -16,6 +16,8 @@ from forecast_harness.sandbox.jobs import TensorBytes
 
 _MOST_KEPT_BYTES = 256 << 20
 """Of all calls together, on the host."""
+_MOST_DIGESTED_BYTES = 32 << 20
+"""Of one content: to digest and to keep a larger one costs more than it saves."""
 _MOST_TOLD = 64
 """Digests of one call that the runner is told."""
 
@@ -23,16 +25,20 @@ _MOST_TOLD = 64
 def encode_launches(
     launches: Collection[CheckedLaunch], part: str, known: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
-    """Launches by the digests of their outputs, and the bytes of each digest that is not `known`."""
+    """Launches by the names of their outputs, which are digests, and the bytes of each that is not `known`."""
     arrays = dict[str, TensorBytes]()
     told = []
-    for one in launches:
-        digests = [hashlib.sha256(data).hexdigest() for data in one.outputs]
+    for number, one in enumerate(launches):
+        digests = [_name(data, f"{number}-{place}") for place, data in enumerate(one.outputs)]
         told.append({"rotation": dict(one.rotation), "outputs": digests})
         for digest, data in zip(digests, one.outputs, strict=True):
             if digest not in known:
                 arrays[f"{part}/{digest}"] = TensorBytes("uint8", (len(data),), data)
     return {"launches": told}, arrays
+
+
+def _name(data: bytes, else_name: str) -> str:
+    return hashlib.sha256(data).hexdigest() if len(data) <= _MOST_DIGESTED_BYTES else else_name
 
 
 class KnownOutputs:
@@ -69,7 +75,7 @@ class KnownOutputs:
             for digest in one["outputs"]:
                 if digest not in contents:
                     contents[digest] = bytes(arrays[f"{part}/{digest}"].data)
-                    if not any(one["rotation"].values()):
+                    if len(contents[digest]) <= _MOST_DIGESTED_BYTES and not any(one["rotation"].values()):
                         self._keep(call, digest, contents[digest])
             found.append((one["rotation"], tuple(contents[digest] for digest in one["outputs"])))
         return found

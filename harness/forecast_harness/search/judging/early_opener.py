@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-
-class Closable(Protocol):
-    """What has to be closed."""
-
-    def close(self) -> None:
-        """End it."""
-
+from forecast_harness.sandbox.lane_pools import Closable
 
 T = TypeVar("T", bound=Closable)
 

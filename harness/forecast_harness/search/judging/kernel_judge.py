@@ -16,6 +16,7 @@ from forecast_autotune.variants import Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
+from forecast_harness.sandbox.lane_pools import Closable, close_lanes
 from forecast_harness.search.forecasters.timings import Timing
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
@@ -118,8 +119,7 @@ class KernelJudge(SandboxNodeJudge):
                 spent = time.perf_counter() - began
                 found[node.id] = replace(one, against=seed.id, stage="confirm", wall_seconds=spent)
         finally:
-            for one_lane in (lane, *sides):
-                one_lane.close()
+            close_lanes([lane, *sides])
         return found
 
     def verify(self, job: VerificationJob) -> FullVerification:
@@ -155,12 +155,8 @@ class KernelJudge(SandboxNodeJudge):
         """Find out what the base kernel accepts, which every verification needs. Raises `LaneFailure`."""
         self._base_surveys()
 
-    def close(self) -> None:
-        """End all processes of the lane."""
-        for opener in self._next_sides:
-            opener.close()
-        self._tracer.close()
-        super().close()
+    def _to_close(self) -> list[Closable]:
+        return [*super()._to_close(), *self._next_sides, self._tracer]
 
     # --- one variant ---
 

@@ -12,6 +12,7 @@ from forecast_autotune.records import Outcome
 from forecast_harness.sandbox import canary
 from forecast_harness.sandbox.api import JobStatus, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
+from forecast_harness.sandbox.lane_pools import Closable, close_lanes
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.early_opener import EarlyOpener
@@ -52,10 +53,11 @@ class SandboxNodeJudge:
         self._lane.give_up()
 
     def close(self) -> None:
-        """End all processes of the lane."""
-        if self._next_lane is not None:
-            self._next_lane.close()
-        self._lane.close()
+        """End all processes, side by side: those on a device take seconds to leave it."""
+        close_lanes(self._to_close())
+
+    def _to_close(self) -> list[Closable]:
+        return [self._lane, *([] if self._next_lane is None else [self._next_lane])]
 
     def prepare_confirmation(self) -> None:
         """Open a fresh lane in the background: a confirmation will ask for one."""

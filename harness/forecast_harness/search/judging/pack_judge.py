@@ -13,6 +13,7 @@ from forecast_harness.bench import BENCH_LIMITS, BenchResult, Contest, compare_s
 from forecast_harness.packs.schema import Pack, Solution
 from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
+from forecast_harness.sandbox.lane_pools import Closable
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
@@ -155,11 +156,8 @@ class PackJudge(SandboxNodeJudge):
         """Why this pack cannot tell right from wrong; empty if it can. To be asked once, before a search."""
         return check_pack(self._pack, self._lane)
 
-    def close(self) -> None:
-        """End all processes of the lane."""
-        if self._tracer is not None:
-            self._tracer.close()
-        super().close()
+    def _to_close(self) -> list[Closable]:
+        return [*super()._to_close(), *([] if self._tracer is None else [self._tracer])]
 
     # --- one node ---
 
