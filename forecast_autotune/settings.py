@@ -101,6 +101,14 @@ def _choice(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _dynamic_sizes(text: str) -> str:
+    low, dots, high = text.partition("..")
+    known = text in ("declared", "hint")
+    if not known and not (dots and low.isdecimal() and high.isdecimal() and 1 <= int(low) < int(high)):
+        raise ValueError("must be declared, hint or a range of positive integers such as 1..8192")
+    return text
+
+
 def _mode(text: str) -> Mode:
     return Mode(_choice(*Mode)(text))
 
@@ -245,6 +253,13 @@ class Settings:
     )
     inductor_pointwise: bool = _variable(
         "_INDUCTOR_POINTWISE", _flag, False, "1: torch.compile: choose configs of generated kernels, too"
+    )
+    inductor_dynamic: str = _variable(
+        "_INDUCTOR_DYNAMIC",
+        _dynamic_sizes,
+        "declared",
+        "torch.compile: what a dynamic size is tuned for: declared (its range, where one is declared) | hint (the size "
+        "of the first call) | LOW..HIGH (a range for those that declare none, too)",
     )
     model: Path | None = _variable(
         "_MODEL",

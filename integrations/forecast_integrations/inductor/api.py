@@ -18,7 +18,8 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.choices.surrogate import default
-from forecast_integrations.inductor.hooks import assembler, selection
+from forecast_integrations.inductor.dynamic.size_range import dynamic_sizes_text
+from forecast_integrations.inductor.hooks import assembler, generation, selection
 from forecast_integrations.inductor.hooks import pointwise as generated
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
@@ -86,6 +87,7 @@ def enable_torch_compile(
     store: Store | Path | str | None = None,
     search_space: str | None = None,
     pointwise: bool | None = None,
+    dynamic_sizes: str | tuple[int, int] | None = None,
     mode: Mode | str | None = None,
     tolerance: float | None = None,
     risk: float | None = None,
@@ -111,6 +113,9 @@ def enable_torch_compile(
             which only the planned ones are compiled (FORECAST_AUTOTUNE_INDUCTOR_SPACE).
         pointwise: also choose among the configs of generated pointwise and reduction kernels. Compile
             workers take part only with FORECAST_AUTOTUNE=1 and FORECAST_AUTOTUNE_INDUCTOR_POINTWISE=1.
+        dynamic_sizes: what an operation with a dynamic size is tuned for (FORECAST_AUTOTUNE_INDUCTOR_DYNAMIC).
+            `declared`: its range, where `mark_dynamic(..., min=, max=)` declares one. `hint`: the size of the first
+            call, as Inductor does. `(1, 8192)`: also this range, where none is declared.
         mode: as FORECAST_AUTOTUNE_MODE. `listen` changes nothing and keeps the timings; `frozen` takes the
             best forecast where the store knows nothing, because a compilation must not fail for it.
         tolerance: accepted regret, a share.
@@ -132,6 +137,7 @@ def enable_torch_compile(
         max_measurements=budget.measurements if budget is not None else None,
         inductor_space=search_space,
         inductor_pointwise=pointwise,
+        inductor_dynamic=dynamic_sizes_text(dynamic_sizes),
     )
     if not forecast_timeout_s > 0:
         raise SettingsError(
@@ -149,6 +155,7 @@ def enable_torch_compile(
     with _SERVICE.mutex:
         before, context = current(), _SERVICE.open()
         context.install("selection", selection.install)
+        context.install("generation", generation.install)
         if importlib.util.find_spec("triton") is not None:
             from forecast_integrations.inductor.hooks import user_kernels  # it needs Triton
 

@@ -106,7 +106,7 @@ def save_timings(
     choices = list(timings)
     search = search_of(choices)
     if search is not None:
-        problem = search.problem
+        problem = search.timed_problem
     else:
         problem = problem_of(operation.name, operation.input_nodes, operation.layout)
     fresh: list[Measurement] = []
@@ -145,12 +145,12 @@ def save_failures(session: TuningSession, pending: PendingTimings, choices: Sequ
         if getattr(choice, "failed", False):
             guess = failure_outcome(message) if message else Outcome.COMPILE_ERROR
             outcome = Outcome.COMPILE_ERROR if guess is Outcome.RUNTIME_ERROR else guess
-            rows.append(make_measurement(search.problem, choice, math.inf, None, message, outcome))
+            rows.append(make_measurement(search.timed_problem, choice, math.inf, None, message, outcome))
         elif math.isinf(pending.times.pop(choice, 0.0)):
-            rows.append(make_measurement(search.problem, choice, math.inf, None, message))
+            rows.append(make_measurement(search.timed_problem, choice, math.inf, None, message))
     rows = [m for m in rows if m.candidate not in search.tried]
     search.add_measurements(rows)
-    _add_rows(session, search.problem, rows)
+    _add_rows(session, search.timed_problem, rows)
 
 
 def _add_rows(session: TuningSession, problem: Problem, rows: Sequence[Measurement]) -> None:

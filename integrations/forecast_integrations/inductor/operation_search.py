@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.numerics import single_threaded_blas
-from forecast_autotune.policy import REFUSED, TuningState
+from forecast_autotune.policy import REFUSED, Policy, TuningState
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, Plan, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode
@@ -44,6 +44,10 @@ class OperationSearch:
         session: TuningSession,
     ) -> None:
         self.problem, self.session = problem, session
+        self.timed_problem = problem
+        """What Inductor times: the operation at the sizes that were met."""
+        self.note = ""
+        """What a user should know of how it was decided, besides the reason; may be empty."""
         self.candidates = CandidateList.of(list(candidates))
         self.externs = [c for c in self.candidates if c in set(externs)]
         self.tried: dict[Candidate, Measurement] = {}
@@ -51,6 +55,8 @@ class OperationSearch:
         """Candidates whose time Inductor had in its own cache."""
         self.predecided: Candidate | None = None
         """Decided before anything was measured: nothing is left for the clock."""
+        self.decided_before = False
+        """The store has the decision, though perhaps no measurement at the sizes that were met."""
         self.failed = False
         """There are no forecasts: Inductor goes on by itself."""
         self.altered = False
@@ -70,6 +76,11 @@ class OperationSearch:
         self._llm = LLMEffect()
         self._own: list[Measurement] = []
         self.refresh()
+
+    @property
+    def policy(self) -> Policy:
+        """What says what to measure next."""
+        return self.session.policy
 
     def refresh(self) -> None:
         """Read again what this process has measured of the same problem elsewhere in the graph."""
@@ -91,6 +102,7 @@ class OperationSearch:
         if mode in (Mode.LISTEN, Mode.EXHAUSTIVE):
             return everything
         if (stored := self._stored(draft)) is not None:
+            self.decided_before = True
             return self._predecide(stored, "decided before", draft)
         forecasts = self._ask(draft=draft)
         if mode in _UNTIMED:
@@ -116,9 +128,7 @@ class OperationSearch:
 
     def decision_key(self) -> str:
         """Names what a decision depends on besides the problem."""
-        return TuningTask(self.problem, self.candidates).settings_digest(
-            self.session.settings, self.session.policy
-        )
+        return TuningTask(self.problem, self.candidates).settings_digest(self.session.settings, self.policy)
 
     def _predecide(self, chosen: Candidate, reason: str, draft: bool) -> list[Candidate]:
         self.rounds.append(reason)
@@ -158,6 +168,7 @@ class OperationSearch:
         """What is decided by now, if anything: the same problem may have had its turn in the meantime."""
         if self.predecided is None and self.session.settings.mode is Mode.TUNE and not self.tried:
             self.predecided = self._stored(draft=False)
+            self.decided_before = self.predecided is not None
         return self.predecided
 
     # --- after a round ---
@@ -197,18 +208,21 @@ class OperationSearch:
     def _ask(self, *, draft: bool = False) -> Forecasts | None:
         start = time.perf_counter()
         mode = self.session.settings.mode
-        relatives = [] if mode is Mode.DETERMINISTIC else self.session.snapshot.relatives(self.problem)
+        relatives = [] if mode is Mode.DETERMINISTIC else self.session.snapshot.relatives(self.timed_problem)
         query = Query(
-            self.problem,
+            self.timed_problem,
             self.candidates,
             measured=tuple(self.rows),
             relatives=relatives,
             provisional=draft,
             once=mode in _UNTIMED,
         )
-        self._forecasts = self.session.ask(query)
+        self._forecasts = self._forecast(query)
         self.forecast_s += time.perf_counter() - start
         return self._forecasts
+
+    def _forecast(self, query: Query) -> Forecasts | None:
+        return self.session.ask(query)
 
     def _next(self, forecasts: Forecasts, workers: int = 1) -> Plan:
         settings = self.session.settings
@@ -225,8 +239,8 @@ class OperationSearch:
             problem=self.problem.id,
         )
         with single_threaded_blas():
-            self._plan = self.session.policy.plan(state)
-            self._llm.note(state, self._plan, self.session.policy, lambda alone: alone)
+            self._plan = self.policy.plan(state)
+            self._llm.note(state, self._plan, self.policy, lambda alone: alone)
         self.rounds.append(self._plan.reason)
         return self._plan
 
@@ -249,9 +263,10 @@ class OperationSearch:
                 ((self._forecasts.p_fail >= REFUSED) & ~self.candidates.mask_of(self.measured)).sum()
             )
         untimed = len(self.candidates) - len(self.measured) - refused
-        evidence = Evidence.MEASURED if chosen in fresh else Evidence.STORED if timed else Evidence.FORECAST
+        stored = timed is not None or self.decided_before
+        evidence = Evidence.MEASURED if chosen in fresh else Evidence.STORED if stored else Evidence.FORECAST
         asked = self._llm.record(None if self._forecasts is None else self._forecasts.consultation)
-        why = self.rounds[-1] if self.rounds else "everything is measured"
+        why = "; ".join(filter(None, (self._reason(chosen), self.note)))
         decision = Decision(
             problem=self.problem.id,
             chosen=chosen,
@@ -282,6 +297,13 @@ class OperationSearch:
             self.session.snapshot.decide(self.problem, decision)
         return decision
 
+    def _reason(self, chosen: Candidate) -> str:
+        return self.rounds[-1] if self.rounds else "everything is measured"
+
+    def told_timings(self, timings: Mapping[Candidate, float]) -> dict[Candidate, float]:
+        """What Inductor is told at the end of these times (ms, inf for failures), so that it takes what is decided."""
+        return dict(timings)
+
     def _saved_s(self, fresh: Sequence[Candidate]) -> float:
         """What Inductor would have taken on top; 0 where that is not known."""
         # In a wider space than Inductor's own nobody knows what it would have listed.
@@ -306,7 +328,7 @@ class OperationSearch:
 
     def label(self) -> str:
         """The operation as a log line shows it."""
-        shapes = ["x".join(map(str, a.shape)) for a in self.problem.arguments if a.name != "out"]
+        shapes = ["x".join(map(str, a.shape)) for a in self.timed_problem.arguments if a.name != "out"]
         return f"{self.problem.kernel.name}({', '.join(shapes)})"
 
 

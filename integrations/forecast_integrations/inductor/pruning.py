@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,9 @@ from forecast_integrations.inductor.choices.pool import ChoicePool, ReservedChoi
 from forecast_integrations.inductor.choices.records import (
     candidate_of,
     is_extern,
-    problem_of,
 )
+from forecast_integrations.inductor.dynamic.operations import operation_search
+from forecast_integrations.inductor.dynamic.range_search import RangeSearch
 from forecast_integrations.inductor.operation_search import MIN_CHOICES, OperationSearch
 from forecast_integrations.inductor.session import TuningSession
 
@@ -34,6 +35,8 @@ class SelectionCall:
     name: str
     input_nodes: Sequence[IRNode]
     layout: Layout | None
+    generated_inputs: Mapping[int, object] | None = None
+    """Inductor's functions that make inputs for benchmarks, by number."""
     tuned_by_all_ranks: bool = False
     """Ranks measure this one together: they must not be given different lists."""
 
@@ -57,12 +60,14 @@ def prune_before_codegen(
     choices: list[KernelTemplateChoice],
     *,
     widened: bool = False,
+    added: Collection[Candidate] = (),
 ) -> list[KernelTemplateChoice]:
     """The template choices of one list worth generating code for, in their order.
 
     Further choices of the operation (C++, CUTLASS, subgraphs) come later, so this is a draft: what is
-    left out stays in reserve, and `prune_before_compilation` plans again over everything. Raises
-    `UnplannedSpaceError` when there is no plan for a list from a `widened` space.
+    left out stays in reserve, and `prune_before_compilation` plans again over everything. `added` are not in
+    Inductor's own list for the met sizes. Raises `UnplannedSpaceError` when there is no plan for a list from a
+    `widened` space.
     """
     if not session.prunes or len(choices) <= MIN_CHOICES or has_multiple_size_hints():
         return choices
@@ -72,10 +77,12 @@ def prune_before_codegen(
     if len(named) <= MIN_CHOICES:
         return choices
     # Inductor appends `-ah` where AutoHeuristic asks for more configs of the same operation.
-    problem = problem_of(op_name.removesuffix("-ah"), kernel_inputs.nodes(), choices[0].layout)
     externs = [c for c, members in named.items() if is_extern(members[0])]
-    search = OperationSearch(problem, list(named), externs, session)
+    name, nodes = op_name.removesuffix("-ah"), kernel_inputs.nodes()
+    search = operation_search(session, name, nodes, choices[0].layout, list(named), externs)
     kept = set(search.first(draft=True))
+    if search.failed:
+        kept -= set(added)  # which Inductor alone would not compile
     if search.failed and widened:
         raise UnplannedSpaceError
     group = ReservedChoices({c: members[0] for c, members in named.items() if c not in kept})
@@ -105,10 +112,18 @@ def prune_before_compilation(
     ):
         return choices
     pool = ChoicePool(choices)
-    problem = problem_of(operation.name, operation.input_nodes, operation.layout)
-    search = OperationSearch(problem, list(pool), pool.externs(), session)
+    search = operation_search(
+        session,
+        operation.name,
+        operation.input_nodes,
+        operation.layout,
+        list(pool),
+        pool.externs(),
+        kinds=pool.kinds,
+        generated_inputs=operation.generated_inputs,
+    )
     kept = search.first()
-    if search.failed and session.exhaustive_space:
+    if search.failed and (session.exhaustive_space or isinstance(search, RangeSearch)):
         # What is in reserve is not what Inductor would have compiled.
         kept = [c for c in kept if id(pool[c][0]) in pool.order]
     if search.predecided is not None and ranks_tune_together():

@@ -51,7 +51,7 @@ def tune_in_rounds(
         search.refresh()
         if (decided := _decided_timings(search, choices)) is not None:
             record_decision(session, search)
-            return decided
+            return _told(search, decided)
         known = _known_timings(search, choices)
     except Exception as error:
         session.warn_once("look up what is known of an operation", error)
@@ -76,7 +76,7 @@ def tune_in_rounds(
         session.warn_once("measure another round", error)
     search.measure_s += time.perf_counter() - start
     record_decision(session, search)
-    return timings
+    return _told(search, timings)
 
 
 def _known_timings(search: OperationSearch, choices: list[ChoiceCaller]) -> ChoiceTimings:
@@ -134,6 +134,21 @@ def _decided_timings(search: OperationSearch, choices: Sequence[ChoiceCaller]) -
     return {**timings, **dict.fromkeys(winners, best)}
 
 
+def _told(search: OperationSearch, timings: ChoiceTimings) -> ChoiceTimings:
+    """The times as Inductor is told them, by choice."""
+    try:
+        named = {choice: candidate_of(choice) for choice in timings}
+        # Choices that are one candidate have one time, the best of theirs.
+        best: dict[Candidate, float] = {}
+        for choice, ms in timings.items():
+            best[named[choice]] = min(ms, best.get(named[choice], math.inf))
+        told = search.told_timings(best)
+        return {c: ms if told[named[c]] == best[named[c]] else told[named[c]] for c, ms in timings.items()}
+    except Exception as error:
+        search.session.warn_once("put a decision into times", error)
+        return timings
+
+
 def _next_choices(search: OperationSearch) -> list[ChoiceCaller]:
     """The choices of the next round."""
     while wanted := search.next_round():
@@ -149,7 +164,7 @@ def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[Choic
     pool = search.pool
     if pool is None or not wanted:
         return []
-    with _outside_the_scheduler():
+    with outside_the_scheduler():
         found = [c for c in pool.choices(wanted, search.drop) if type(unwrap_choice(c)) in pool.kinds]
     # What is compared has to be timed alike; Inductor has told only the choices of its first round.
     graphs = any(getattr(choice, _CUDAGRAPH_OPTION, False) for members in pool.values() for choice in members)
@@ -161,7 +176,7 @@ def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[Choic
 
 
 @contextlib.contextmanager
-def _outside_the_scheduler() -> Iterator[None]:
+def outside_the_scheduler() -> Iterator[None]:
     """Code of templates is generated at lowering time, when the graph has no scheduler yet."""
     from torch._inductor.virtualized import V
 

@@ -132,6 +132,7 @@ def touched() -> dict[str, Any]:
     """Everything of torch's that is hooked, as it is now."""
     from torch._inductor import autotune_process, codecache, ir, select_algorithm
     from torch._inductor.choices import InductorChoices
+    from torch._inductor.codegen.cpp_template import CppTemplate
     from torch._inductor.runtime import triton_heuristics
 
     selector = select_algorithm.AlgorithmSelectorCache
@@ -140,6 +141,8 @@ def touched() -> dict[str, Any]:
         selector: ("__call__", "do_autotuning", "benchmark", "benchmark_choice"),
         select_algorithm: ("_log_autotune_exceptions",),
         InductorChoices: ("get_template_configs", "_finalize_template_configs"),
+        select_algorithm.TritonTemplate: ("generate",),
+        CppTemplate: ("generate",),
         codecache.FxGraphHashDetails: ("__init__",),
         autotune_process.AsyncAutotuner: ("get_results",),
         triton_heuristics: ("cached_autotune",),

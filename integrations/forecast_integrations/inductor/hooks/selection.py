@@ -6,10 +6,14 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import harvest, lookahead, pruning, rounds
+from forecast_integrations.inductor.choices.records import candidate_of
+from forecast_integrations.inductor.dynamic import listed_sizes, other_sizes
+from forecast_integrations.inductor.dynamic.range_search import RangeSearch
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
@@ -67,7 +71,10 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
             return original(self, name, choices, input_nodes, layout, *args, **kwargs)
         alone = bool(kwargs.get("is_collective"))
         selections = context.thread.selections
-        selections.append(SelectionCall(name, input_nodes, layout, alone))
+        # Positional in some releases: what makes inputs for benchmarks is a dictionary by number.
+        made: Any = kwargs.get("input_gen_fns", args[0] if args else None)
+        generated = made if isinstance(made, Mapping) else None
+        selections.append(SelectionCall(name, input_nodes, layout, generated, alone))
         try:
             return original(self, name, choices, input_nodes, layout, *args, **kwargs)
         finally:
@@ -98,19 +105,25 @@ def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
         session, widened = context.session, context.thread.widened
         if session is None:
             return choices
+        added: list[Candidate] = []
         try:
             # By kind: releases differ in what stands between the inputs and the operation's name.
             given = [*args, *kwargs.values()]
             kernel_inputs = next(a for a in given if hasattr(a, "nodes"))
             op_name = next(a for a in given if isinstance(a, str))
-            return pruning.prune_before_codegen(session, op_name, kernel_inputs, choices, widened=widened)
+            more = listed_sizes.further_choices(session, self, kernel_inputs, op_name, given, choices)
+            added = list(map(candidate_of, more))
+            choices = [*choices, *more]
+            return pruning.prune_before_codegen(
+                session, op_name, kernel_inputs, choices, widened=widened, added=added
+            )
         except UnplannedSpaceError:
             raise
         except Exception as error:
             session.warn_once("choose among the templates of an operation", error)
             if widened:
                 raise UnplannedSpaceError from error
-            return choices
+            return choices[: len(choices) - len(added)]
 
     return finalize
 
@@ -169,10 +182,17 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
         def measure(some: list[ChoiceCaller], prepared: Callable[[], object]) -> ChoiceTimings:
             try:
                 found: ChoiceTimings = original(self, *before, some, prepared, **kwargs)
+                if isinstance(search, RangeSearch) and not search.given_up:
+                    other_sizes.time_other_sizes(search, list(found), benchmark)
                 return found
             finally:
                 with _failures_reported(session, "keep the failures of a round"):
                     harvest.save_failures(session, pending, some)
+
+        def benchmark(some: list[ChoiceCaller]) -> ChoiceTimings:
+            with _timings_paused(context):
+                timed: ChoiceTimings = self.make_benchmark_fn(some, input_nodes, layout, input_gen_fns)(some)
+                return timed
 
         def prepare(some: list[ChoiceCaller]) -> Callable[[], object]:
             from torch._inductor import config
