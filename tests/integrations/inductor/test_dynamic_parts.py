@@ -44,6 +44,10 @@ TILE = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 3, "num_warp
 MM = {**TILE, "EVEN_K": True, "ALLOW_TF32": False, "ACC_TYPE": "tl.float32", "USE_FAST_ACCUM": False}
 TMA = {"A_ROW_MAJOR": True, "B_ROW_MAJOR": True, "NUM_SMS": 132, "TMA_SIZE": 128}
 TMA |= {"TMA_EXPERIMENTAL_API": False, "workspace_arg": None}
+rendering = pytest.mark.skipif(
+    tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 13),
+    reason="rendering without a device is put together for torch 2.13",
+)
 
 
 def operands(graph: Any, rows: Any) -> tuple[list[Any], Any]:
@@ -67,6 +71,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@rendering
 @pytest.mark.parametrize(("template", "given", "programs"), [("mm", MM, 256), ("tma", {**MM, **TMA}, 132)])
 def test_a_template_is_launched_for_another_size_with_the_same_code(
     device: None, template: str, given: dict[str, Any], programs: int
@@ -89,6 +94,7 @@ def test_a_template_is_launched_for_another_size_with_the_same_code(
     assert other.bmreq.module_path == choice.bmreq.module_path
 
 
+@rendering
 def test_a_choice_that_would_have_other_code_is_refused(device: None) -> None:
     with symbolic_graph(64, 1, 4096) as (graph, rows):
         nodes, layout = operands(graph, rows)
@@ -137,8 +143,10 @@ def test_hints_are_those_of_the_given_size_and_come_back() -> None:
             raise ZeroDivisionError
         assert size_hints([rows]) == (64,)
         # What is guarded on is the size that was met.
+        sizes = V.graph.sizevars
+        guarded = getattr(sizes, "guarding_hint_or_throw", None) or sizes.size_hint_or_throw
         with replaced_hints({rows: 1000}):
-            assert V.graph.sizevars.guarding_hint_or_throw(rows) == 64
+            assert guarded(rows) == 64
 
 
 @pytest.mark.parametrize(
