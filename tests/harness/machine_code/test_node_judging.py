@@ -364,7 +364,8 @@ def test_the_end_ends_compilations_that_have_begun_and_calls_none_a_failure(judg
     def give_up(after_s: float = 3.0) -> None:
         told.append(after_s)
         if after_s == 0:  # as a worker's lane does, whose job has just begun
-            running.set_result(BuildResult(request_of(judged), infrastructure="the job was given up"))
+            request = judged.trials.request(job("fast", "honest 24000").node, {})
+            running.set_result(BuildResult(request, infrastructure="the job was given up"))
 
     judged.builder.submit = submit  # type: ignore[method-assign]
     judged.builder.give_up = give_up  # type: ignore[method-assign]
@@ -378,11 +379,6 @@ def test_the_end_ends_compilations_that_have_begun_and_calls_none_a_failure(judg
             judging.result(60)
     assert judged.told == []
     assert judged.host.asked == []
-
-
-def request_of(judged: Judged) -> BuildRequest:
-    """Of a source that nobody waits for."""
-    return judged.trials.request(job("fast", "honest 24000").node, {})
 
 
 def test_after_the_end_nothing_more_is_judged_and_a_host_judge_at_work_is_ended(judged: Judged) -> None:
