@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -75,7 +74,7 @@ class CompiledLayer:
                 synchronize(device)
         finally:
             summary.LISTENERS.remove(listener)
-        self.row = {
+        self.row: dict[str, Any] = {
             "first_call_s": round(time.perf_counter() - begin, 3),
             "timings": handle.session.tally.timings,
             "choices": [str(d.chosen) for d in decided],
@@ -95,7 +94,10 @@ def measure(layer_name: str, device: str, result: ResultFile) -> dict[str, dict[
         return torch.randn(rows, columns, device=device, dtype=dtype)
 
     met, high = MET[device], MET[device][-1]
-    plans = [("range", met[1], high, "declared"), *((f"hint_{n}", n, high, "hint") for n in met)]
+    plans: list[tuple[str, int, int | None, str]] = [
+        ("range", met[1], high, "declared"),
+        *((f"hint_{n}", n, high, "hint") for n in met),
+    ]
     plans += [(f"static_{n}", n, None, "hint") for n in STATIC[device]]
     arms: dict[str, CompiledLayer] = {}
     torch._dynamo.reset()  # not between arms, which would compile them once more when they are timed
@@ -196,4 +198,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
