@@ -134,10 +134,10 @@ class RangeSearch(OperationSearch):
 
     def slowdowns(self, chosen: Candidate) -> RangeSlowdowns | None:
         """How much slower the chosen one is than the best measured at each size; None where it is not measured."""
-        timed = [c for c, m in self.measured.items() if m.ok]
-        if chosen not in timed or chosen not in self.known_everywhere():
+        known = self.known_everywhere()
+        timed = [c for c, m in self.measured.items() if m.ok and c in known]
+        if chosen not in timed:
             return None
-        timed = [c for c in timed if c in self.known_everywhere()]
         found = range_slowdowns(timed, self._plan_of_range, self._range)
         return next(s for s in found if s.candidate == chosen)
 
