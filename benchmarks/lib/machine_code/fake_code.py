@@ -113,9 +113,9 @@ def crash() -> Operation:
     return (14, 0, 0, 0, 0)
 
 
-def find_elsewhere(parameter: int, size: int) -> Operation:
-    """Copy the first other data anywhere on the device."""
-    return (16, parameter, size, 0, 0)
+def find_elsewhere(parameter: int, size: int, *, alike: bool = False) -> Operation:
+    """Copy the first other data anywhere on the device; `alike`: that begins as the buffer does."""
+    return (16, parameter, size, int(alike), 0)
 
 
 def spoil_copies(parameter: int, size: int) -> Operation:

@@ -5,6 +5,7 @@
 // operations of five 64-bit numbers each; see `fake_code.py`. PTX is taken if it is one of the runner's own kernels;
 // code for a real device is taken, and does nothing.
 #include <elf.h>
+#include <math.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <string>
@@ -28,7 +30,7 @@ static const int kSharedBytes = 64 << 10;
 
 static uint8_t *heap = nullptr;
 static std::map<CUdeviceptr, size_t> allocations;
-static uint8_t shared_memory[kSharedBytes];
+alignas(8) static uint8_t shared_memory[kSharedBytes];
 static int sticky = 0;
 static bool hung = false;
 static double now_ns = 1000;
@@ -82,6 +84,68 @@ static CUresult queue(std::function<void()> work) {
   return sticky;
 }
 
+static float half(uint16_t bits) {
+  int power = bits >> 10 & 31;
+  float part = float(bits & 1023) / 1024;
+  float size = power == 31 ? (part ? NAN : INFINITY) : power ? ldexpf(1 + part, power - 15) : ldexpf(part, -14);
+  return bits >> 15 ? -size : size;
+}
+static float element(const std::string &type, const uint8_t *at) {
+  auto as = [at](auto value) {
+    memcpy(&value, at, sizeof value);
+    return value;
+  };
+  if (type == "float32") return as(float());
+  if (type == "float64") return float(as(double()));
+  if (type == "float16") return half(as(uint16_t()));
+  if (type == "float8_e5m2") return half(uint16_t(*at << 8));
+  if (type == "float8_e4m3fn") return half(uint16_t((*at & 0x7f) << 7 | (*at & 0x80) << 8));
+  if (type == "bfloat16") {
+    uint32_t wide = uint32_t(as(uint16_t())) << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return value;
+  }
+  if (type == "int8") return float(as(int8_t()));
+  if (type == "int16") return float(as(int16_t()));
+  if (type == "uint16") return float(as(uint16_t()));
+  if (type == "int32") return float(as(int32_t()));
+  if (type == "uint32") return float(as(uint32_t()));
+  if (type == "int64") return float(as(int64_t()));
+  if (type == "uint64") return float(as(uint64_t()));
+  return float(*at);
+}
+static const std::map<std::string, int> kElements = {
+    {"float32", 4}, {"float64", 8}, {"float16", 2}, {"bfloat16", 2}, {"float8_e5m2", 1},
+    {"float8_e4m3fn", 1}, {"bool", 1}, {"uint8", 1}, {"int8", 1}, {"int16", 2}, {"uint16", 2},
+    {"int32", 4}, {"uint32", 4}, {"int64", 8}, {"uint64", 8}};
+static const std::string kError = "trusted_error_";
+
+static void compare_elements(const std::string &type, const std::vector<uint64_t> &p) {
+  size_t size = size_t(kElements.at(type)), count = size_t(p[2]);
+  auto *a = reach(p[0], size * count), *b = reach(p[1], size * count);
+  auto *out = (uint32_t *)reach(p[3], 12);
+  if (!a || !b || !out) return;
+  auto raise = [](uint32_t *word, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    *word = bits > *word ? bits : *word;
+  };
+  uint32_t unlike = 0;
+  for (size_t i = 0; i < count; i++) {
+    float x = element(type, a + i * size), y = element(type, b + i * size);
+    unlike += std::isfinite(x) != std::isfinite(y);
+    if (!std::isfinite(x) || !std::isfinite(y)) continue;
+    raise(out, fabsf(x - y)), raise(out + 1, fabsf(y));
+  }
+  out[2] = unlike > out[2] ? unlike : out[2];
+}
+
+static uint64_t mixed(uint64_t z) {
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull, z = (z ^ z >> 27) * 0x94D049BB133111EBull;
+  return z ^ z >> 31;
+}
+
 static void run_own(const Function &f, const std::vector<uint64_t> &p) {
   if (f.name == "trusted_add") {
     uint32_t n = uint32_t(p[3]);
@@ -93,7 +157,7 @@ static void run_own(const Function &f, const std::vector<uint64_t> &p) {
     now_ns += double(p[0]) / 2 + 800;
     if (p[0] > 1000000) usleep(unsigned(p[0] / 2000));  // a long one takes as long by the host's clock
   } else if (f.name == "trusted_overwrite") {
-    memset(shared_memory, int(p[1] & 255), kSharedBytes);
+    for (int i = 0; i < kSharedBytes / 4; i++) ((uint32_t *)shared_memory)[i] = uint32_t(p[1]);
     spend(2000);
   } else if (f.name == "trusted_compare") {
     size_t size = size_t(p[2]);
@@ -113,9 +177,15 @@ static void run_own(const Function &f, const std::vector<uint64_t> &p) {
     auto *a = reach(p[0], words ? 8 * size : size), *out = reach(p[3], 8);
     for (size_t i = 0; a && out && i < size; i++) {
       uint64_t z = (i * 0x9E3779B97F4A7C15ull + p[2]) ^ (words ? ((uint64_t *)a)[i] : a[i]);
-      z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull, z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-      *(uint64_t *)out += z ^ z >> 31;
+      *(uint64_t *)out += mixed(z);
     }
+    spend(2000);
+  } else if (f.name == "trusted_mask") {
+    auto *a = (uint64_t *)reach(p[0], 8 * p[1]);
+    for (uint64_t i = 0; a && i < p[1]; i++) a[i] ^= mixed(mixed(i * 0x9E3779B97F4A7C15ull + p[2]) + p[3]);
+    spend(2000);
+  } else if (!f.name.compare(0, kError.size(), kError)) {
+    compare_elements(f.name.substr(kError.size()), p);
     spend(2000);
   }
 }
@@ -189,11 +259,11 @@ static void run_code(const Function &f, const std::vector<uint64_t> &p) {
       case 15:  // SLEEP microseconds of real time
         usleep(useconds_t(o.a));
         break;
-      case 16: {  // FIND parameter, bytes, -, -: copy there the first other place that begins with its first word
+      case 16: {  // FIND parameter, bytes, alike, -: copy there the first other place that begins as it does, or not
         auto *to = reach(p[o.a], size_t(o.b));
         for (auto &[begin, length] : allocations)
           for (CUdeviceptr q = begin; to && q + size_t(o.b) <= begin + length; q += 256)
-            if (q != p[o.a] && *(uint32_t *)q != *(uint32_t *)to && *(uint32_t *)q) {
+            if (q != p[o.a] && (*(uint32_t *)q == *(uint32_t *)to) == bool(o.c) && *(uint32_t *)q) {
               memcpy(to, (void *)q, size_t(o.b));
               to = nullptr;
             }
@@ -348,11 +418,18 @@ CUresult cuModuleLoadData(void **module, const void *image) {
                                {"trusted_compare_words", {8, 8, 8, 8, 8}},
                                {"trusted_digest", {8, 8, 8, 8}},
                                {"trusted_digest_words", {8, 8, 8, 8}},
+                               {"trusted_mask", {8, 8, 8, 8}},
                                {"trusted_overwrite", {4, 4}}})
       if (strstr((const char *)image, (".entry " + name + "(").c_str())) {
         Function f;
         f.name = name, f.sizes = sizes, f.own = true;
         made->functions[name] = f;
+      }
+    for (auto &[type, size] : kElements)
+      if (strstr((const char *)image, (".entry " + kError + type + "(").c_str())) {
+        Function f;
+        f.name = kError + type, f.sizes = {8, 8, 8, 8}, f.own = true;
+        made->functions[f.name] = f;
       }
     if (made->functions.empty()) code = 218;
   } else {

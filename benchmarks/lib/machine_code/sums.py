@@ -12,12 +12,9 @@ from benchmarks.lib.machine_code.fake_code import addition, honest
 from forecast_harness.machine_code.compile_workers import MOST_SCRATCH_BYTES, CallCase, TensorArgument
 from forecast_harness.machine_code.cubin_sections import check_cubin
 from forecast_harness.machine_code.records import MachineCodeError, Program
-from forecast_harness.machine_code.runner.client import (
-    ObservedLaunch,
-    ProgramFault,
-    ProgramInputs,
-    RunnerClient,
-)
+from forecast_harness.machine_code.runner.buffer_contents import BufferContents
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.messages import ObservedLaunch, ProgramFault, ProgramInputs
 from forecast_harness.machine_code.runner.session import TimingLimits
 
 COUNT = 1024
@@ -30,7 +27,7 @@ class SumCall:
         chance = np.random.default_rng(seed)
         self.count = count
         self._values = {n: chance.standard_normal(count, dtype=np.float32) for n in ("x", "y")}
-        inputs = {n: v.tobytes() for n, v in self._values.items()}
+        inputs = {n: BufferContents.of(v.tobytes()) for n, v in self._values.items()}
         key = f"{seed}-{count}-{secrets.token_hex(4)}"
         self.given = ProgramInputs(key, inputs, rotate={"x": 4, "y": 4})
         tensor = TensorArgument("float32", (count,), (1,))

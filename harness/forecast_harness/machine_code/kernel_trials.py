@@ -6,22 +6,25 @@ import math
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from forecast_autotune.records import Config
 from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult, CallCase, TensorArgument
-from forecast_harness.machine_code.records import MachineCodeError, Program, ReturnedTensor
-from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs, RunnerClient
+from forecast_harness.machine_code.records import MachineCodeError, Program
+from forecast_harness.machine_code.runner.buffer_contents import BufferContents
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.known_results import ElementKind
+from forecast_harness.machine_code.runner.messages import ObservedLaunch, ProgramInputs
 from forecast_harness.machine_code.trials import SourceBuilder, TrialCalls, TrialConfig, first_violation
-from forecast_harness.sandbox.jobs import TensorBytes
-from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes, tensor_to_bytes
+from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
 from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.judging.call_values import fill_tensor, relative_error
+from forecast_harness.search.judging.call_values import HOST_PERIOD, fill_tensor
 from forecast_harness.search.judging.kernel_race import MAX_RELATIVE_ERROR
 from forecast_harness.search.judging.timed_calls import TimedCall
 from forecast_harness.search.records import Node, SearchTarget
@@ -32,50 +35,45 @@ from forecast_harness.verify.plan import VerificationPlan
 
 _MOST_INPUT_BYTES = 4 << 30
 """Of one call: what is larger is judged where it can be made, on the device."""
-_MOST_NEAR = 8
-"""Right results of a call that are kept: configs and variants differ by their rounding, if at all."""
 _CONFIGS_TRIED = 3
 """Of the base kernel, until one of them runs."""
 
 
 @dataclass
 class BaseResultCall:
-    """One call of a kernel, on values that every candidate gets."""
+    """One call of a kernel, on values that every candidate gets; what is right there, the runner has seen."""
 
     made: TimedCall
     arguments: CallCase
     given: ProgramInputs
-    wanted: dict[str, bytes] = field(default_factory=dict)
-    """What the base kernel leaves in every buffer that it writes."""
-    late: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each buffer before its tensor's first element."""
-    _near: list[tuple[bytes, ...]] = field(default_factory=list, init=False)
-    """Results that were compared, and are right."""
+    """With the buffers that the base kernel writes, once that is known."""
+    kinds: Mapping[str, ElementKind]
+    """Of every buffer."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(one.size for one in self.given.inputs.values())
+
+    @property
+    def written_bytes(self) -> int:
+        """Of the buffers that the base kernel writes."""
+        return sum(self.given.inputs[name].size for name in self.given.updates)
 
     def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
-        """What is wrong with these results; '' for nothing.
+        """What is wrong with these results; '' for nothing. Raises `MachineCodeError` where nothing was compared.
 
         At the sizes of real calls an error that only a wrong kernel shows: verification is exact.
         """
         for one in launches:
-            if (
-                any(one.rotation.values()) or one.outputs in self._near
-            ):  # what is right elsewhere is not known
+            if any(one.rotation.values()):  # what is right elsewhere is not known
                 continue
-            for (name, right), got in zip(self.wanted.items(), one.outputs, strict=True):
-                if got == right:
-                    continue
-                error = relative_error(self._values(name, got), self._values(name, right))
-                if error > MAX_RELATIVE_ERROR:
+            if missing := set(self.given.updates) - set(one.errors):
+                raise MachineCodeError(f"the runner has not compared {', '.join(sorted(missing))}")
+            for name in self.given.updates:
+                if (error := one.errors[name]) > MAX_RELATIVE_ERROR:
                     return f"wrong values: {name} differs by {error:.3g} of the base kernel's largest value"
-            self._near = [*self._near[1 - _MOST_NEAR :], one.outputs]
         return ""
-
-    def _values(self, name: str, data: bytes) -> torch.Tensor:
-        dtype, late = self.arguments.tensors[name].dtype, self.late[name]
-        count = (len(data) - late) // getattr(torch, dtype).itemsize
-        found: torch.Tensor = tensor_from_bytes(TensorBytes(dtype, (count,), data[late:]))
-        return found
 
 
 class KernelTrials:
@@ -90,7 +88,7 @@ class KernelTrials:
         """
         self._target, self._plan = target, plan
         self._timed = {str(n): kernel_call(subject) for n, subject in enumerate(subjects_of(target))}
-        self._small = min(self._timed.values(), key=lambda call: sum(map(len, call.given.inputs.values())))
+        self._small = min(self._timed.values(), key=lambda call: call.size)
         self._calls = TrialCalls(self._small, self._timed)
         self.base_build: tuple[TrialConfig, BuildResult] | None = None
         """A config in which the base kernel runs, and what it was compiled to."""
@@ -146,15 +144,12 @@ class KernelTrials:
         return self._request(node.id, node.source, chosen)
 
     def sealed(self, program: Program) -> Program:
-        """Its results are what the base kernel writes, whatever its cell says."""
-        sizes = {b.name: b.size for b in program.plan.buffers}
-        names = self._small.wanted
-        returned = tuple(ReturnedTensor(n, 0, "uint8", (sizes[n],)) for n in names)
-        return replace(program, plan=replace(program.plan, returned=returned))
+        """Its results are what it leaves in the buffers that the base kernel writes, whatever its cell says."""
+        return replace(program, plan=replace(program.plan, returned=()))
 
     def implausible(self, workload: str, seconds: float) -> str:
         """Why one launch of a call cannot have taken so few seconds: it has to write its results at least."""
-        written = sum(map(len, self._timed[workload].wanted.values()))
+        written = self._timed[workload].written_bytes
         return impossible_time(seconds, written if self._plan.device != "cpu" else 0, 0, self._plan.peaks)
 
     def learn(
@@ -188,8 +183,14 @@ class KernelTrials:
         written: tuple[str, ...] = ()
         for number in sorted(self._timed, key=lambda n: self._timed[n] is not self._small):
             call = self._timed[number]
-            call.wanted, call.given = _results(runner, told[number], call.given, written)
-            written = tuple(call.wanted)
+            names, broken = runner.learn(
+                self.sealed(told[number]), replace(call.given, updates=written), call.kinds
+            )
+            if said := first_violation(broken):
+                raise MachineCodeError(f"the base kernel, at one of its calls: {said}")
+            if not names:
+                raise MachineCodeError("the base kernel changes none of its tensors")
+            call.given, written = replace(call.given, updates=names), names
 
     def _base_configs(self, base: BaseKernel) -> list[Config]:
         decided = decided_config(self._target, base.source)
@@ -202,24 +203,35 @@ def kernel_call(subject: BaseKernel) -> BaseResultCall:
     told = made.to_payload()
     generator = torch.Generator().manual_seed(secrets.randbits(63))
     tensors: dict[str, TensorArgument] = {}
-    inputs: dict[str, bytes] = {}
-    lates: dict[str, int] = {}
+    inputs: dict[str, BufferContents] = {}
+    kinds: dict[str, ElementKind] = {}
     total = sum(int(one["span"]) * getattr(torch, one["dtype"]).itemsize for one in told["tensors"])
     if total > _MOST_INPUT_BYTES:
         raise MachineCodeError(f"a call takes {total} bytes of tensors; at most {_MOST_INPUT_BYTES} are sent")
     for one in told["tensors"]:
         name, late = one["name"], 0 if one["aligned"] else 1
-        whole = torch.zeros(int(one["span"]) + late, dtype=getattr(torch, one["dtype"]))
-        if told["given"]:
-            whole[late:].copy_(made.drawn.memory[name].reshape(-1))
-        elif not one["zeroed"]:
-            fill_tensor(whole[late:], told["least"], generator)
-        tensors[name] = TensorArgument(one["dtype"], tuple(one["shape"]), tuple(one["stride"]), late)
-        inputs[name], lates[name] = bytes(tensor_to_bytes(whole).data), late * whole.element_size()
         if math.prod(one["shape"]) == 0:
             raise MachineCodeError(f"{name} has no elements, so that nothing can be told from it")
+        own = made.drawn.memory[name] if told["given"] else None
+        inputs[name] = _contents(one, late, told["least"], own, generator)
+        tensors[name] = TensorArgument(one["dtype"], tuple(one["shape"]), tuple(one["stride"]), late)
+        kinds[name] = ElementKind(one["dtype"], late * getattr(torch, one["dtype"]).itemsize)
     given = ProgramInputs(secrets.token_hex(16), inputs)
-    return BaseResultCall(made, CallCase(tensors), given, late=lates)
+    return BaseResultCall(made, CallCase(tensors), given, kinds)
+
+
+def _contents(
+    told: Mapping[str, Any], late: int, least: int, own: torch.Tensor | None, generator: torch.Generator
+) -> BufferContents:
+    """Values of a tensor, after `late` elements: the user's `own`, zeros, or some that we draw."""
+    dtype, count = getattr(torch, told["dtype"]), int(told["span"]) + late
+    # Of what we draw, one period is enough.
+    drawn = torch.zeros(count if own is not None else min(count, HOST_PERIOD), dtype=dtype)
+    if own is not None:
+        drawn[late:].copy_(own.reshape(-1))
+    elif not told["zeroed"]:
+        fill_tensor(drawn, least, generator)
+    return BufferContents(bytes(tensor_to_bytes(drawn).data), count * drawn.element_size())
 
 
 def _rotatable(call: BaseResultCall) -> dict[str, int]:
@@ -230,26 +242,6 @@ def _rotatable(call: BaseResultCall) -> dict[str, int]:
     for name, tensor in call.arguments.tensors.items():
         kind = getattr(torch, tensor.dtype)
         whole = math.prod(tensor.shape) == tensor.elements  # no gap, and nothing before its first element
-        if kind.is_floating_point and whole and name not in call.wanted:
+        if kind.is_floating_point and whole and name not in call.given.updates:
             found[name] = kind.itemsize
     return found
-
-
-def _results(
-    runner: RunnerClient, program: Program, given: ProgramInputs, written: tuple[str, ...]
-) -> tuple[dict[str, bytes], ProgramInputs]:
-    """What a program leaves in the buffers that it writes, and the inputs that say which these are.
-
-    `written`: these buffers, where another call has shown them: it may write no others then.
-    """
-    names = written or tuple(given.inputs)
-    returned = tuple(ReturnedTensor(n, 0, "uint8", (len(given.inputs[n]),)) for n in names)
-    whole = replace(program, plan=replace(program.plan, returned=returned))
-    answer = runner.check(whole, replace(given, updates=names), 1)
-    if said := first_violation(answer.violations):
-        raise MachineCodeError(f"the base kernel, at one of its calls: {said}")
-    outputs = dict(zip(names, answer.launches[0].outputs, strict=True))
-    changed = {n: data for n, data in outputs.items() if written or data != given.inputs[n]}
-    if not changed:
-        raise MachineCodeError("the base kernel changes none of its tensors")
-    return changed, replace(given, updates=tuple(changed))

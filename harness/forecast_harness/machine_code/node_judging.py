@@ -31,9 +31,7 @@ from forecast_harness.machine_code.node_trial import (
     RaceResult,
 )
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.runner.client import (
-    RunnerClient,
-)
+from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
 from forecast_harness.machine_code.shared_host import SharedHostJudge, WorkUnderWay
 from forecast_harness.machine_code.shared_runner import SharedRunner, block_means

@@ -14,7 +14,8 @@ import torch
 from forecast_autotune.errors import RecordError
 from forecast_harness.machine_code.compile_workers import CallCase, TensorArgument
 from forecast_harness.machine_code.records import BufferRole, MachineCodeError, Program
-from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs
+from forecast_harness.machine_code.runner.buffer_contents import BufferContents
+from forecast_harness.machine_code.runner.messages import ObservedLaunch, ProgramInputs
 from forecast_harness.packs.schema import Pack, PackFormat
 from forecast_harness.sandbox.jobs import TensorBytes
 from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes, tensor_to_bytes
@@ -111,7 +112,7 @@ def prepare_call(case: LaunchCase, key: str, rotatable: Sequence[str], determini
     tensors |= {n: _argument(t, BufferRole.OUTPUT) for n, t in case.outputs.items()}
     given = ProgramInputs(
         key,
-        {n: bytes(tensor_to_bytes(t).data) for n, t in case.tensors.items()},
+        {n: BufferContents.of(bytes(tensor_to_bytes(t).data)) for n, t in case.tensors.items()},
         {n: t.numel() * t.element_size() for n, t in case.outputs.items()},
         {n: case.tensors[n].element_size() for n in rotatable},
     )

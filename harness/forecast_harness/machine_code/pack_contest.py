@@ -20,7 +20,8 @@ from forecast_harness.machine_code.compile_workers import BuildRequest, CompileW
 from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
 from forecast_harness.machine_code.pack_calls import PackCalls, PreparedCall
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.runner.client import ProgramFault, RunnerClient, RunnerFaultKind
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.messages import ProgramFault, RunnerFaultKind
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
 from forecast_harness.machine_code.shared_runner import block_means
 from forecast_harness.machine_code.trials import SourceBuilder, first_violation

@@ -13,10 +13,10 @@ from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.device_turns import DeviceTurns
 from forecast_harness.machine_code.node_trial import NodeRefused, PathFailed
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.runner.client import (
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.messages import (
     CheckAnswer,
     ProgramFault,
-    RunnerClient,
     TimingAnswer,
     TimingRequest,
 )

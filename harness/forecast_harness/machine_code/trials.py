@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.compile_workers import LONG_S, BuildRequest, BuildResult, CallCase
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.runner.client import ObservedLaunch, ProgramInputs, RunnerFaultKind
+from forecast_harness.machine_code.runner.messages import ObservedLaunch, ProgramInputs, RunnerFaultKind
 from forecast_harness.machine_code.runner.session import Violation
 from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
 from forecast_harness.search.history.events import NodeJob

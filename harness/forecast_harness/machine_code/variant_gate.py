@@ -16,11 +16,8 @@ from forecast_autotune.variants import Variant
 from forecast_harness.machine_code.compile_workers import BuildResult, CompileWorkers
 from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
 from forecast_harness.machine_code.kernel_trials import KernelTrials
-from forecast_harness.machine_code.runner.client import (
-    ProgramFault,
-    RunnerClient,
-    RunnerFaultKind,
-)
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.messages import ProgramFault, RunnerFaultKind
 from forecast_harness.machine_code.runner.process import RunnerLost
 from forecast_harness.machine_code.trials import SourceBuilder, first_violation
 from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS

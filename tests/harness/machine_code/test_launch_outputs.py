@@ -8,6 +8,7 @@ import pytest
 
 from forecast_harness.machine_code.runner import launch_outputs
 from forecast_harness.machine_code.runner.launch_outputs import KnownOutputs, encode_launches
+from forecast_harness.machine_code.runner.messages import ObservedLaunch
 from forecast_harness.machine_code.runner.session import CheckedLaunch
 
 
@@ -15,7 +16,9 @@ def launch(*outputs: bytes, turn: int = 0) -> CheckedLaunch:
     return CheckedLaunch(0, {"x": turn}, outputs)
 
 
-def moved(known: KnownOutputs, launches: list[CheckedLaunch], call: str = "call") -> tuple[list[bytes], list]:
+def moved(
+    known: KnownOutputs, launches: list[CheckedLaunch], call: str = "call"
+) -> tuple[list[bytes], tuple]:
     """The bytes that were sent, and what the host makes of them."""
     have = known.of_call(call)
     told, arrays = encode_launches(launches, "0", list(have))
@@ -29,10 +32,10 @@ def test_equal_outputs_are_sent_once_and_never_again() -> None:
     launches = [launch(b"aa", b"b"), launch(b"aa", b"b"), launch(b"aa", b"c")]
     sent, found = moved(known, launches)
     assert sorted(sent) == [b"aa", b"b", b"c"]
-    assert [outputs for _, outputs in found] == [(b"aa", b"b"), (b"aa", b"b"), (b"aa", b"c")]
+    assert [one.outputs for one in found] == [(b"aa", b"b"), (b"aa", b"b"), (b"aa", b"c")]
     sent, found = moved(known, [launch(b"aa", b"d")])
     assert sent == [b"d"]
-    assert found == [({"x": 0}, (b"aa", b"d"))]
+    assert found == (ObservedLaunch({"x": 0}, (b"aa", b"d")),)
 
 
 def test_what_is_known_of_one_call_is_not_taken_for_another() -> None:
@@ -43,7 +46,7 @@ def test_what_is_known_of_one_call_is_not_taken_for_another() -> None:
 
 def test_outputs_on_rotated_inputs_are_told_but_not_kept() -> None:
     known = KnownOutputs()
-    assert moved(known, [launch(b"aa", turn=4)]) == ([b"aa"], [({"x": 4}, (b"aa",))])
+    assert moved(known, [launch(b"aa", turn=4)]) == ([b"aa"], (ObservedLaunch({"x": 4}, (b"aa",)),))
     assert known.of_call("call") == {}
 
 
@@ -57,12 +60,13 @@ def test_the_oldest_are_forgotten_and_what_was_promised_to_the_runner_stays(
     told, arrays = encode_launches([launch(b"aa")], "0", list(have))
     moved(known, [launch(b"cc")])  # another thread's
     assert list(known.of_call("call").values()) == [b"bb", b"cc"]
-    assert known.decode("call", have, told, arrays, "0") == [({"x": 0}, (b"aa",))]
+    assert known.decode("call", have, told, arrays, "0") == (ObservedLaunch({"x": 0}, (b"aa",)),)
 
 
 def test_a_content_that_nobody_has_sent_is_an_error() -> None:
+    told = {"launches": [{"rotation": {}, "outputs": ["ab"], "errors": {}}]}
     with pytest.raises(KeyError):
-        KnownOutputs().decode("call", {}, {"launches": [{"rotation": {}, "outputs": ["ab"]}]}, {}, "0")
+        KnownOutputs().decode("call", {}, told, {}, "0")
 
 
 def test_what_is_large_is_sent_each_time_under_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,4 +76,10 @@ def test_what_is_large_is_sent_each_time_under_names_of_its_own(monkeypatch: pyt
     for times in (1, 2):
         sent, found = moved(known, launches)
         assert sorted(sent) == ([b"aaa", b"b", b"ccc"] if times == 1 else [b"aaa", b"ccc"])
-        assert [outputs for _, outputs in found] == [(b"aaa", b"b"), (b"ccc", b"b")]
+        assert [one.outputs for one in found] == [(b"aaa", b"b"), (b"ccc", b"b")]
+
+
+def test_errors_arrive_as_they_are_whatever_their_size() -> None:
+    one = CheckedLaunch(0, {}, errors={"out": 0.5, "other": float("inf")})
+    (found,) = moved(KnownOutputs(), [one])[1]
+    assert found == ObservedLaunch({}, (), {"out": 0.5, "other": float("inf")})

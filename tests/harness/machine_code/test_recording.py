@@ -23,7 +23,7 @@ from forecast_harness.machine_code.cubin_sections import cubin_sections, referre
 from forecast_harness.machine_code.pack_calls import PackCalls
 from forecast_harness.machine_code.recording.tensors import HostCode, TensorRecorder, flat_tensors
 from forecast_harness.machine_code.records import BufferRole, Program
-from forecast_harness.machine_code.runner.client import ObservedLaunch
+from forecast_harness.machine_code.runner.messages import ObservedLaunch
 from forecast_harness.packs.load import load_pack
 from forecast_harness.packs.schema import Language
 

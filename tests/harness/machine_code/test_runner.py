@@ -17,12 +17,8 @@ from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.exploits import EXPLOITS
 from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
-from forecast_harness.machine_code.runner.client import (
-    ProgramFault,
-    RunnerClient,
-    RunnerFaultKind,
-    TimingRequest,
-)
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.messages import ProgramFault, RunnerFaultKind, TimingRequest
 from forecast_harness.machine_code.runner.process import RunnerLost
 from forecast_harness.machine_code.runner.session import TimingLimits
 

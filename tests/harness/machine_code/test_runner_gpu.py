@@ -17,8 +17,12 @@ from forecast_harness.machine_code.fit_runner import facts_for_workers
 from forecast_harness.machine_code.pack_calls import PackCalls
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.driver import CudaDriver
+from forecast_harness.machine_code.runner.error_kernels import COMPARED_TYPES
+from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
 from forecast_harness.packs.load import load_pack
 from forecast_harness.packs.schema import Language
+from tests.harness.machine_code.element_errors import check_errors, check_unlike
 
 pytestmark = pytest.mark.gpu
 
@@ -68,3 +72,14 @@ def test_packs_solutions_are_right_and_take_time(
     assert call.wrong(program, answer.launches) == ""
     seconds = device.time([program], call.given).seconds[0]
     assert all(1e-7 <= s < 1e-2 for s in seconds)
+
+
+@pytest.mark.parametrize("dtype", sorted(COMPARED_TYPES))
+def test_errors_of_elements_are_as_the_host_has_them(dtype: str) -> None:
+    driver = CudaDriver()
+    check_errors(driver, TrustedKernels(driver), dtype)
+
+
+def test_values_that_are_not_finite_are_told_apart() -> None:
+    driver = CudaDriver()
+    check_unlike(driver, TrustedKernels(driver))

@@ -10,7 +10,9 @@ import pytest
 
 from forecast_harness.machine_code.runner import trusted_kernels
 from forecast_harness.machine_code.runner.driver import CudaDriver
+from forecast_harness.machine_code.runner.error_kernels import COMPARED_TYPES, error_kernel_text
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+from tests.harness.machine_code.element_errors import check_errors, check_unlike
 
 triton = pytest.importorskip("triton")
 
@@ -19,8 +21,10 @@ TEXTS = {
     "add": trusted_kernels._ADD,
     "pause": trusted_kernels._PAUSE,
     "overwrite": trusted_kernels._OVERWRITE,
+    "mask": trusted_kernels._MASK,
     **{f"compare {unit}": trusted_kernels._compare_text(unit) for unit in (1, 8)},
     **{f"digest {unit}": trusted_kernels._digest_text(unit) for unit in (1, 8)},
+    **{f"error {dtype}": error_kernel_text(dtype) for dtype in sorted(COMPARED_TYPES)},
 }
 
 
@@ -42,12 +46,17 @@ def driver(fake_driver: Path) -> CudaDriver:
     return CudaDriver(str(fake_driver))
 
 
+@pytest.fixture(scope="module")
+def kernels(driver: CudaDriver) -> TrustedKernels:
+    return TrustedKernels(driver)
+
+
 @pytest.mark.parametrize("late", [0, 1, 8])
 @pytest.mark.parametrize("size", [1, 7, 8, 64, 1001, 4096])
 def test_what_differs_is_told_whatever_the_place_and_the_size(
-    driver: CudaDriver, late: int, size: int
+    driver: CudaDriver, kernels: TrustedKernels, late: int, size: int
 ) -> None:
-    kernels, chance = TrustedKernels(driver), random.Random(size)
+    chance = random.Random(size)
     data = chance.randbytes(size)
     first, second = driver.allocate(size + 16) + late, driver.allocate(size + 16) + late
     driver.upload(first, data)
@@ -64,3 +73,29 @@ def test_what_differs_is_told_whatever_the_place_and_the_size(
     assert kernels.digest(first, size, 6) != known
     driver.upload(first + size - 1, bytes([data[-1] ^ 128]))
     assert kernels.digest(first, size, 5) != known
+
+
+@pytest.mark.parametrize("dtype", [*sorted(COMPARED_TYPES), "complex64"])
+def test_errors_of_elements_are_relative_to_the_largest_right_value(
+    driver: CudaDriver, kernels: TrustedKernels, dtype: str
+) -> None:
+    check_errors(driver, kernels, dtype)
+
+
+def test_what_is_finite_in_one_only_is_infinitely_wrong(driver: CudaDriver, kernels: TrustedKernels) -> None:
+    check_unlike(driver, kernels)
+
+
+def test_what_is_masked_is_noise_until_it_is_unmasked(driver: CudaDriver, kernels: TrustedKernels) -> None:
+    data = bytes(8000)
+    address = driver.allocate(len(data) + 8)
+    driver.upload(address, data + b"untouche")
+    kernels.mask(address, len(data), (1, 2))
+    masked = bytes(driver.download(address, len(data) + 8))
+    assert len({masked[n : n + 8] for n in range(0, len(data), 8)}) == 1000
+    assert masked[len(data) :] == b"untouche"
+    kernels.mask(address, len(data), (1, 3))
+    assert bytes(driver.download(address, len(data))) != data
+    kernels.mask(address, len(data), (1, 3))
+    kernels.mask(address, len(data), (1, 2))
+    assert bytes(driver.download(address, len(data))) == data

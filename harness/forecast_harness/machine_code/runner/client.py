@@ -7,103 +7,33 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from forecast_autotune.records.codec import Record
 from forecast_harness.machine_code.records import MachineCodeError, Program
 from forecast_harness.machine_code.runner.driver import LIBRARY
+from forecast_harness.machine_code.runner.known_results import ElementKind
 from forecast_harness.machine_code.runner.launch_outputs import KnownOutputs
+from forecast_harness.machine_code.runner.messages import (
+    CheckAnswer,
+    FaultRecord,
+    ProgramFault,
+    ProgramInputs,
+    RunnerFaultKind,
+    TimingAnswer,
+    TimingRequest,
+)
 from forecast_harness.machine_code.runner.process import RunnerLost, RunnerProcess
 from forecast_harness.machine_code.runner.run_marks import NOBODY
 from forecast_harness.machine_code.runner.session import TimingLimits, Violation
 from forecast_harness.sandbox import wire
-from forecast_harness.sandbox.jobs import SandboxError, TensorBytes, WireError
+from forecast_harness.sandbox.jobs import TensorBytes, WireError
 
 LAUNCH_S = 4.0
 """Seconds of one launch after which its program is said to hang; a driver may need two to tell of an error."""
 _POLL_S = 0.1
 _MOST_INPUT_SETS = 16
-
-
-class RunnerFaultKind(StrEnum):
-    """What a program did to the runner."""
-
-    HANG = "hang"
-    DEVICE_ERROR = "device error"
-    """The driver reported an error that ends the context, such as an illegal address."""
-    REFUSED = "refused"
-    """The driver or the runner did not take it: bad code, too many resources, too little memory."""
-    CRASH = "crash"
-    """The runner died, twice."""
-
-
-class ProgramFault(SandboxError):
-    """A program's doing. `candidate` says whose, `kind` what."""
-
-    def __init__(self, kind: RunnerFaultKind, candidate: str, detail: str) -> None:
-        super().__init__(f"{candidate}: {kind}: {detail}")
-        self.kind, self.candidate, self.detail = kind, candidate, detail
-
-
-@dataclass(frozen=True)
-class FaultRecord(Record, label="fault"):
-    """One fault, for the log."""
-
-    candidate: str
-    kind: str
-    detail: str
-    restart_s: float = 0.0
-    """Seconds until a healthy runner was back; 0 where the old one went on."""
-
-
-@dataclass(frozen=True)
-class ProgramInputs:
-    """What a call is given; `key` names the bytes, so that they are sent once."""
-
-    key: str
-    inputs: Mapping[str, bytes]
-    outputs: Mapping[str, int] = field(default_factory=dict)
-    rotate: Mapping[str, int] = field(default_factory=dict)
-    updates: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ObservedLaunch:
-    """Outputs of one launch, and how far its inputs were rotated, in bytes."""
-
-    rotation: Mapping[str, int]
-    outputs: tuple[bytes, ...]
-
-
-@dataclass(frozen=True)
-class CheckAnswer:
-    """What launches of a program showed."""
-
-    launches: tuple[ObservedLaunch, ...]
-    violations: tuple[Violation, ...]
-
-
-@dataclass(frozen=True)
-class TimingRequest:
-    """One program, or two side by side of which the second is on trial, to be timed at one call."""
-
-    programs: Sequence[Program]
-    given: ProgramInputs
-    limits: TimingLimits = TimingLimits()
-
-
-@dataclass(frozen=True)
-class TimingAnswer:
-    """Seconds of each contestant's launches, and outputs of some."""
-
-    seconds: tuple[tuple[float, ...], ...]
-    stopped: str
-    recorded: bool
-    launches: tuple[ObservedLaunch, ...]
-    violations: tuple[Violation, ...]
 
 
 class RunnerClient:
@@ -137,6 +67,7 @@ class RunnerClient:
         self._runner: RunnerProcess | None = None
         self._spare: RunnerProcess | None = None
         self._known: list[str] = []
+        self._learned: dict[str, tuple[Program, ProgramInputs, Mapping[str, ElementKind]]] = {}
         self._outputs = KnownOutputs()
         self._number = 0
         self._closed = True
@@ -180,7 +111,23 @@ class RunnerClient:
         value, arrays = self._ask("check", [([program], given, more)])
         (told,) = value["parts"]
         observed = self._outputs.decode(given.key, known, told, arrays, "0")
-        return CheckAnswer(tuple(ObservedLaunch(*one) for one in observed), _violations(told))
+        return CheckAnswer(observed, self._violations(told, given))
+
+    def learn(
+        self, program: Program, given: ProgramInputs, kinds: Mapping[str, ElementKind]
+    ) -> tuple[tuple[str, ...], tuple[Violation, ...]]:
+        """Have a right program show what it changes at a call; launches there are compared with that from then on.
+
+        `kinds`: of every input. Which inputs it changes; with `given.updates`, these, and it may change no others.
+        Raises `ProgramFault`, `RunnerLost`.
+        """
+        self._learned.pop(given.key, None)
+        value, _ = self._ask("learn", [([program], given, _learning(kinds, 0))])
+        (told,) = value["parts"]
+        names = tuple(told["names"])
+        if not told["violations"]:
+            self._learned[given.key] = program, replace(given, updates=names), kinds
+        return names, self._violations(told, given)
 
     def time(
         self, programs: Sequence[Program], given: ProgramInputs, limits: TimingLimits | None = None
@@ -202,14 +149,13 @@ class RunnerClient:
         answers = []
         for number, told in enumerate(value["parts"]):
             key = requests[number].given.key
-            observed = self._outputs.decode(key, known[number], told, arrays, f"{number}")
             answers.append(
                 TimingAnswer(
                     tuple(tuple(float(s) for s in one) for one in told["seconds"]),
                     told["stopped"],
                     told["recorded"],
-                    tuple(ObservedLaunch(*one) for one in observed),
-                    _violations(told),
+                    self._outputs.decode(key, known[number], told, arrays, f"{number}"),
+                    self._violations(told, requests[number].given),
                 )
             )
         return answers
@@ -246,23 +192,7 @@ class RunnerClient:
     def _ask(
         self, operation: str, parts: Sequence[tuple[Sequence[Program], ProgramInputs, dict[str, Any]]]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
-        asked = [
-            {
-                "inputs": given.key,
-                "outputs": dict(given.outputs),
-                "rotate": dict(given.rotate),
-                "updated": list(given.updates),
-                "programs": [p.to_json() for p in programs],
-                **more,
-            }
-            for programs, given, more in parts
-        ]
-        code = {
-            f"code-{part}-{n}-{m}": TensorBytes("uint8", (len(k.image),), k.image)
-            for part, (programs, _, _) in enumerate(parts)
-            for n, p in enumerate(programs)
-            for m, k in enumerate(p.kernels)
-        }
+        asked, code = self._encoded(parts)
         programs = parts[0][0]
         with self._lock:
             for attempt in (0, 1):
@@ -279,6 +209,29 @@ class RunnerClient:
                     if attempt:
                         raise RunnerLost(f"the runner was lost twice: {ended.detail}") from None
         raise AssertionError("unreachable")
+
+    def _encoded(
+        self, parts: Sequence[tuple[Sequence[Program], ProgramInputs, dict[str, Any]]]
+    ) -> tuple[list[dict[str, Any]], dict[str, TensorBytes]]:
+        asked = [
+            {
+                "inputs": given.key,
+                "outputs": dict(given.outputs),
+                "rotate": dict(given.rotate),
+                "updated": list(given.updates),
+                "compared": given.key in self._learned,
+                "programs": [p.to_json() for p in programs],
+                **more,
+            }
+            for programs, given, more in parts
+        ]
+        code = {
+            f"code-{part}-{n}-{m}": TensorBytes("uint8", (len(k.image),), k.image)
+            for part, (programs, _, _) in enumerate(parts)
+            for n, p in enumerate(programs)
+            for m, k in enumerate(p.kernels)
+        }
+        return asked, code
 
     def _answered(
         self, programs: Sequence[Program], asked: dict[str, Any], code: Mapping[str, TensorBytes]
@@ -306,9 +259,29 @@ class RunnerClient:
             return
         while len(self._known) >= _MOST_INPUT_SETS:
             self._converse({"op": "forget", "key": self._known.pop(0)}, {})
-        arrays = {n: TensorBytes("uint8", (len(b),), b) for n, b in given.inputs.items()}
-        self._converse({"op": "inputs", "key": given.key}, arrays)
+        arrays = {n: TensorBytes("uint8", (len(b.data),), b.data) for n, b in given.inputs.items()}
+        sizes = {n: b.size for n, b in given.inputs.items()}
+        self._converse({"op": "inputs", "key": given.key, "sizes": sizes}, arrays)
+        if given.key in self._learned:
+            self._learn_again(*self._learned[given.key])
         self._known.append(given.key)
+
+    def _learn_again(self, program: Program, given: ProgramInputs, kinds: Mapping[str, ElementKind]) -> None:
+        """In a runner that has not seen it. It was right before, and nobody is to blame for what it does."""
+        asked, code = self._encoded([([program], given, _learning(kinds, NOBODY))])
+        value, _ = self._converse({"op": "learn", "parts": asked}, code)
+        if said := value.get("failed") or value["parts"][0]["violations"]:
+            raise RunnerLost(f"the right program, launched again: {said}")
+
+    def _violations(self, value: Mapping[str, Any], given: ProgramInputs) -> tuple[Violation, ...]:
+        """What a program did that a right one does not; what it may have spoilt is sent anew."""
+        try:
+            found = tuple(Violation.from_json(v) for v in value["violations"])
+        except (KeyError, TypeError) as error:
+            raise MachineCodeError(f"the runner's answer has no list of violations: {error}") from error
+        if found and given.key in self._known:
+            self._known.remove(given.key)
+        return found
 
     def _health(self) -> str:
         try:
@@ -398,8 +371,5 @@ class _RunnerEnded(Exception):
         self.kind, self.contestant, self.detail, self.certain = kind, contestant, detail, certain
 
 
-def _violations(value: Mapping[str, Any]) -> tuple[Violation, ...]:
-    try:
-        return tuple(Violation.from_json(v) for v in value["violations"])
-    except (KeyError, TypeError) as error:
-        raise MachineCodeError(f"the runner's answer has no list of violations: {error}") from error
+def _learning(kinds: Mapping[str, ElementKind], blamed: int) -> dict[str, Any]:
+    return {"kinds": {n: k.to_json() for n, k in kinds.items()}, "blamed": blamed}

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.driver import CudaDriver, DriverError
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
 
@@ -37,7 +38,7 @@ class InputReserves:
         self._kept: OrderedDict[str, InputReserve] = OrderedDict()
         self._key = random.SystemRandom().getrandbits(64)
 
-    def get(self, key: str, inputs: Mapping[str, bytes]) -> InputReserve:
+    def get(self, key: str, inputs: Mapping[str, BufferContents]) -> InputReserve:
         """The reserve of these inputs, which `key` names; sent anew where anything was written into it."""
         found = self._kept.get(key)
         if found is None or self.changed(found, inputs):
@@ -46,7 +47,7 @@ class InputReserves:
         self._kept.move_to_end(key)
         return found
 
-    def changed(self, reserve: InputReserve, inputs: Mapping[str, bytes]) -> list[str]:
+    def changed(self, reserve: InputReserve, inputs: Mapping[str, BufferContents]) -> list[str]:
         """Which buffers are not what the host has sent."""
         return [
             name
@@ -66,11 +67,11 @@ class InputReserves:
             self.forget(key)
         return bool(kept)
 
-    def _make(self, inputs: Mapping[str, bytes]) -> InputReserve:
+    def _make(self, inputs: Mapping[str, BufferContents]) -> InputReserve:
         offsets, size = dict[str, int](), 0
-        for name, data in inputs.items():
+        for name, contents in inputs.items():
             offsets[name] = size
-            size += -(-max(1, len(data)) // _ALIGNMENT) * _ALIGNMENT
+            size += -(-max(1, contents.size) // _ALIGNMENT) * _ALIGNMENT
         while self._kept and size + sum(one.size for one in self._kept.values()) > self._most_bytes:
             self.forget(next(iter(self._kept)))
         size = max(size, _ALIGNMENT)
@@ -81,10 +82,19 @@ class InputReserves:
                 raise
             address = self._driver.allocate(size)
         places = {name: address + offset for name, offset in offsets.items()}
-        for name, data in inputs.items():
-            self._driver.upload(places[name], data)
+        for name, contents in inputs.items():
+            self._fill(places[name], contents)
         return InputReserve(address, size, places, self._digests(places, inputs))
 
-    def _digests(self, places: Mapping[str, int], inputs: Mapping[str, bytes]) -> dict[str, int]:
-        buffers = [(places[name], len(data)) for name, data in inputs.items()]
+    def _fill(self, address: int, contents: BufferContents) -> None:
+        """Send what repeats once, and double it on the device."""
+        done = len(contents.data)
+        self._driver.upload(address, contents.data)
+        while done < contents.size:
+            more = min(done, contents.size - done)
+            self._driver.copy(address + done, address, more)
+            done += more
+
+    def _digests(self, places: Mapping[str, int], inputs: Mapping[str, BufferContents]) -> dict[str, int]:
+        buffers = [(places[name], contents.size) for name, contents in inputs.items()]
         return dict(zip(inputs, self._kernels.digests(buffers, self._key), strict=True))

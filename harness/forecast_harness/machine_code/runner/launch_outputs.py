@@ -1,4 +1,4 @@
-"""Outputs of launches on their way to the host: each content once, and none that the host has already.
+"""What launches left behind on its way to the host: each content once, and none that the host has already.
 
 Configs of one source, and most sources of one search, leave the same bytes behind. Moving them costs more than to
 launch the kernel: the host reads a channel in small pieces, and other threads of it run between any two.
@@ -7,10 +7,12 @@ launch the kernel: the host reads a channel in small pieces, and other threads o
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from forecast_harness.machine_code.runner.messages import ObservedLaunch
 from forecast_harness.machine_code.runner.session import CheckedLaunch
 from forecast_harness.sandbox.jobs import TensorBytes
 
@@ -30,7 +32,8 @@ def encode_launches(
     told = []
     for number, one in enumerate(launches):
         digests = [_name(data, f"{number}-{place}") for place, data in enumerate(one.outputs)]
-        told.append({"rotation": dict(one.rotation), "outputs": digests})
+        errors = {n: e if math.isfinite(e) else None for n, e in one.errors.items()}
+        told.append({"rotation": dict(one.rotation), "outputs": digests, "errors": errors})
         for digest, data in zip(digests, one.outputs, strict=True):
             if digest not in known:
                 arrays[f"{part}/{digest}"] = TensorBytes("uint8", (len(data),), data)
@@ -64,21 +67,23 @@ class KnownOutputs:
         told: Mapping[str, Any],
         arrays: Mapping[str, TensorBytes],
         part: str,
-    ) -> list[tuple[dict[str, int], tuple[bytes, ...]]]:
-        """Rotation and outputs of each launch; `known` is what the runner was told not to send.
+    ) -> tuple[ObservedLaunch, ...]:
+        """Each launch; `known` is what the runner was told not to send.
 
         Contents of launches on rotated inputs are not kept: they do not come again. Raises `KeyError` for a content
         that nobody has sent.
         """
-        found, contents = [], dict(known)
+        found, contents = list[ObservedLaunch](), dict(known)
         for one in told["launches"]:
             for digest in one["outputs"]:
                 if digest not in contents:
                     contents[digest] = bytes(arrays[f"{part}/{digest}"].data)
                     if len(contents[digest]) <= _MOST_DIGESTED_BYTES and not any(one["rotation"].values()):
                         self._keep(call, digest, contents[digest])
-            found.append((one["rotation"], tuple(contents[digest] for digest in one["outputs"])))
-        return found
+            outputs = tuple(contents[digest] for digest in one["outputs"])
+            errors = {n: math.inf if e is None else float(e) for n, e in one["errors"].items()}
+            found.append(ObservedLaunch(one["rotation"], outputs, errors))
+        return tuple(found)
 
     def _keep(self, call: str, digest: str, data: bytes) -> None:
         with self._lock:

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_harness.machine_code.records import MOST_STEPS, CompiledKernel, Program
+from forecast_harness.machine_code.records import MOST_STEPS, CompiledKernel, MachineCodeError, Program
+from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.contestant import Contestant, LoadedKernel
 from forecast_harness.machine_code.runner.driver import (
     ATTRIBUTE_L2_BYTES,
@@ -26,6 +27,7 @@ from forecast_harness.machine_code.runner.driver import (
     CudaDriver,
     DriverError,
 )
+from forecast_harness.machine_code.runner.known_results import ElementKind
 from forecast_harness.machine_code.runner.launch_outputs import encode_launches
 from forecast_harness.machine_code.runner.run_marks import NOBODY, RunMarks
 from forecast_harness.machine_code.runner.session import (
@@ -47,7 +49,7 @@ class RunnerService:
     def __init__(self, driver: CudaDriver, flush_bytes: int, marks: RunMarks) -> None:
         self._driver, self._marks = driver, marks
         self._session = LaunchSession(driver, flush_bytes, self._mark)
-        self._inputs: dict[str, dict[str, bytes]] = {}
+        self._inputs: dict[str, dict[str, BufferContents]] = {}
         self._loaded: OrderedDict[str, LoadedKernel] = OrderedDict()
 
     def _mark(self, contestant: int) -> None:
@@ -62,7 +64,9 @@ class RunnerService:
         if asked["op"] == "clock":
             return {"pauses": [list(p) for p in self._session.timed_pauses(asked["cycles"])]}, {}
         if asked["op"] == "inputs":
-            self._inputs[asked["key"]] = {n: bytes(a.data) for n, a in arrays.items()}
+            self._inputs[asked["key"]] = {
+                n: BufferContents(bytes(a.data), int(asked["sizes"][n])) for n, a in arrays.items()
+            }
             return {}, {}
         if asked["op"] == "forget":
             self._inputs.pop(asked["key"], None)
@@ -91,6 +95,12 @@ class RunnerService:
             tuple(asked["updated"]),
             asked["inputs"],
         )
+        if operation == "learn":
+            kinds = {n: ElementKind.from_json(k) for n, k in asked["kinds"].items()}
+            names, broken = self._session.learn(contestants[0], given, kinds, int(asked["blamed"]))
+            return {"names": names, "violations": [v.to_json() for v in broken]}, {}
+        if asked["compared"] and not self._session.knows_results(given.key):
+            raise MachineCodeError(f"what is right at the call {given.key} has not been learned")
         if operation == "check":
             launches, violations = self._session.check(contestants[0], given, int(asked["launches"]))
             value, outputs = encode_launches(launches, name, asked["known"])

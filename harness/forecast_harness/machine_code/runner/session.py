@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forecast_autotune.records.codec import Record
 from forecast_autotune.timing.pauses import (
@@ -16,10 +16,12 @@ from forecast_autotune.timing.pauses import (
 )
 from forecast_autotune.timing.recorded_launches import GraphRecorder, RecordedGraph
 from forecast_harness.machine_code.runner.arena import CanaryArena
+from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.contestant import Contestant
 from forecast_harness.machine_code.runner.driver import CudaDriver, DriverError
 from forecast_harness.machine_code.runner.graphs import DriverEvents, RunnerCuda
 from forecast_harness.machine_code.runner.input_reserves import InputReserve, InputReserves
+from forecast_harness.machine_code.runner.known_results import ElementKind, KnownResults
 from forecast_harness.machine_code.runner.run_marks import NOBODY
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
 
@@ -37,8 +39,8 @@ _FAR_BEYOND, _FIRST_S = 5.0, 2e-3
 class CallInputs:
     """What a call is given, and what may become of it."""
 
-    inputs: Mapping[str, bytes]
-    """Bytes by buffer."""
+    inputs: Mapping[str, BufferContents]
+    """By buffer."""
     outputs: Mapping[str, int] = field(default_factory=dict)
     """Sizes of buffers that are given to be written."""
     rotate: Mapping[str, int] = field(default_factory=dict)
@@ -60,11 +62,15 @@ class Violation(Record, label="violation"):
 
 @dataclass(frozen=True)
 class CheckedLaunch:
-    """One launch's outputs, and how its inputs were rotated, in bytes."""
+    """What one launch left behind, and how its inputs were rotated, in bytes."""
 
     contestant: int
     rotation: Mapping[str, int]
-    outputs: Sequence[bytes]
+    outputs: Sequence[bytes] = ()
+    """None of a call whose results are known."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """The largest error in each buffer, relative to the largest value that is right: of a call whose results are known,
+    on inputs that are not rotated."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +116,12 @@ class LaunchSession:
         self._given = CallInputs({})
         self._reserves = InputReserves(driver, self.kernels)
         self._reserve = InputReserve(0, 0, {}, {})
+        self._results = KnownResults(driver, self.kernels)
 
     # --- placing ---
 
     def _place(self, given: CallInputs, contestants: Sequence[Contestant]) -> None:
-        sizes = {name: len(data) for name, data in given.inputs.items()}
+        sizes = {name: contents.size for name, contents in given.inputs.items()}
         self._wiped = list(given.outputs)
         sizes |= given.outputs
         for one in contestants:
@@ -131,9 +138,14 @@ class LaunchSession:
             one.bind(places)
         self._given = given
 
+    def knows_results(self, key: str) -> bool:
+        """Whether results at a call can be compared with what a right program has left there."""
+        return key in self._results
+
     def forget(self, key: str) -> None:
-        """Free what the device holds of a call's inputs."""
+        """Free what the device holds of a call's inputs and results."""
         self._reserves.forget(key)
+        self._results.forget(key)
 
     def _refresh(self, rotation: Mapping[str, int]) -> None:
         """Queue new inputs; outputs, scratch, shared memory and caches hold nothing of earlier launches."""
@@ -148,7 +160,7 @@ class LaunchSession:
     def _rotation(self) -> dict[str, int]:
         found = {}
         for name, unit in self._given.rotate.items():
-            turns = len(self._given.inputs[name]) // max(1, unit)
+            turns = self._given.inputs[name].size // max(1, unit)
             found[name] = unit * self._chance.randrange(turns) if turns > 1 else 0
         return found
 
@@ -162,6 +174,15 @@ class LaunchSession:
             found = [bytes(self.driver.download(p.address, p.size)) for p in places]
         return found
 
+    def _left_behind(self, number: int, contestant: Contestant, rotation: Mapping[str, int]) -> CheckedLaunch:
+        """What the launch that has just ended left in its buffers."""
+        if self._given.key not in self._results:
+            return CheckedLaunch(number, rotation, self._outputs(contestant))
+        # What is right on other inputs is not known.
+        rotated = any(rotation.values())
+        errors = {} if rotated else self._results.errors(self._given.key, self._arena.places)
+        return CheckedLaunch(number, rotation, errors=errors)
+
     def _changed_on_device(self, rotation: Mapping[str, int]) -> list[str]:
         """As `_changed_inputs`, without moving the bytes: what a call of many costs a thousandth of."""
         changed = []
@@ -173,15 +194,18 @@ class LaunchSession:
                 changed.append(name)
             elif name in spoilt:
                 changed.append(f"the copy of {name}")
+        if self._results.changed(self._given.key):
+            changed.append("what its results are compared with")
         return changed
 
     def _changed_inputs(self, rotation: Mapping[str, int]) -> list[str]:
         """Inputs, or what they are copied from, that are not what the host has sent."""
-        if sum(map(len, self._given.inputs.values())) > _MOST_MOVED_BYTES:
+        moved = sum(contents.size for contents in self._given.inputs.values())
+        if moved > _MOST_MOVED_BYTES or self._given.key in self._results:
             return self._changed_on_device(rotation)
         changed = []
-        for name, data in self._given.inputs.items():
-            turn = rotation.get(name, 0)
+        for name, contents in self._given.inputs.items():
+            data, turn = contents.whole(), rotation.get(name, 0)
             place, reserve = self._arena.places[name], self._reserve.places[name]
             wanted = data[turn:] + data[:turn]
             if name not in self._given.updated and self.driver.download(place.address, place.size) != wanted:
@@ -234,8 +258,34 @@ class LaunchSession:
             self._mark(NOBODY)
             if broken := self._violations(0, rotation, self._changed_inputs):
                 return done, broken
-            done.append(CheckedLaunch(0, rotation, self._outputs(contestant)))
+            done.append(self._left_behind(0, contestant, rotation))
         return done, []
+
+    def learn(
+        self, contestant: Contestant, given: CallInputs, kinds: Mapping[str, ElementKind], blamed: int
+    ) -> tuple[list[str], list[Violation]]:
+        """Launch a right program once: what it leaves in the inputs that it changes is what others have to.
+
+        The changed inputs, in order; those of `given.updated` are taken as they are, where there are any. `blamed` is
+        the contestant whose launch it is said to be.
+        """
+        self._results.forget(given.key)
+        any_of_them = replace(given, updated=given.updated or tuple(given.inputs))
+        self._place(any_of_them, [contestant])
+        self._refresh({})
+        self.driver.synchronize()
+        self._mark(blamed)
+        contestant.launch()
+        self.driver.synchronize()
+        self._mark(NOBODY)
+        if broken := self._violations(0, {}, self._changed_on_device):
+            return [], broken
+        places, copies = self._arena.places, self._reserve.places
+        names = list(given.updated) or [
+            n for n in given.inputs if self.kernels.differ(places[n].address, copies[n], places[n].size, 0)
+        ]
+        self._results.keep(given.key, {n: places[n] for n in names}, kinds)
+        return names, []
 
     def time(
         self, contestants: Sequence[Contestant], given: CallInputs, limits: TimingLimits
@@ -244,7 +294,8 @@ class LaunchSession:
         self._place(given, contestants)
         found = TimedLaunches([[] for _ in contestants])
         last = len(contestants) - 1
-        first = [self._timed(n, one.launch) for n, one in enumerate(contestants)]  # loads, warms up
+        # Loads, warms up.
+        first = [self._timed(n, one.launch, self._rotation()) for n, one in enumerate(contestants)]
         if broken := self._violations(last, self._last_rotation, self._changed_on_device):
             found.violations = broken
             return found
@@ -265,7 +316,10 @@ class LaunchSession:
             for number in range(rounds):
                 for n in self._chance.sample(range(len(contestants)), len(contestants)):
                     launch, pause = replays[n][number % len(replays[n])]
-                    seconds = self._timed(n, launch)
+                    kept = n == last and number in checked
+                    # Known results are those of inputs that are not rotated.
+                    turned = not (kept and given.key in self._results)
+                    seconds = self._timed(n, launch, self._rotation() if turned else {})
                     if found.recorded:
                         seconds = max(seconds - pause_seconds(pause) - pausing, _LEAST_S)
                     found.seconds[n].append(seconds)
@@ -273,9 +327,8 @@ class LaunchSession:
                         said = f"{broken_bytes} bytes beside its buffers were changed"
                         found.violations = [Violation(n, "out of bounds", said)]
                         return found
-                    if n == last and number in checked:
-                        outputs = self._outputs(contestants[n])
-                        found.checked.append(CheckedLaunch(n, self._last_rotation, outputs))
+                    if kept:
+                        found.checked.append(self._left_behind(n, contestants[n], self._last_rotation))
                 found.stopped = cannot_win(found.seconds, limits, found.recorded)
                 if found.stopped:
                     break
@@ -296,9 +349,9 @@ class LaunchSession:
             found.append((graph.replay, pause))
         return found
 
-    def _timed(self, number: int, launch: Callable[[], None]) -> float:
+    def _timed(self, number: int, launch: Callable[[], None], rotation: Mapping[str, int]) -> float:
         """Seconds of one launch with cold caches, by the device's events."""
-        self._last_rotation, self._last_number = self._rotation(), number
+        self._last_rotation, self._last_number = rotation, number
         self._refresh(self._last_rotation)
         self._flush_caches()
         self._mark(number)

@@ -1,9 +1,10 @@
-"""The runner's own kernels, in PTX: a known addition, a pause, two that watch buffers, and one that overwrites shared
-memory."""
+"""The runner's own kernels, in PTX: a known addition, a pause, some that watch or compare buffers, and one that
+overwrites shared memory."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 import struct
 from collections.abc import Sequence
@@ -12,6 +13,12 @@ from forecast_harness.machine_code.runner.driver import (
     ATTRIBUTE_MULTIPROCESSORS,
     ATTRIBUTE_SHARED_OPT_IN,
     CudaDriver,
+)
+from forecast_harness.machine_code.runner.error_kernels import (
+    COMPARED_TYPES,
+    element_size,
+    error_kernel_name,
+    error_kernel_text,
 )
 
 _HEADER = ".version 7.0\n.target sm_80\n.address_size 64\n"
@@ -124,8 +131,16 @@ end:
 """
 
 
+_MIX = """
+  shr.u64 %d10, %d9, 30; xor.b64 %d9, %d9, %d10; mul.lo.u64 %d9, %d9, 0xBF58476D1CE4E5B9;
+  shr.u64 %d10, %d9, 27; xor.b64 %d9, %d9, %d10; mul.lo.u64 %d9, %d9, 0x94D049BB133111EB;
+  shr.u64 %d10, %d9, 31; xor.b64 %d9, %d9, %d10;
+"""
+"""Of %d9, as splitmix64 does (Steele, Lea and Flood, 2014); %d10 is lost."""
+
+
 def _digest_text(unit: int) -> str:
-    """Sums what each unit and its place are mixed to, as splitmix64 does (Steele, Lea and Flood, 2014)."""
+    """Sums what each unit and its place are mixed to."""
     return f"""
 .visible .entry trusted_digest{_suffix(unit)}(.param .u64 a, .param .u64 size, .param .u64 key, .param .u64 out)
 {{
@@ -138,9 +153,7 @@ again:
   @%p bra done;
   {_load(unit, "%d4", "%d1", "%d8")}
   mad.lo.u64 %d9, %d1, 0x9E3779B97F4A7C15, %d6; xor.b64 %d9, %d9, %d8;
-  shr.u64 %d10, %d9, 30; xor.b64 %d9, %d9, %d10; mul.lo.u64 %d9, %d9, 0xBF58476D1CE4E5B9;
-  shr.u64 %d10, %d9, 27; xor.b64 %d9, %d9, %d10; mul.lo.u64 %d9, %d9, 0x94D049BB133111EB;
-  shr.u64 %d10, %d9, 31; xor.b64 %d9, %d9, %d10;
+  {_MIX}
   add.u64 %d3, %d3, %d9;
   add.u64 %d1, %d1, %d2;
   bra again;
@@ -151,12 +164,41 @@ done:
 """
 
 
+# One key alone could be told from one word whose contents are known.
+_MASK = f"""
+.visible .entry trusted_mask(.param .u64 a, .param .u64 count, .param .u64 key, .param .u64 other)
+{{
+  .reg .pred %p; .reg .b32 %r<6>; .reg .b64 %d<13>;
+  {_EACH_UNIT}
+  ld.param.u64 %d4, [a]; ld.param.u64 %d5, [count]; ld.param.u64 %d6, [key]; ld.param.u64 %d7, [other];
+  cvta.to.global.u64 %d4, %d4;
+again:
+  setp.ge.u64 %p, %d1, %d5;
+  @%p bra done;
+  mad.lo.u64 %d9, %d1, 0x9E3779B97F4A7C15, %d6;
+  {_MIX}
+  add.u64 %d9, %d9, %d7;
+  {_MIX}
+  shl.b64 %d11, %d1, 3; add.u64 %d11, %d4, %d11;
+  ld.global.u64 %d12, [%d11]; xor.b64 %d12, %d12, %d9; st.global.u64 [%d11], %d12;
+  add.u64 %d1, %d1, %d2;
+  bra again;
+done:
+  ret;
+}}
+"""
+"""Masks words with noise of two keys; a second time, the words are as before."""
+
 _CANARY_ELEMENTS = 4096
 _OVERWRITE_THREADS = 1024
 _UNIT_THREADS, _UNIT_BLOCKS = 512, 4
 """Of kernels over bytes or words: threads of a block, and most blocks of a multiprocessor."""
 _MOST_SUMS = 64
 """That are waited for together."""
+_ERROR_WORDS = 3
+"""That a comparison of elements raises."""
+_LEAST_SCALE = 1e-30
+"""Of values that are all zero."""
 _PAGE_BYTES = 2 << 20
 """Of the device's memory: what an allocation leaves of its last page would be anybody's."""
 
@@ -167,18 +209,22 @@ class TrustedKernels:
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
 
-        def made(text: str, name: str) -> ctypes.c_void_p:
-            return driver.function(driver.load((_HEADER + text).encode() + b"\0"), name)
-
+        made = self._made
         self._add, self._pause = made(_ADD, "trusted_add"), made(_PAUSE, "trusted_pause")
         self._overwrite = made(_OVERWRITE, "trusted_overwrite")
         self._compare = {u: made(_compare_text(u), f"trusted_compare{_suffix(u)}") for u in (1, _WORD)}
         self._digest = {u: made(_digest_text(u), f"trusted_digest{_suffix(u)}") for u in (1, _WORD)}
+        self._mask = made(_MASK, "trusted_mask")
+        self._error: dict[str, ctypes.c_void_p] = {}
         self._shared = driver.attribute(ATTRIBUTE_SHARED_OPT_IN)
         self._blocks = driver.attribute(ATTRIBUTE_MULTIPROCESSORS)
         driver.allow(self._overwrite, self._shared, 1)
         self._memory = driver.allocate(_PAGE_BYTES)
         self._out = self._memory + _PAGE_BYTES - 8 * _MOST_SUMS
+
+    def _made(self, text: str, name: str) -> ctypes.c_void_p:
+        driver = self._driver
+        return driver.function(driver.load((_HEADER + text).encode() + b"\0"), name)
 
     def pause(self, cycles: int) -> None:
         """Queue a pause of so many clock cycles."""
@@ -200,6 +246,34 @@ class TrustedKernels:
         unit = _WORD if not any(n % _WORD for n in (address, other, size, turn)) else 1
         given = [ctypes.c_uint64(n) for n in (address, other, size // unit, turn // unit)]
         return self._sums([(self._compare[unit], size // unit, given)]) != [0]
+
+    def mask(self, address: int, size: int, keys: tuple[int, int]) -> None:
+        """Queue masking whole words, which tell nothing without the keys then; a second time, unmasking them."""
+        count = size // _WORD
+        given = [ctypes.c_uint64(n) for n in (address, count, *keys)]
+        self._driver.launch(self._mask, (self._grid(count), 1, 1), _UNIT_THREADS, 0, given)
+
+    def relative_error(self, address: int, right: int, size: int, dtype: str) -> float:
+        """The largest error of a buffer's elements, relative to the largest finite one of those at `right`.
+
+        Infinite where an element is finite in only one of them, and where bytes differ whose type is not compared.
+        Waits for the device.
+        """
+        if not self.differ(address, right, size, 0):
+            return 0.0
+        if dtype not in COMPARED_TYPES:
+            return math.inf
+        if dtype not in self._error:
+            self._error[dtype] = self._made(error_kernel_text(dtype), error_kernel_name(dtype))
+        count = size // element_size(dtype)
+        given = [ctypes.c_uint64(n) for n in (address, right, count, self._out)]
+        self._driver.fill(self._out, 0, 4, _ERROR_WORDS)
+        self._driver.launch(self._error[dtype], (self._grid(count), 1, 1), _UNIT_THREADS, 0, given)
+        self._driver.synchronize()
+        words = bytes(self._driver.download(self._out, 4 * _ERROR_WORDS))
+        apart, scale = struct.unpack_from("<2f", words)
+        (unlike,) = struct.unpack_from("<I", words, 8)
+        return math.inf if unlike else apart / max(scale, _LEAST_SCALE)
 
     def digest(self, address: int, size: int, key: int) -> int:
         """64 bits of a buffer's contents, which tell nothing without the key. Waits for the device."""
@@ -229,13 +303,16 @@ class TrustedKernels:
             part = asked[first : first + _MOST_SUMS]
             self._driver.fill(self._out, 0, 4, 2 * len(part))
             for number, (kernel, count, given) in enumerate(part):
-                blocks = max(1, min(-(-count // _UNIT_THREADS), _UNIT_BLOCKS * self._blocks))
                 out = ctypes.c_uint64(self._out + 8 * number)
-                self._driver.launch(kernel, (blocks, 1, 1), _UNIT_THREADS, 0, [*given, out])
+                self._driver.launch(kernel, (self._grid(count), 1, 1), _UNIT_THREADS, 0, [*given, out])
             self._driver.synchronize()
             data = bytes(self._driver.download(self._out, 8 * len(part)))
             found += struct.unpack(f"<{len(part)}Q", data)
         return found
+
+    def _grid(self, count: int) -> int:
+        """Blocks of a kernel that goes over so many units."""
+        return max(1, min(-(-count // _UNIT_THREADS), _UNIT_BLOCKS * self._blocks))
 
     def check_health(self, seed: int) -> str:
         """Add numbers on the device; '' if the sums are right, else what is wrong."""

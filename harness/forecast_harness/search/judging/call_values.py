@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_HOST_PERIOD = (1 << 22) - 3
+HOST_PERIOD = (1 << 22) - 3
 """Elements that a host draws; what is longer repeats them. A prime: no two rows of a matrix are alike."""
 _COMPARED_ELEMENTS = 1 << 24
 """At a time: in double precision they take much more memory than the tensors."""
@@ -15,9 +15,9 @@ def fill_tensor(flat: torch.Tensor, least: int, generator: torch.Generator) -> N
 
     `least` is the extent of that dimension; `generator` lives where the tensor does.
     """
-    if flat.device.type == "cpu" and flat.numel() > _HOST_PERIOD:  # which takes a second for each GB
-        fill_tensor(flat[:_HOST_PERIOD], least, generator)
-        done = _HOST_PERIOD
+    if flat.device.type == "cpu" and flat.numel() > HOST_PERIOD:  # which takes a second for each GB
+        fill_tensor(flat[:HOST_PERIOD], least, generator)
+        done = HOST_PERIOD
         while done < flat.numel():
             more = min(done, flat.numel() - done)
             flat[done : done + more].copy_(flat[:more])
