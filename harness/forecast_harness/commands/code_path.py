@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 
 if TYPE_CHECKING:
-    from forecast_harness.machine_code.compile_workers import CompileWorkers
+    from forecast_harness.machine_code.early_start import EarlyStart
     from forecast_harness.machine_code.opening import MachineCodeLanes
-    from forecast_harness.search.judging.early_opener import EarlyOpener
     from forecast_harness.search.records import Node, SearchTarget
 
 
@@ -21,14 +19,16 @@ _SWITCH_INTERVAL_S = 5e-4
 """For which a thread that has an answer of the device waits for those that forecast; Python's own is ten times that."""
 
 
-def early_compile_workers(options: argparse.Namespace, device: str) -> EarlyOpener[CompileWorkers] | None:
-    """Compile workers that open while the target is read; None where no machine code will be judged."""
+def early_start(options: argparse.Namespace, device: str) -> EarlyStart | None:
+    """Workers and runners that start while the target is read; None where no machine code will be judged."""
     if options.path == "host-code" or device != "cuda" or options.ray is not None:
         return None
-    from forecast_harness.machine_code.compile_workers import CompileWorkers
-    from forecast_harness.search.judging.early_opener import EarlyOpener
+    from forecast_harness.machine_code.early_start import EarlyStart
+    from forecast_harness.search.judging.devices import verification_plan
+    from forecast_harness.timing.device import device_count
 
-    return EarlyOpener(lambda: CompileWorkers().open())
+    lanes = min(options.lanes or device_count(), device_count())
+    return EarlyStart([verification_plan(device, number) for number in range(lanes)])
 
 
 def open_machine_code(
@@ -40,7 +40,7 @@ def open_machine_code(
     device: str,
     lanes: int,
     folder: Path,
-    early_workers: Callable[[], CompileWorkers] | None = None,
+    early: EarlyStart | None = None,
 ) -> MachineCodeLanes | None:
     """Lanes that judge through machine code on the first `lanes` devices; None for those of host code.
 
@@ -68,7 +68,7 @@ def open_machine_code(
             seed,
             plans,
             folder=folder,
-            early_workers=early_workers,
+            early=early,
             insist=asked == "machine-code",
             on_failure=note,
             progress=output.remark if not options.quiet else lambda stage: None,

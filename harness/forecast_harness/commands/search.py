@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,12 @@ from forecast_autotune import frameworks
 from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import open_named_output
-from forecast_harness.commands.code_path import early_compile_workers, open_machine_code
+from forecast_harness.commands.code_path import early_start, open_machine_code
 from forecast_harness.cuda_kernels.declaration import CUDA_PLACE
 from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE
 
 if TYPE_CHECKING:
-    from forecast_harness.machine_code.compile_workers import CompileWorkers
+    from forecast_harness.machine_code.early_start import EarlyStart
     from forecast_harness.search.history.state import SearchState
     from forecast_harness.search.interfaces import NodeJudge, Proposer
     from forecast_harness.search.lanes.local_lanes import LocalJudgePool
@@ -137,9 +136,9 @@ def _search(options: argparse.Namespace, output: Output, folder: Path, began: fl
     tell(f"opening {options.target} for {device}")
     settings = _settings(options)
     with contextlib.ExitStack() as stack:
-        early_workers = early_compile_workers(options, device)
-        if early_workers is not None:
-            stack.callback(early_workers.close)
+        early = early_start(options, device)
+        if early is not None:
+            stack.callback(early.close)
         target, seeds = open_target(options.target, device=device)
         checking = None
         if not options.resume and target.kind is TargetKind.PACK:
@@ -153,10 +152,8 @@ def _search(options: argparse.Namespace, output: Output, folder: Path, began: fl
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(_remove_unbegun, folder)
         lanes = stack.enter_context(
-            contextlib.closing(_lanes(options, output, target, seeds[0], device, folder, early_workers))
+            contextlib.closing(_lanes(options, output, target, seeds[0], device, folder, early))
         )
-        if early_workers is not None:
-            early_workers.close()  # those that no lane has taken
         if checking is not None:
             checking.result()
         server = _server(options, output, folder, stack)
@@ -257,7 +254,7 @@ def _lanes(
     seed: Node,
     device: str,
     folder: Path,
-    early_workers: Callable[[], CompileWorkers] | None,
+    early: EarlyStart | None,
 ) -> LocalJudgePool:
     from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 
@@ -280,7 +277,7 @@ def _lanes(
         device=device,
         lanes=wanted,
         folder=folder.absolute(),
-        early_workers=early_workers,
+        early=early,
     )
     return LocalJudgePool(opener, wanted) if found is None else found
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from forecast_harness.cuda_kernels.compilation import (
     launched_programs,
 )
 from forecast_harness.machine_code.cubin_sections import check_cubin, without_references
+from forecast_harness.machine_code.kept_answers import KeptAnswers
 from forecast_harness.machine_code.records import (
     BufferRole,
     CompiledKernel,
@@ -123,32 +125,54 @@ class CompileWorkers:
         """
         self.count = count or len(os.sched_getaffinity(0))
         self.device = dict(device or {})
-        self._lanes: queue.SimpleQueue[SandboxLane] = queue.SimpleQueue()
+        self._lanes: queue.SimpleQueue[SandboxLane | None] = queue.SimpleQueue()
+        """Those that are free; None, once no lane has come."""
         self._pending, self._pending_lock = 0, threading.Lock()
         self._began: dict[SandboxLane, float] = {}
         """Of the jobs under way, by lane."""
         self._closed = False
         self._scratch = scratch
         self._open: list[SandboxLane] = []
+        self._to_open, self._opened = self.count, Future[None]()
+        self.answers: KeptAnswers | None = None
+        """Answers that need no worker."""
 
     def __enter__(self) -> CompileWorkers:
         return self.open()
 
     def open(self) -> CompileWorkers:
         """Wait for the first worker; the others come while it works. Raises `SandboxError` where none comes."""
-        self._pool = ThreadPoolExecutor(self.count, "compile")
-        self._beside = ThreadPoolExecutor(self.count, "beside")
-        # Alone it opens soonest, and it can work then; the others, which join it, find the files that it has read.
-        failure = self._pool.submit(self._open_lane).exception()
-        others = [self._pool.submit(self._open_lane) for _ in range(self.count - 1)]
-        for one in as_completed(others) if failure is not None else ():
-            failure = one.exception()
-            if failure is None:
-                break
-        if failure is not None:
+        self.start()
+        if (failure := self._opened.exception()) is not None:
             self.close()
             raise failure
         return self
+
+    def start(self) -> CompileWorkers:
+        """Open workers in the background: what is asked of them waits for one, and fails where none comes."""
+        self._pool = ThreadPoolExecutor(self.count, "compile")
+        self._beside = ThreadPoolExecutor(self.count, "beside")
+        # Alone it opens soonest, and it can work then; the others, which join it, find the files that it has read.
+        self._pool.submit(self._open_lane).add_done_callback(self._open_others)
+        return self
+
+    def _open_others(self, first: Future[None]) -> None:
+        for _ in range(self.count - 1):
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._pool.submit(self._open_lane).add_done_callback(self._note_opened)
+        self._note_opened(first)
+
+    def _note_opened(self, lane: Future[None]) -> None:
+        failure = SandboxError("the compile workers have ended") if lane.cancelled() else lane.exception()
+        with self._pending_lock:
+            self._to_open -= 1
+            if self._opened.done():
+                return
+            if failure is None:
+                self._opened.set_result(None)
+            elif not self._to_open:
+                self._opened.set_exception(failure)
+                self._lanes.put(None)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -178,7 +202,13 @@ class CompileWorkers:
         return max(0, self.count - self._pending)
 
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
-        """Compile one request on the next free worker."""
+        """Compile one request on the next free worker, where its answer is not kept."""
+        if self.answers is not None and request.cuda is None:
+            with contextlib.suppress(SandboxError):
+                if (kept := self.answers.get(self._job(request))) is not None:
+                    done: Future[BuildResult] = Future()
+                    done.set_result(self._answer(request, kept))
+                    return done
         self._add_pending(1)
         submitted = self._pool.submit(self._build, request)
         submitted.add_done_callback(lambda _: self._add_pending(-1))
@@ -191,18 +221,28 @@ class CompileWorkers:
     def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
         """Do other jobs of the sandbox, ahead of requests that wait. Raises `SandboxError` after the end."""
         try:
-            return list(self._beside.map(lambda job: self._run_job(job, limits), jobs))
+            return list(self._beside.map(lambda job: self._kept_or_run(job, limits), jobs))
         except (CancelledError, RuntimeError) as error:
             raise SandboxError("the compile workers have ended") from error
+
+    def _kept_or_run(self, job: SandboxJob, limits: ResourceLimits) -> JobResult:
+        kept = self.answers.get(job) if self.answers is not None else None
+        return kept or self._run_job(job, limits)
 
     def _run_job(self, job: SandboxJob, limits: ResourceLimits) -> JobResult:
         """On the next free worker. Raises `SandboxError` where it is given up, and after the end."""
         lane = self._lanes.get()
+        if lane is None:
+            self._lanes.put(None)  # for whoever else waits
+            raise SandboxError(f"no compile worker has come: {self._opened.exception()}")
         try:
             if self._closed:
                 raise SandboxError("the compile workers have ended")
             self._began[lane] = time.monotonic()
-            return lane.run(job, limits)
+            result = lane.run(job, limits)
+            if self.answers is not None:
+                self.answers.put(job, result)
+            return result
         finally:
             self._began.pop(lane, None)
             self._lanes.put(lane)
@@ -211,19 +251,25 @@ class CompileWorkers:
         if request.cuda is not None:
             return self._build_cuda(request, request.cuda)
         try:
-            payload = {
-                "file": SOURCE_FILE,
-                "entry": request.entry,
-                "device": self.device,
-                "options": dict(request.options),
-                "choice": request.choice,
-                "cases": [c.to_json() for c in request.cases],
-                "launches": [dict(one) for one in request.launches],
-            }
-            job = SandboxJob(_JOB_ENTRY, payload, {SOURCE_FILE: request.source})
-            result = self._run_job(job, COMPILE_LIMITS)
+            result = self._run_job(self._job(request), COMPILE_LIMITS)
         except SandboxError as error:
             return BuildResult(request, infrastructure=str(error)[:2000])
+        return self._answer(request, result)
+
+    def _job(self, request: BuildRequest) -> SandboxJob:
+        """Raises `SandboxError` for a request that cannot be told to a cell."""
+        payload = {
+            "file": SOURCE_FILE,
+            "entry": request.entry,
+            "device": self.device,
+            "options": dict(request.options),
+            "choice": request.choice,
+            "cases": [c.to_json() for c in request.cases],
+            "launches": [dict(one) for one in request.launches],
+        }
+        return SandboxJob(_JOB_ENTRY, payload, {SOURCE_FILE: request.source})
+
+    def _answer(self, request: BuildRequest, result: JobResult) -> BuildResult:
         try:
             return read_answer(request, result)
         except (MachineCodeError, RecordError, ValueError, TypeError, KeyError) as error:

@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_harness.machine_code.compile_workers import CompileWorkers
+from forecast_autotune.settings import Settings, cache_directory
 from forecast_harness.machine_code.cuda_trials import CudaTrials
-from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
+from forecast_harness.machine_code.early_start import EarlyStart
+from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers
+from forecast_harness.machine_code.kept_answers import KeptAnswers
 from forecast_harness.machine_code.kernel_trials import KernelTrials
 from forecast_harness.machine_code.node_judging import MachineCodeJudge
 from forecast_harness.machine_code.pack_contest import PackContests, RequestOf
@@ -68,7 +70,7 @@ def open_machine_code_lanes(
     *,
     folder: Path,
     workers: int = 0,
-    early_workers: Callable[[], CompileWorkers] | None = None,
+    early: EarlyStart | None = None,
     insist: bool = False,
     on_failure: Callable[[str], None] = lambda reason: None,
     progress: Callable[[str], None] = lambda stage: None,
@@ -76,16 +78,20 @@ def open_machine_code_lanes(
     """Judges of a target on these devices, whose runners have proved their health with kernels of their own and
     with the seed.
 
-    `workers`: compile workers of all devices together; 0 for all processors. `early_workers` gives those that were
-    opened before the target was known; they are closed with the lanes. `insist`: a failure of our own later on
-    ends a lane, instead of having the node judged as host code; `on_failure` is told why. `progress` is told what is
-    being done.
+    `workers`: compile workers of all devices together; 0 for all processors. `early`: workers and runners of these
+    plans that were begun before the target was known; they are closed with the lanes. `insist`: a failure of our own
+    later on ends a lane, instead of having the node judged as host code; `on_failure` is told why. `progress` is told
+    what is being done.
 
     Raises `NoMachineCodePath` for a target, device or runner that is not up to it.
     """
-    if (wanted := _trials_of(target).language) != seed.language:
-        raise NoMachineCodePath(f"the seed is written in {seed.language}, and only {wanted} is compiled so")
     with ExitStack() as stack:
+        if early is not None:
+            stack.callback(early.close)
+        if (wanted := _trials_of(target).language) != seed.language:
+            raise NoMachineCodePath(
+                f"the seed is written in {seed.language}, and only {wanted} is compiled so"
+            )
         try:
             contests = [_ContestMaker() for _ in plans]
             # Needed in the middle of a search, when others wait for it.
@@ -96,27 +102,23 @@ def open_machine_code_lanes(
             for host in hosts:
                 stack.callback(host.close)
             openers = [_early_trials(stack, target, plan, _scratch(folder, plan)) for plan in plans]
-            runners: list[RunnerClient] = []
-            for plan in plans:
-                progress(f"starting the runner of device {plan.index}")
-                runners.append(stack.enter_context(open_fit_runner(plan, spare=True)))
+            progress(f"starting {_counted(len(plans), 'runner')} and compile workers")
+            started = early or EarlyStart(plans, workers)
+            stack.callback(started.close)
+            runners = [started.runner(number) for number in range(len(plans))]
             if len({int(r.facts["arch"]) for r in runners}) > 1:
                 raise NoMachineCodePath("the devices differ in what code they take")
-            progress("starting compile workers")
-            facts = facts_for_workers(runners[0])
-            if early_workers is None:
-                builder = stack.enter_context(CompileWorkers(facts, workers))
-            else:
-                builder = early_workers()
-                stack.callback(builder.close)
-                builder.device = dict(facts)
+            builder = started.workers
+            builder.device = dict(facts_for_workers(runners[0]))
+            if target.kind is TargetKind.KERNEL:
+                builder.answers = KeptAnswers(_answers_folder(), [seed.source])
             judges = []
-            for runner, plan, host, maker, early in zip(
+            for runner, plan, host, maker, drawn in zip(
                 runners, plans, hosts, contests, openers, strict=True
             ):
                 maker.opened = runner, builder
                 progress(f"launching the seed on device {plan.index}")
-                trials = early()
+                trials = drawn()
                 stack.callback(trials.close)
                 known = None
                 if isinstance(trials, KernelTrials):
@@ -139,6 +141,14 @@ def open_machine_code_lanes(
         except (ForecastAutotuneError, OSError) as error:
             raise NoMachineCodePath(str(error)) from error
         return MachineCodeLanes(judges, _JUDGES_PER_WORKER * builder.count, stack.pop_all())
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}s" if count > 1 else f"a {noun}"
+
+
+def _answers_folder() -> Path:
+    return cache_directory(Settings.from_environment().cache_dir) / "compiled-seeds"
 
 
 def _scratch(folder: Path, plan: VerificationPlan) -> Path:

@@ -85,7 +85,7 @@ def test_a_pack_is_judged_through_machine_code_where_its_seed_proves_it(
     lanes = opened(target, seed, tmp_path)
     assert lanes is not None
     stages = capsys.readouterr().err.splitlines()
-    assert [s.split()[0] for s in stages] == ["starting", "starting", "launching"]
+    assert [s.split()[0] for s in stages] == ["starting", "launching"]
 
     def judged(source: str) -> object:
         made = Node(node_identity(target.id, "triton", source), source, "triton", (), seed.provenance)

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +16,7 @@ pytest.importorskip("triton")
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code import fit_runner, opening
-from forecast_harness.machine_code.compile_workers import CompileWorkers
+from forecast_harness.machine_code import early_start, fit_runner, opening
 from forecast_harness.machine_code.opening import MachineCodeLanes, open_machine_code_lanes
 from forecast_harness.search.forecasters import open_forecaster
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
@@ -43,7 +41,7 @@ from tests.harness.cuda_kernels.declared_kernel import (
     needs_nvcc,
 )
 from tests.harness.machine_code.noting_host import NotingHost
-from tests.harness.machine_code.translated_builds import TranslatedBuilder
+from tests.harness.machine_code.translated_builds import StartedBuilder
 
 pytestmark = needs_nvcc
 PLAN = VerificationPlan(cases=1)
@@ -79,16 +77,11 @@ def lanes(
 ) -> Iterator[MachineCodeLanes]:
     """Machine code of the fake driver in place of nvcc's, once that has been checked."""
 
-    @contextlib.contextmanager
-    def opened_builder(facts: Mapping[str, Any], count: int) -> Iterator[TranslatedBuilder]:
-        with CompileWorkers(facts, count) as workers, contextlib.closing(TranslatedBuilder(workers)) as made:
-            yield made
-
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fit_runner, "LIBRARY", str(fake_driver))
         patched.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
         patched.setattr(fit_runner, "runner_problem", lambda runner: "")
-        patched.setattr(opening, "CompileWorkers", opened_builder)
+        patched.setattr(early_start, "CompileWorkers", StartedBuilder)
         patched.setattr(opening, "_host_opener", lambda *_: lambda: ConfirmingHost({}))
         folder = tmp_path_factory.mktemp("lanes") / "new"
         made = open_machine_code_lanes(target, seed, [PLAN], folder=folder, workers=1, insist=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,21 +16,23 @@ pytest.importorskip("torch")
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.machine_code import fit_runner, opening
+from forecast_harness.machine_code import early_start, fit_runner, opening
 from forecast_harness.machine_code.compile_workers import CompileWorkers
 from forecast_harness.machine_code.fit_runner import facts_for_workers
 from forecast_harness.machine_code.kernel_trials import KernelTrials, kernel_call
 from forecast_harness.machine_code.node_judging import MachineCodeJudge
-from forecast_harness.machine_code.opening import open_machine_code_lanes
+from forecast_harness.machine_code.opening import MachineCodeLanes, open_machine_code_lanes
 from forecast_harness.machine_code.records import MachineCodeError
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.variant_gate import VariantGate
+from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.search.history.events import NodeJob
+from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.machine_code.noting_host import NotingHost
-from tests.harness.machine_code.translated_builds import TranslatedBuilder
+from tests.harness.machine_code.translated_builds import StartedBuilder, TranslatedBuilder
 from tests.harness.variant_kernels import DOUBLE, subject, variant, vector_call
 
 PLAN = VerificationPlan(cases=1)
@@ -47,6 +49,7 @@ def node(name: str, source: str) -> Node:
 
 
 SEED = node("seed", DOUBLE)
+BASE = subject(DOUBLE, vector_call(1000), vector_call(300))
 
 
 def job(name: str, source: str, trials: int = 2) -> NodeJob:
@@ -91,39 +94,45 @@ def test_the_base_kernel_shows_what_is_written_and_what_is_right(trials: KernelT
     assert set(call.arguments.tensors) == {"x", "out"}
 
 
-def test_a_search_of_a_kernel_goes_through_machine_code(
-    fake_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @contextlib.contextmanager
-    def opened_builder(facts: Mapping[str, Any], count: int) -> Iterator[TranslatedBuilder]:
-        with CompileWorkers(facts, count) as workers, contextlib.closing(TranslatedBuilder(workers)) as made:
-            yield made
+LONG_LIST = [
+    replace(c, num_warps=w, num_stages=s) for c in BASE.configs for w in (1, 2, 4, 8) for s in range(1, 8)
+]
+SEARCHED = replace(target(), payload={"subjects": [replace(BASE, configs=tuple(LONG_LIST)).to_json()]})
 
+
+@contextlib.contextmanager
+def opened_lanes(
+    fake_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MachineCodeLanes]:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(fit_runner, "LIBRARY", str(fake_driver))
     monkeypatch.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
     monkeypatch.setattr(fit_runner, "runner_problem", lambda runner: "")
-    monkeypatch.setattr(opening, "CompileWorkers", opened_builder)
+    monkeypatch.setattr(early_start, "CompileWorkers", StartedBuilder)
     monkeypatch.setattr(opening, "_host_opener", lambda *_: lambda: NotingHost({}))
-    folder = tmp_path / "search"  # as a search names it: nothing is there yet
     told: list[str] = []
-    base = subject(DOUBLE, vector_call(1000), vector_call(300))
-    listed = [
-        replace(c, num_warps=w, num_stages=s) for c in base.configs for w in (1, 2, 4, 8) for s in range(1, 8)
-    ]
-    assert len(listed) > 48
-    asked = replace(target(), payload={"subjects": [replace(base, configs=tuple(listed)).to_json()]})
+    folder = tmp_path / "search"  # as a search names it: nothing is there yet
     with contextlib.closing(
         open_machine_code_lanes(
-            asked, SEED, [PLAN], folder=folder, workers=1, insist=True, on_failure=told.append
+            SEARCHED, SEED, [PLAN], folder=folder, workers=1, insist=True, on_failure=told.append
         )
     ) as lanes:
-        assert lanes.capacity >= 1
-        jobs = [
-            NodeJob(f"job-{n.id}", n, SEED, {}, asked, 0, 5)
-            for n in (SEED, node("fast", f"{DOUBLE}# 30000 ns\n"))
-        ]
-        seed, fast = (future.result(120) for future in [lanes.submit(job) for job in jobs])
+        yield lanes
     assert told == []
+
+
+def searched_job(made: Node) -> NodeJob:
+    return NodeJob(f"job-{made.id}", made, SEED, {}, SEARCHED, 0, 5)
+
+
+def test_a_search_of_a_kernel_goes_through_machine_code(
+    fake_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(LONG_LIST) > 48
+    with opened_lanes(fake_driver, tmp_path, monkeypatch) as lanes:
+        assert lanes.capacity >= 1
+        jobs = [searched_job(n) for n in (SEED, node("fast", f"{DOUBLE}# 30000 ns\n"))]
+        seed, fast = (future.result(120) for future in [lanes.submit(job) for job in jobs])
     for found in (seed, fast):
         assert (found.outcome, found.measurements, found.facts["path"]) == (Outcome.OK, 5, "machine code")
         spent = found.facts["spent"]
@@ -131,6 +140,31 @@ def test_a_search_of_a_kernel_goes_through_machine_code(
         assert 0 < spent["runner"] <= spent["device"] == pytest.approx(found.device_seconds, abs=1e-3)
     assert seed.log2_ratio == pytest.approx(0.0, abs=0.1)
     assert fast.log2_ratio == pytest.approx(-0.72, abs=0.1)
+
+
+def test_a_seed_that_was_judged_before_waits_for_no_compile_worker(
+    fake_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened_lanes(fake_driver, tmp_path, monkeypatch) as lanes:
+        before = lanes.submit(searched_job(SEED)).result(120)
+    ended = threading.Event()
+
+    def never(workers: CompileWorkers) -> None:
+        ended.wait(300)
+        raise SandboxError("no worker came")
+
+    monkeypatch.setattr(CompileWorkers, "_open_lane", never)
+    with opened_lanes(fake_driver, tmp_path, monkeypatch) as lanes:
+        again = lanes.submit(searched_job(SEED)).result(120)
+        other = lanes.submit(searched_job(node("other", f"{DOUBLE}# 30000 ns\n")))
+        assert not other.done(), "only answers on the seed are kept"
+        ended.set()
+        with pytest.raises(LaneFailure, match="no worker came"):
+            other.result(120)
+    assert (again.outcome, again.measurements) == (Outcome.OK, 5)
+    assert {Config.from_json(c["config"]) for c in again.facts["configs"]} == {
+        Config.from_json(c["config"]) for c in before.facts["configs"]
+    }
 
 
 def test_a_faster_variant_waits_for_full_verification(judge: MachineCodeJudge) -> None:

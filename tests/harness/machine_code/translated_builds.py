@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.lib.machine_code import fake_code as code
 from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult, CompileWorkers
+from forecast_harness.machine_code.kept_answers import KeptAnswers
 from forecast_harness.machine_code.records import Program
 from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
 
@@ -43,6 +45,38 @@ class TranslatedBuilder:
     def _build(self, request: BuildRequest) -> BuildResult:
         built = self._workers.submit(request).result(120)
         return replace(built, programs=tuple(_translated(p, request.source) for p in built.programs))
+
+
+class StartedBuilder(TranslatedBuilder):
+    """With workers of its own, in the place of `CompileWorkers`."""
+
+    def __init__(self, count: int) -> None:
+        self._own = CompileWorkers(count=count)
+        super().__init__(self._own)
+
+    def start(self) -> StartedBuilder:
+        self._own.start()
+        return self
+
+    @property
+    def device(self) -> Mapping[str, Any]:
+        return self._own.device
+
+    @device.setter
+    def device(self, facts: Mapping[str, Any]) -> None:
+        self._own.device = dict(facts)
+
+    @property
+    def answers(self) -> KeptAnswers | None:
+        return self._own.answers
+
+    @answers.setter
+    def answers(self, kept: KeptAnswers) -> None:
+        self._own.answers = kept
+
+    def close(self) -> None:
+        super().close()
+        self._own.close()
 
 
 def _translated(program: Program, source: str) -> Program:
