@@ -19,6 +19,8 @@ class SteppedDevice(NullDevice):
         super().__init__(clock)
         self.cuda = SteppedCuda()
         self.flushes = 0
+        self.host_wait_s = 0.0
+        """For which a launch that is not recorded waits where the host is slow."""
 
     def get_device_interface(self) -> Any:
         return self.cuda
@@ -30,6 +32,8 @@ class SteppedDevice(NullDevice):
     def _launcher(self, src: object, metadata: Any) -> Callable[..., None]:
         def launch(*args: object) -> None:
             self.launches += 1
+            if self.cuda.recorded is None and self.cuda.host_is_slow():
+                self.cuda.run(self.host_wait_s)
             self.cuda.run(1e-3 * self.clock(metadata))
 
         return launch

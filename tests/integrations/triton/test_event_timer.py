@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from forecast_autotune.records import Candidate
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer import timers
+from forecast_integrations.triton.timer.prompt_turns import prompt_turns
 from forecast_integrations.triton.timer.timers import EventTimer
 from tests.integrations.null import double, fresh, launch, tables
 from tests.integrations.stepped import SteppedDevice, stepped_device
@@ -209,6 +211,38 @@ def test_a_host_that_cannot_keep_ahead_is_noticed(device: SteppedDevice) -> None
     device.cuda.host_is_slow = lambda: False
     looked_at(timer, by[8])
     assert not timer.is_host_bound(by[8])
+
+
+def test_a_wait_for_the_host_makes_no_short_launch_hopeless(device: SteppedDevice) -> None:
+    call, by = call_of()
+    timer = EventTimer(call)
+    best = looked_at(timer, by[1])
+    device.cuda.host_is_slow, device.host_wait_s = lambda: True, 30e-6
+    assert looked_at(timer, by[2], 1e-3 * best) == pytest.approx(best + 0.3, abs=0.1)
+    assert timer.protocol_of(by[2]) == "graph-l2flush-1"
+    # What takes long takes long however it is looked at.
+    assert looked_at(timer, by[16], 1e-3 * best) > 400.0
+
+
+def test_busy_threads_give_way_while_launches_are_queued(device: SteppedDevice) -> None:
+    call, by = call_of()
+    timer = EventTimer(call)
+    usual, seen = sys.getswitchinterval(), []
+    run = device.cuda.run
+    device.cuda.run = lambda seconds: (seen.append(sys.getswitchinterval()), run(seconds))[1]
+    looked_at(timer, by[8])
+    assert min(seen) < 1e-4 < usual
+    assert sys.getswitchinterval() == usual
+
+
+def test_turns_of_several_threads_end_as_they_began() -> None:
+    usual = sys.getswitchinterval()
+    first, second = prompt_turns(), prompt_turns()
+    with first:
+        with second, pytest.raises(ValueError, match="in between"), prompt_turns():
+            raise ValueError("in between")
+        assert sys.getswitchinterval() < 1e-4 < usual
+    assert sys.getswitchinterval() == usual
 
 
 @pytest.mark.parametrize(
