@@ -7,16 +7,15 @@ value. They are what the driver itself goes by.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forecast_harness.machine_code.cubin_sections import CubinSection, cubin_sections
+from forecast_harness.machine_code.cubin_sections import CubinSection, cubin_sections, symbol_tables
 from forecast_harness.machine_code.records import MachineCodeError
 
 _WITH_DATA = 4
 """The format of a record whose two further bytes are the size of what follows."""
 _MAX_THREADS, _REGISTERS, _PARAMETER, _REQUIRED_THREADS = 0x05, 0x2F, 0x17, 0x10
-_SYMBOLS, _SYMBOL = 2, struct.Struct("<IBBHQQ")
 _RESERVED_SHARED = ".nv.shared.reserved"
 
 
@@ -47,11 +46,11 @@ def cubin_facts(image: bytes, kernel: str) -> CubinFacts:
         elif attribute in (_MAX_THREADS, _REQUIRED_THREADS) and len(data) >= 12:
             x, y, z = struct.unpack_from("<III", data)
             most_threads = x * y * z
-    names = _symbol_names(sections)
+    symbols = next(iter(symbol_tables(sections)), [])
     for attribute, data in (r for s in whole for r in _records(s)):
         if attribute == _REGISTERS and len(data) >= 8:
             symbol, count = struct.unpack_from("<II", data)
-            if symbol < len(names) and names[symbol] == kernel:
+            if symbol < len(symbols) and symbols[symbol].name == kernel:
                 registers = count
     shared = sum(s.size for s in sections if s.name == f".nv.shared.{kernel}")
     if set(parameters) != set(range(len(parameters))):
@@ -79,15 +78,3 @@ def _records(section: CubinSection) -> Iterator[tuple[int, bytes]]:
             raise MachineCodeError(f"machine code ends within a record of {section.name!r:.80}")
         yield attribute, data[at : at + size]
         at += size
-
-
-def _symbol_names(sections: Sequence[CubinSection]) -> list[str]:
-    for table in sections:
-        if table.kind == _SYMBOLS and table.link < len(sections):
-            texts = sections[table.link].contents
-            starts = [
-                _SYMBOL.unpack_from(table.contents, at)[0]
-                for at in range(0, len(table.contents) - _SYMBOL.size + 1, _SYMBOL.size)
-            ]
-            return [texts[s : texts.find(b"\0", s)].decode("ascii", "replace") for s in starts]
-    return []

@@ -51,6 +51,20 @@ class CubinSection(NamedTuple):
     link: int
 
 
+class CubinSymbol(NamedTuple):
+    """One symbol's kind, the number of the section in which it lies, and where its name is written."""
+
+    kind: int
+    section: int
+    texts: bytes
+    start: int
+
+    @property
+    def name(self) -> str:
+        """Read when it is asked for: a table may give a million symbols a name of a megabyte."""
+        return _name(self.texts, self.start)
+
+
 def cubin_sections(image: bytes) -> list[CubinSection]:
     """All sections. Raises `MachineCodeError` for bytes that are no 64-bit ELF file of CUDA's."""
     if len(image) > MOST_IMAGE_BYTES:
@@ -117,14 +131,14 @@ def without_references(image: bytes) -> bytes:
     names = {n for n, s in enumerate(sections) if _outlives_launches(s) and _holds_library_names(sections, n)}
     if not names & referred_sections(sections):
         return image
-    made = bytearray(image)
+    made, tables = bytearray(image), _SymbolTables(sections)
     headers = _HEADER.unpack_from(image)[6]
     for number, section in enumerate(sections):
         if section.kind not in _RELOCATION_BYTES:
             continue
         step = _RELOCATION_BYTES[section.kind]
         entries = [section.contents[at : at + step] for at in range(0, section.size, step)]
-        left = b"".join(e for e in entries if _referred_section(sections, section, e) not in names)
+        left = b"".join(e for e in entries if tables.referred_section(section, e) not in names)
         at = headers + number * _SECTION.size
         start = _SECTION.unpack_from(image, at)[4]
         made[start : start + section.size] = left.ljust(section.size, b"\0")
@@ -154,15 +168,27 @@ def _holds_library_names(sections: Sequence[CubinSection], number: int) -> bool:
 
 def _symbols_in(sections: Sequence[CubinSection], number: int) -> list[str]:
     """Names of what lies in a section; the section itself, which has a symbol too, has none of its own."""
-    found = []
-    for table in sections:
-        if table.kind != _SYMBOLS or not 0 <= table.link < len(sections):
-            continue
-        texts = sections[table.link].contents
-        for at in range(0, len(table.contents) - _SYMBOL.size + 1, _SYMBOL.size):
-            start, info, _, place, _, _ = _SYMBOL.unpack_from(table.contents, at)
-            if place == number and info & 0xF != _SECTION_SYMBOL:
-                found.append(_name(texts, start))
+    return [
+        symbol.name
+        for symbols in symbol_tables(sections)
+        for symbol in symbols
+        if symbol.section == number and symbol.kind != _SECTION_SYMBOL
+    ]
+
+
+def symbol_tables(sections: Sequence[CubinSection]) -> list[list[CubinSymbol]]:
+    """The symbols of each table, in order."""
+    return [_symbols_of(sections, table) for table in sections if table.kind == _SYMBOLS]
+
+
+def _symbols_of(sections: Sequence[CubinSection], table: CubinSection) -> list[CubinSymbol]:
+    """The symbols of one table, in order; none where their names cannot be read."""
+    if not 0 <= table.link < len(sections):
+        return []
+    found, texts = [], sections[table.link].contents
+    for at in range(0, len(table.contents) - _SYMBOL.size + 1, _SYMBOL.size):
+        start, info, _, place, _, _ = _SYMBOL.unpack_from(table.contents, at)
+        found.append(CubinSymbol(info & 0xF, place, texts, start))
     return found
 
 
@@ -171,7 +197,7 @@ def referred_sections(sections: Sequence[CubinSection]) -> frozenset[int]:
 
     Raises `MachineCodeError` for tables that cannot be read.
     """
-    found = set()
+    found, tables = set(), _SymbolTables(sections)
     for table in sections:
         if table.kind not in _RELOCATION_BYTES:
             continue
@@ -181,26 +207,33 @@ def referred_sections(sections: Sequence[CubinSection]) -> frozenset[int]:
         if len(table.contents) != table.size or table.size % step:
             raise MachineCodeError(f"relocations in {table.name!r:.80} cannot be read")
         for at in range(0, table.size, step):
-            found.add(_referred_section(sections, table, table.contents[at : at + step]))
+            found.add(tables.referred_section(table, table.contents[at : at + step]))
     return frozenset(found)
 
 
-def _referred_section(sections: Sequence[CubinSection], table: CubinSection, entry: bytes) -> int:
-    """Number of the section in which the symbol of a relocation lies. Raises `MachineCodeError`."""
-    symbols = sections[table.link].contents
-    place = (_RELOCATION.unpack_from(entry)[1] >> 32) * _SYMBOL.size
-    if place + _SYMBOL.size > len(symbols):
-        raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol that is not there")
-    told = _SYMBOL.unpack_from(symbols, place)
-    number = int(told[3])
-    if number == 0:
-        texts = (
-            sections[sections[table.link].link].contents if sections[table.link].link < len(sections) else b""
-        )
-        raise MachineCodeError(
-            f"a relocation in {table.name!r:.80} names a symbol in section 0: {_name(texts, told[0])!r:.60} is the "
-            "driver's own, so leave out printf, assert, malloc and launches by the device"
-        )
-    if number >= _FIRST_RESERVED and number != _ABSOLUTE:
-        raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol in section {number:#x}")
-    return number
+class _SymbolTables:
+    """Symbols by table, each of which is read once, however many relocations name it."""
+
+    def __init__(self, sections: Sequence[CubinSection]) -> None:
+        self._sections = sections
+        self._read: dict[int, list[CubinSymbol]] = {}
+
+    def referred_section(self, table: CubinSection, entry: bytes) -> int:
+        """Number of the section in which the symbol of a relocation lies. Raises `MachineCodeError`."""
+        if table.link not in self._read:
+            self._read[table.link] = _symbols_of(self._sections, self._sections[table.link])
+        symbols = self._read[table.link]
+        place = int(_RELOCATION.unpack_from(entry)[1] >> 32)
+        if place >= len(symbols):
+            raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol that is not there")
+        number: int = symbols[place].section
+        if number == 0:
+            raise MachineCodeError(
+                f"a relocation in {table.name!r:.80} names a symbol in section 0: {symbols[place].name!r:.60} is the "
+                "driver's own, so leave out printf, assert, malloc and launches by the device"
+            )
+        if number >= _FIRST_RESERVED and number != _ABSOLUTE:
+            raise MachineCodeError(
+                f"a relocation in {table.name!r:.80} names a symbol in section {number:#x}"
+            )
+        return number
