@@ -31,11 +31,11 @@ def test_contests_share_the_time_there_is() -> None:
     assert ConfirmationLimit(3.0, "cuda").rules(THOROUGH_RULES).wall == 2.0, "two seconds in any case"
 
 
-def test_the_first_is_confirmed_and_others_as_far_as_there_is_time() -> None:
-    limit = ConfirmationLimit(0.0, "cuda")
-    assert not limit.must_end(0)
-    assert limit.must_end(1)
-    assert not ConfirmationLimit(1e6, "cuda").must_end(1)
+def test_the_first_is_confirmed_and_others_as_far_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConfirmationLimit, "spent", 20.0)
+    assert not ConfirmationLimit(1.0, "cuda").must_end(0)
+    assert not ConfirmationLimit(30.0, "cuda").must_end(2), "a third at 10 s each fits"
+    assert ConfirmationLimit(29.0, "cuda").must_end(2)
 
 
 def test_what_takes_too_long_is_given_up_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

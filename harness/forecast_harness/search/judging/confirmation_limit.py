@@ -41,12 +41,12 @@ class ConfirmationLimit:
         each = max(_LEAST_CONTEST_S, _CONTEST_SHARE * self._seconds)
         return replace(usual, seconds=min(usual.seconds, each), wall=min(usual.wall, each))
 
-    def must_end(self, done: int, least: int = 1) -> bool:
-        """Whether there is no time for another finalist: `done` took so long, and the next needs as long on average.
+    def must_end(self, done: int) -> bool:
+        """Whether there is no time for another finalist, which needs as long as the `done` ones did on average.
 
-        `least` are done whatever they take.
+        There always is for the first.
         """
-        if self._seconds is None or done < least:
+        if self._seconds is None or not done:
             return False
         return self.spent * (done + 1) / done > self._seconds
 

@@ -193,14 +193,6 @@ def seed_beside(one: NodeResult) -> NodeResult | None:
     )
 
 
-def confirmation_must_end(limit: float | None, spent: float, done: int, least: int) -> bool:
-    """Whether a confirmation limited to so many seconds must end: `done` nodes took `spent` of them.
-
-    The next is taken to need what those before it needed on average; `least` are done whatever they take.
-    """
-    return limit is not None and done >= least and spent * (done + 1) / done > limit
-
-
 def truncated_feedback(text: str) -> str:
     """Text of a length that a prompt can bear."""
     text = text.strip()
