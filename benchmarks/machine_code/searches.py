@@ -126,6 +126,13 @@ def told(state: SearchState | None, judged: list[float], spent: float) -> dict[s
             for r in results
         ],
         "stopped": state.stopped.reason if state.stopped else "",
+        "confirming": {
+            n: {**j.facts.get("spent", {}), "all": j.wall_seconds} for n, j in state.confirmed.items()
+        },
+        "verifying": [
+            {**v.found.facts.get("spent_verifying", {}), "all": v.found.wall_seconds}
+            for v in state.verifications
+        ],
     }
 
 

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,11 +48,12 @@ def search(options: argparse.Namespace, output: Output) -> int:
         require_packages("search --ray", "ray")
     folder = Path(options.out) if options.out is not None else Path(_folder_name(options.target))
     _check_folder(folder, options.resume)
-    state = _search(options, output, folder, began)
+    state, ended = _search(options, output, folder, began)
+    told = {**ended, "closing": time.monotonic() - began - sum(ended.values())}
     if state.stopped is not None and state.stopped.interrupted:
-        _report(output, state, folder, f"interrupted. To go on: {resume_command(options, folder)}")
+        _report(output, state, folder, f"interrupted. To go on: {resume_command(options, folder)}", told)
         return _INTERRUPTED
-    _report(output, state, folder, "")
+    _report(output, state, folder, "", told)
     if not state.scores:
         reason = state.stopped.reason if state.stopped is not None else "it did not end"
         raise CommandError(f"nothing could be measured, not even the seed: {reason}")
@@ -122,7 +124,10 @@ def _check_folder(folder: Path, resume: bool) -> None:
         )
 
 
-def _search(options: argparse.Namespace, output: Output, folder: Path, began: float) -> SearchState:
+def _search(
+    options: argparse.Namespace, output: Output, folder: Path, began: float
+) -> tuple[SearchState, dict[str, float]]:
+    """The search's end, and the seconds of `opening` what it needs and of `searching`."""
     from forecast_harness.search.forecasters import open_forecaster
     from forecast_harness.search.judging.devices import verification_plan
     from forecast_harness.search.records import TargetKind
@@ -161,7 +166,8 @@ def _search(options: argparse.Namespace, output: Output, folder: Path, began: fl
             output.errors, quiet=options.quiet, lanes=lanes, where="" if server is None else server.url
         )
         with watch:
-            return run(
+            opened = time.monotonic()
+            state = run(
                 target,
                 seeds,
                 settings=settings,
@@ -173,6 +179,7 @@ def _search(options: argparse.Namespace, output: Output, folder: Path, began: fl
                 watch=watch,
                 began=began,
             )
+            return state, {"opening": opened - began, "searching": time.monotonic() - opened}
 
 
 def _remove_unbegun(folder: Path) -> None:
@@ -343,8 +350,10 @@ def _show_folder(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _report(output: Output, state: SearchState, folder: Path, remark: str) -> None:
-    """Write the page, and say what was found."""
+def _report(
+    output: Output, state: SearchState, folder: Path, remark: str, took: Mapping[str, float] | None = None
+) -> None:
+    """Write the page, and say what was found; `took`: seconds of the command, by what it was at."""
     from forecast_autotune.report.shown_text import shown_text
     from forecast_harness.search.output import best_file, summary
     from forecast_harness.search.report import page
@@ -356,7 +365,12 @@ def _report(output: Output, state: SearchState, folder: Path, remark: str) -> No
     except OSError as error:
         output.remark(f"the report cannot be written: {error}")
     data = {**summary(state), "folder": str(folder)}
-    found = [*summary_lines(state), ("folder", f"{folder}: {best_file(state)}, {_REPORT}, {_LOG}")]
+    seconds = {name: round(s, 1) for name, s in (took or {}).items()}
+    shown = ", ".join(f"{name} {s:g} s" for name, s in seconds.items())
+    if took is not None:
+        data["command_seconds"] = seconds
+    found = [*summary_lines(state), *([("seconds", shown)] if shown else [])]
+    found += [("folder", f"{folder}: {best_file(state)}, {_REPORT}, {_LOG}")]
     width = max(len(name) for name, _ in found)
     output.emit(data, *(shown_text(f"{name:{width}}  {text}") for name, text in found))
     if remark:

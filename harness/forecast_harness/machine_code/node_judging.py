@@ -141,16 +141,23 @@ class MachineCodeJudge:
         self._work.begin()
         began = time.perf_counter()
         with self._host.held(timing=False) as host:
+            waited = time.perf_counter() - began
+            host.prepare_confirmation()  # its lanes open meanwhile: it may be asked for before this has ended
             found = host.verify(job)
-            host.prepare_confirmation()
         if not found.is_right:
             self._lead = math.inf
-        return replace(found, wall_seconds=time.perf_counter() - began)
+        own = {"waited": round(waited, 3), "verify": round(time.perf_counter() - began - waited, 3)}
+        facts = {**found.facts, "spent_verifying": {**found.facts.get("spent_verifying", {}), **own}}
+        return replace(found, wall_seconds=time.perf_counter() - began, facts=facts)
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """As the judge of host code does: in a lane of its own, with the whole protocol. Raises `LaneFailure`."""
         self._work.begin()
+        began = time.perf_counter()
         with self._host.held(timing=True) as host:
+            if confirm.seconds is not None:  # what waiting for the judge has left of them
+                left = confirm.seconds - (time.perf_counter() - began)
+                confirm = replace(confirm, seconds=max(0.0, left))
             return host.confirm(confirm)
 
     def try_seed(self, job: NodeJob, known: tuple[TrialConfig, BuildResult] | None = None) -> str:

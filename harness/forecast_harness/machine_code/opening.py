@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from forecast_harness.machine_code.pack_trials import PackTrials
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.trials import SourceBuilder
 from forecast_harness.packs.schema import Pack
+from forecast_harness.sandbox.lane_pools import close_lanes
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.cuda_judge import CudaJudge
 from forecast_harness.search.judging.devices import device_slug
@@ -44,8 +45,15 @@ class MachineCodeLanes(LocalJudgePool):
     One lane more than there are nodes at a time: full verification goes on beside them.
     """
 
-    def __init__(self, judges: list[MachineCodeJudge], count: int, held: ExitStack) -> None:
-        self._held, self._judges = held, judges
+    def __init__(
+        self,
+        judges: list[MachineCodeJudge],
+        count: int,
+        held: ExitStack,
+        hosts: Sequence[EarlyOpener[HostJudge]] = (),
+    ) -> None:
+        """`hosts`: the openers of the judges of host code, one of which a lane may be waiting for at the end."""
+        self._held, self._judges, self._hosts = held, judges, list(hosts)
         super().__init__(lambda number: judges[number % len(judges)], count + 1)
 
     @property
@@ -58,6 +66,7 @@ class MachineCodeLanes(LocalJudgePool):
         for judge in self._judges:
             judge.end()
         try:
+            close_lanes(self._hosts)
             super().close()
         finally:
             self._held.close()
@@ -95,12 +104,11 @@ def open_machine_code_lanes(
         try:
             contests = [_ContestMaker() for _ in plans]
             # Needed in the middle of a search, when others wait for it.
-            hosts = [
-                EarlyOpener(_host_opener(target, plan, folder, maker))
-                for plan, maker in zip(plans, contests, strict=True)
-            ]
-            for host in hosts:
-                stack.callback(host.close)
+            hosts: list[EarlyOpener[HostJudge]] = []
+            for plan, maker in zip(plans, contests, strict=True):
+                made = _HostOpening(target, plan, folder, maker)
+                hosts.append(EarlyOpener(made, made.give_up))
+                stack.callback(hosts[-1].close)
             openers = [_early_trials(stack, target, plan, _scratch(folder, plan)) for plan in plans]
             progress(f"starting {_counted(len(plans), 'runner')} and compile workers")
             started = early or EarlyStart(plans, workers)
@@ -140,7 +148,7 @@ def open_machine_code_lanes(
                 judges.append(judge)
         except (ForecastAutotuneError, OSError) as error:
             raise NoMachineCodePath(str(error)) from error
-        return MachineCodeLanes(judges, _JUDGES_PER_WORKER * builder.count, stack.pop_all())
+        return MachineCodeLanes(judges, _JUDGES_PER_WORKER * builder.count, stack.pop_all(), hosts)
 
 
 def _counted(count: int, noun: str) -> str:
@@ -183,25 +191,41 @@ class _ContestMaker:
         return PackContests(pack, plan, rules, self.opened, self.request_of)
 
 
-def _host_opener(
-    target: SearchTarget, plan: VerificationPlan, folder: Path, contests: _ContestMaker
-) -> Callable[[], HostJudge]:
+class _HostOpening:
     """Opens a judge of host code, ready to verify."""
 
-    def opened() -> HostJudge:
+    def __init__(
+        self, target: SearchTarget, plan: VerificationPlan, folder: Path, contests: _ContestMaker
+    ) -> None:
+        self._target, self._plan, self._folder, self._contests = target, plan, folder, contests
+        self._at_work: KernelJudge | None = None
+        """Finding out what the base kernel accepts."""
+
+    def __call__(self) -> HostJudge:
+        """A judge. Raises `LaneFailure`."""
+        plan = self._plan
         judge = open_judge(
-            target, device=plan.device, index=plan.index, folder=folder / "host" / str(plan.index)
+            self._target,
+            device=plan.device,
+            index=plan.index,
+            folder=self._folder / "host" / str(plan.index),
         )
         if isinstance(judge, PackJudge):
-            judge.contests = contests
+            judge.contests = self._contests
         if isinstance(judge, CudaJudge):
-            contests.request_of = judge.requests
+            self._contests.request_of = judge.requests
         if isinstance(judge, KernelJudge):
+            self._at_work = judge
             try:
                 judge.prepare_verification()
             except BaseException:
                 judge.close()
                 raise
+            finally:
+                self._at_work = None
         return judge
 
-    return opened
+    def give_up(self) -> None:
+        """End what takes longest: nobody waits for the judge any more."""
+        if (judge := self._at_work) is not None:
+            judge.give_up()

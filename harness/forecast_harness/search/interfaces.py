@@ -115,7 +115,10 @@ class NodeJudge(Protocol):
         raise LaneFailure("this judge verifies a node where it judges it")
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
-        """Time the finalists and the seed again, in a fresh process; every result is against the seed."""
+        """Time the finalists and the seed again, in a fresh process; every result is against the seed.
+
+        Raises `LaneFailure`, and `ConfirmationEnded` where nothing was shown of the first one in time.
+        """
         ...
 
     def give_up(self) -> None:
@@ -136,6 +139,10 @@ class LaneFailure(Exception):
     def __init__(self, reason: str, lane: str = "") -> None:
         super().__init__(reason)
         self.lane = lane
+
+
+class ConfirmationEnded(LaneFailure):
+    """A confirmation took far longer than there was time for, and is not tried again."""
 
 
 class JudgePool(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,10 @@ pytest.importorskip("torch")
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_harness.machine_code import fit_runner
 from forecast_harness.machine_code.fit_runner import NoMachineCodePath, open_fit_runner
+from forecast_harness.machine_code.opening import MachineCodeLanes
+from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.judging.early_opener import EarlyOpener
+from forecast_harness.search.judging.lane_judge import HostJudge
 from forecast_harness.verify.plan import VerificationPlan
 
 
@@ -33,3 +39,29 @@ def test_a_clock_may_be_disturbed_for_a_while(
             open_fit_runner(VerificationPlan()),
         ):
             pass
+
+
+def test_lanes_that_close_do_not_wait_for_a_judge_that_is_still_opening() -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    def surveying() -> HostJudge:
+        begun.set()
+        assert given_up.wait(60)
+        raise LaneFailure("given up")
+
+    host = EarlyOpener(surveying, given_up.set)
+    assert begun.wait(60)
+    with ExitStack() as held:
+        held.callback(host.close)
+        MachineCodeLanes([_NoJudge()], 1, held.pop_all(), [host]).close()  # type: ignore[list-item]
+    assert given_up.is_set()
+
+
+class _NoJudge:
+    """Judges nothing."""
+
+    def end(self) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -57,3 +57,28 @@ def test_who_asks_hears_why_it_could_not_be_opened() -> None:
         lanes()
     lanes.close()
     EarlyOpener(make).close()
+
+
+def test_what_is_being_opened_at_the_end_is_given_up_whoever_waits_for_it() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def make() -> Lane:
+        begun.set()
+        assert ended.wait(60)
+        raise LaneFailure("given up", "lane")
+
+    lanes = EarlyOpener(make, ended.set)
+    heard: list[LaneFailure] = []
+
+    def ask() -> None:
+        try:
+            lanes()
+        except LaneFailure as failure:
+            heard.append(failure)
+
+    waiting = threading.Thread(target=ask)
+    waiting.start()
+    assert begun.wait(60)
+    lanes.close()
+    waiting.join(60)
+    assert [str(one) for one in heard] == ["given up"]

@@ -30,6 +30,8 @@ from forecast_harness.search.history.events import (
     NodeJob,
     VerificationJob,
 )
+from forecast_harness.search.interfaces import ConfirmationEnded
+from forecast_harness.search.judging import confirmation_limit
 from forecast_harness.search.judging.kernel_judge import KernelJudge
 from forecast_harness.search.judging.race_rules import RaceRules
 from forecast_harness.search.novelty import node_identity
@@ -133,14 +135,43 @@ def test_a_variant_is_verified_in_one_config(judge: KernelJudge) -> None:
 
 
 @pytest.mark.slow
-def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge) -> None:
+@pytest.mark.parametrize("prepared", [False, True])
+def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge, prepared: bool) -> None:
     config = {"kwargs": {"BLOCK": 512}}
     chosen = Config.from_json({**CONFIGS[0].to_json(), **config}).to_json()
+    if prepared:
+        judge.prepare_confirmation()
     found = judge.confirm(ConfirmationJob((node(TUNABLE),), {node(TUNABLE).id: chosen}, SEED, TARGET))
     assert list(found) == [SEED.id, node(TUNABLE).id]
-    assert found[SEED.id].log2_ratio == 0
+    assert (found[SEED.id].log2_ratio, set(found[SEED.id].seconds)) == (0, {"0"})
     assert found[node(TUNABLE).id].config == chosen
     assert {j.stage for j in found.values()} == {"confirm"}
+    assert {j.against for j in found.values()} == {SEED.id}
+    told = found[node(TUNABLE).id].facts["spent"]
+    assert {"open", "verify", "races", "verifying", "racing"} <= set(told), "where the seconds went"
+    assert all({"prepare", "held", "contest"} <= set(steps) for steps in told["racing"])
+
+
+def test_contests_that_were_made_ready_are_not_run_for_a_wrong_finalist(judge: KernelJudge) -> None:
+    wrong = node(SOFTMAX.replace("* scale", "* scale * 1.01"))
+    judge.prepare_confirmation()
+    config = CONFIGS[0].to_json()
+    found = judge.confirm(ConfirmationJob((wrong,), {wrong.id: config}, SEED, TARGET))
+    assert (found[wrong.id].outcome, found[wrong.id].stage) == (Outcome.INCORRECT, "confirm")
+    assert "racing" not in found[wrong.id].facts.get("spent", {})
+    assert found[SEED.id].log2_ratio == 0.0, "timed beside itself"
+
+
+def test_a_confirmation_is_ended_far_beyond_its_time(
+    judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirmation_limit, "_LEAST_S", {"cpu": 0.1})
+    monkeypatch.setattr(confirmation_limit, "_GRACE_S", 0.0)
+    slow = ConfirmationJob((node(NAIVE),), {}, SEED, TARGET, seconds=0.1)
+    with pytest.raises(ConfirmationEnded, match="there was no time"):
+        judge.confirm(slow)
+    again = judge.verify(VerificationJob("verify-2", node(NAIVE), CONFIGS[0].to_json(), TARGET))
+    assert again.outcome is Outcome.OK, "the judge is as good as before"
 
 
 # --- forecasts from IR ---

@@ -20,7 +20,6 @@ from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.judging import pack_judge
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.factory import open_judge
-from forecast_harness.search.judging.lane_judge import confirmation_must_end
 from forecast_harness.search.judging.pack_judge import PackJudge
 from forecast_harness.search.judging.race_rules import RaceRules
 from forecast_harness.search.judging.source_configs import configs_of
@@ -279,14 +278,6 @@ def test_finalists_that_there_is_no_time_for_are_left_out_but_the_first(judge: N
     found = judge.confirm(ConfirmationJob(finalists, {}, SEED, TARGET, seconds=0.1))
     assert list(found) == [SEED.id, "fast"]
     assert found["fast"].stage == "confirm"
-
-
-def test_a_confirmation_ends_where_one_more_would_take_too_long() -> None:
-    assert not confirmation_must_end(None, 1e9, 9, least=1)
-    assert not confirmation_must_end(1.0, 50.0, 1, least=2), "what must be done has no limit"
-    assert not confirmation_must_end(30.0, 20.0, 2, least=2), "a third at 10 s each fits"
-    assert confirmation_must_end(29.0, 20.0, 2, least=2)
-    assert not confirmation_must_end(1.0, 50.0, 0, least=1)
 
 
 def test_a_sound_pack_is_admitted(judge: NodeJudge) -> None:

@@ -30,6 +30,8 @@ from forecast_harness.search.history.events import (
     Verified,
 )
 from forecast_harness.search.history.state import apply_event, replay_events
+from forecast_harness.search.interfaces import ConfirmationEnded, LaneFailure
+from forecast_harness.search.planning.plugin_answers import lane_failure_event
 from forecast_harness.search.planning.scheduler import action_key, confirmation_reserve, pending_actions
 from forecast_harness.search.records import FullVerification, NodeResult, SearchBudget
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, jobs
@@ -92,16 +94,38 @@ def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -
     (due,) = pending_actions(whole)
     assert isinstance(due, ConfirmationJob)
     assert whole.best in {n.id for n in due.nodes}
-    assert due.seconds == 15.0, "a quarter is kept"
-    for took, kept in ((1.0, 15.0), (5.0, 25.0), (50.0, 30.0)):
-        whole.verifications.append(
-            Verified("job", whole.best, FullVerification(Outcome.OK, wall_seconds=took))
-        )
-        assert confirmation_reserve(whole, 60.0) == kept, "more where verifying takes long, half at most"
+    assert due.seconds == 14.0, "what is left"
+    for took, waited, kept in ((4.0, 0.0, 13.0), (50.0, 45.0, 15.0), (50.0, 0.0, 30.0)):
+        told = {"spent_verifying": {"waited": waited, "verify": took - waited}} if waited else {}
+        whole.verifications[:] = [
+            Verified("job", whole.best, FullVerification(Outcome.OK, "", told, wall_seconds=took))
+        ]
+        assert confirmation_reserve(whole, 60.0) == kept, "by what one takes without waiting, half at most"
     apply_event(whole, Confirmed({n.id: NodeResult(Outcome.INCORRECT) for n in due.nodes}))
     assert pending_actions(whole) == (StopSearch("the time is up: 46 s"),), (
         "refuted ones are not replaced any more"
     )
+
+
+def test_less_time_is_kept_while_there_is_nothing_to_confirm() -> None:
+    state = replay_events([SimulatedSearch(settings()).started])
+    assert confirmation_reserve(state, 60.0) == 7.5, "half of a quarter, for what may still be found"
+    assert confirmation_reserve(state, 1e6) == 10.0
+
+
+def test_a_confirmation_that_there_was_no_time_for_is_not_tried_again() -> None:
+    limits = SearchBudget(12, wall_seconds=60.0)
+    _, whole = SimulatedSearch(replace(settings(), budget=limits)).run(random.Random(0))
+    whole.stopped, whole.confirmed, whole.confirmations = None, {}, 0
+    apply_event(whole, Expired(46.0))
+    (due,) = pending_actions(whole)
+    assert isinstance(due, ConfirmationJob)
+    ended = lane_failure_event(due, ConfirmationEnded("20 s were not enough"))
+    failed = lane_failure_event(due, LaneFailure("its server was lost"))
+    apply_event(whole, failed)
+    assert isinstance(pending_actions(whole)[0], ConfirmationJob), "a lane that failed may do better again"
+    apply_event(whole, ended)
+    assert pending_actions(whole) == (StopSearch("the time is up: 46 s, unconfirmed: 20 s were not enough"),)
 
 
 def test_proposals_are_not_paid_for_where_the_batch_before_may_use_up_the_budget() -> None:

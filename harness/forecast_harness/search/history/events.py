@@ -105,6 +105,8 @@ class Lost:
     lane: str = ""
     verification: bool = False
     """Whether the job was the full verification of a node that is judged already."""
+    final: bool = False
+    """Whether it is not tried again: a confirmation that there is no more time for."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -60,7 +61,7 @@ class HalvingRace:
         """
         rules, found = self._rules, list[float]()
         faster, slower = SignTest(0.0), SignTest(0.0)
-        began = self.spent
+        began, since = self.spent, time.perf_counter()
         while True:
             found.append(self._measure_block(clock))
             faster.add(found[-1])
@@ -75,7 +76,8 @@ class HalvingRace:
                     return found, "precise"
                 if faster.reached(rules.alpha) and n >= 2 * rules.least:
                     return found, "faster"
-            if n >= rules.most or self.spent - began >= rules.seconds:
+            late = time.perf_counter() - since >= rules.wall
+            if n >= rules.most or late or self.spent - began >= rules.seconds:
                 return found, "budget"
 
     def _measure_block(self, clock: PairedClock) -> float:

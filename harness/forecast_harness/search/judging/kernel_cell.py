@@ -22,6 +22,7 @@ from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes
 from forecast_harness.search.judging.call_values import fill_tensor, relative_error
 from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.timing.graph_replay import ReplayBuffers
+from forecast_harness.variants.verification.compile_ahead import compile_side_by_side
 
 _TRACED_ELEMENTS = 16
 """Elements of a tensor that is only traced: it needs an address, as alignment is compiled in."""
@@ -59,6 +60,28 @@ def launch(
             ]
         }
     )
+
+
+def compile_launches(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Compile what is launched later, side by side: `sides` has of every source a list of launches, one per call.
+
+    It saves time and decides nothing: what cannot be compiled fails when it is launched.
+    """
+    each = [
+        partial(_compile_one, state, which, number, how)
+        for which, configs in enumerate(payload["sides"])
+        for launches in configs
+        for number, how in enumerate(launches)
+    ]
+    compile_side_by_side(each)
+    return CellAnswer({})
+
+
+def _compile_one(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any]) -> None:
+    entry: KernelEntry = state["entries"][which]
+    entry.warmup(how["grid"], {**state["calls"][number].views, **how["scalars"]}, how["meta"], how["options"])
 
 
 def compare(

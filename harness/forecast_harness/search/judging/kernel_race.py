@@ -13,10 +13,12 @@ from typing import Any
 from forecast_autotune.records import Config, Outcome
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault, JobContext
 from forecast_harness.search.judging.halving import HalvingRace
+from forecast_harness.search.judging.held_race import wait_to_be_let_go
 from forecast_harness.search.judging.race_rules import RaceRules, drift_corrected_seconds
 from forecast_harness.search.judging.timed_calls import TimedCall
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.variants.kernels.base_kernel import BaseKernel
+from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.launches.answers import read_error, read_times
 from forecast_harness.verify.timing_job import ContestantRejected
 from forecast_harness.verify.verdict import Reason, ReasonCode
@@ -66,12 +68,13 @@ class KernelClock:
 
 def race(work: JobContext) -> CellAnswer:
     """Race a variant's configs and time the best. The payload has `subjects`, `writes` and `updates` (of
-    each), `against` and `variant` (`source`, `configs`; one of `against`), `device` and `rules`.
+    each), `against` and `variant` (`source`, `configs`; one of `against`), `device` and `rules`, and may have `hold`:
+    all is compiled, launched and compared before it waits for that (see `HeldRace`).
 
     The value is as of `search.race`, with the call's number in place of a workload's name, and `unable`: the
-    outcome of configs that could not run, by number, which is no fault of the variant.
+    outcome of configs that could not run, by number, which is no fault of the variant; `steps` are its seconds.
     """
-    asked = work.payload
+    asked, steps = work.payload, PhaseTimer()
     calls = [TimedCall.of(BaseKernel.from_json(s)) for s in asked["subjects"]]
     sides = [asked["against"], asked["variant"]]
     configs = [[Config.from_json(c) for c in side["configs"]] for side in sides]
@@ -80,7 +83,8 @@ def race(work: JobContext) -> CellAnswer:
     unable: dict[int, Outcome] = {}
     first = [call.launch(sides[0]["source"], configs[0][0]) for call in calls]
     with work.cell() as cell:
-        _prepare_cell(cell, asked, calls, SOURCE_FILES)
+        with steps.phase("prepare"):
+            _prepare_cell(cell, asked, calls, SOURCE_FILES)
         clocks: dict[int, KernelClock] = {}
         raced: dict[int, KernelClock] = {}
 
@@ -103,20 +107,27 @@ def race(work: JobContext) -> CellAnswer:
 
         value: dict[str, Any] = {}
         try:
-            for n, config in enumerate(configs[1]):
-                launches = [call.launch(sides[1]["source"], config) for call in calls]
-                clock = KernelClock(cell, (first, launches))
-                try:
-                    clock.warm_up()
-                    _check_agreement(cell, asked["writes"], first, launches)
-                except ContestantRejected as found:
-                    drop(n, found)
-                    continue
-                clocks[n] = raced[n] = clock
-            ranking = heat.run_rungs(clocks, drop)
+            each = [[call.launch(sides[1]["source"], config) for call in calls] for config in configs[1]]
+            with steps.phase("compile"):
+                _compile_ahead(cell, asked["device"], first, each)
+            with steps.phase("warm_up"):
+                for n, launches in enumerate(each):
+                    clock = KernelClock(cell, (first, launches))
+                    try:
+                        clock.warm_up()
+                        _check_agreement(cell, asked["writes"], first, launches)
+                    except ContestantRejected as found:
+                        drop(n, found)
+                        continue
+                    clocks[n] = raced[n] = clock
+            with steps.phase("held"):
+                wait_to_be_let_go(asked)
+            with steps.phase("rungs"):
+                ranking = heat.run_rungs(clocks, drop)
             if clocks and not caught:
                 (best,) = clocks
-                differences, ended = heat.time_winner(clocks[best])
+                with steps.phase("contest"):
+                    differences, ended = heat.time_winner(clocks[best])
                 seconds = {key: statistics.median(times) for key, times in clocks[best].seconds.items()}
                 theirs = {call: s for (which, call), s in seconds.items() if which == INCUMBENT}
                 value = {
@@ -134,8 +145,12 @@ def race(work: JobContext) -> CellAnswer:
         except ContestantRejected as found:
             if found.which == INCUMBENT:
                 value = {"incumbent": [r.to_json() for r in found.reasons]}
+            elif not caught:
+                caught["0"] = [r.to_json() for r in found.reasons]
     lost = {str(n): str(outcome) for n, outcome in unable.items()}
-    return CellAnswer({**value, "caught": caught, "unable": lost, "spent": heat.spent})
+    return CellAnswer(
+        {**value, "caught": caught, "unable": lost, "spent": heat.spent, "steps": steps.to_json()}
+    )
 
 
 def trace(work: JobContext) -> CellAnswer:
@@ -175,6 +190,16 @@ def _prepare_cell(
     }
     arrays = {} if empty else {k: v for n, call in enumerate(calls) for k, v in call.arrays(n).items()}
     cell.ask(f"{CELL_MODULE}:prepare", payload, arrays)
+
+
+def _compile_ahead(cell: Cell, device: str, first: Sequence[Any], each: Sequence[Sequence[Any]]) -> None:
+    """Have all launches compiled side by side; one that cannot be fails when it is launched."""
+    if device == "cpu":
+        return  # an interpreter compiles nothing
+    try:
+        cell.ask(f"{CELL_MODULE}:compile_launches", {"sides": [[first], each]})
+    except CandidateFault as fault:
+        raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.FAILS, str(fault)[:2000])]) from fault
 
 
 def _check_agreement(cell: Cell, writes: Sequence[Any], first: Sequence[Any], second: Sequence[Any]) -> None:

@@ -18,6 +18,7 @@ from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.early_opener import EarlyOpener
 from forecast_harness.search.judging.race_rules import log2_ratio
 from forecast_harness.search.records import NodeResult
+from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash
 from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
@@ -118,8 +119,7 @@ class SandboxNodeJudge:
     ) -> NodeResult:
         """A node that won its race, or ran alone. `value` is a timing job's, `configs` what it raced."""
         ratio, error = log2_ratio(value["differences"])
-        seconds = {n[2:]: s for n, s in value["seconds"].items() if n.startswith("1:")}
-        theirs = {n[2:]: s for n, s in value["seconds"].items() if n.startswith("0:")}
+        seconds, theirs = (seconds_of_side(value, side) for side in (CANDIDATE, INCUMBENT))
         each = [f"{n} {1e6 * s:.1f} us against {1e6 * theirs[n]:.1f} us" for n, s in seconds.items()]
         word = "slower" if ratio > 0 else "faster"
         text = f"Right, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
@@ -172,12 +172,25 @@ def reasons_text(reasons: Sequence[Reason]) -> str:
     return "; ".join(f"{r.code}: {r.detail}" for r in reasons)
 
 
-def confirmation_must_end(limit: float | None, spent: float, done: int, least: int) -> bool:
-    """Whether a confirmation limited to so many seconds must end: `done` nodes took `spent` of them.
+def seconds_of_side(value: Mapping[str, Any], side: int) -> dict[str, float]:
+    """A timing job's seconds of one side, by what was timed."""
+    mine = f"{side}:"
+    return {n.removeprefix(mine): s for n, s in value["seconds"].items() if n.startswith(mine)}
 
-    The next is taken to need what those before it needed on average; `least` are done whatever they take.
-    """
-    return limit is not None and done >= least and spent * (done + 1) / done > limit
+
+def seed_beside(one: NodeResult) -> NodeResult | None:
+    """What a contest with a finalist tells of the seed, if there was one."""
+    if not (seconds := one.facts.get("seconds_beside")):
+        return None
+    return NodeResult(
+        Outcome.OK,
+        one.against,
+        0.0,
+        seconds=seconds,
+        device=one.device,
+        stage="confirm",
+        facts={"contests": 0},
+    )
 
 
 def truncated_feedback(text: str) -> str:

@@ -16,10 +16,10 @@ from forecast_harness.sandbox.api import SandboxJob as Asked
 from forecast_harness.sandbox.lane_pools import Closable
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.interfaces import ConfirmationEnded, LaneFailure
+from forecast_harness.search.judging.confirmation_limit import ConfirmationLimit
 from forecast_harness.search.judging.lane_judge import (
     SandboxNodeJudge,
-    confirmation_must_end,
     overall_judgement,
     reasons_from_json,
     reasons_text,
@@ -89,9 +89,9 @@ class PackJudge(SandboxNodeJudge):
         """The whole protocol of `compare_solutions` in a lane of its own. The seed is in the answer, at ratio 0.
 
         Where seconds are limited, each finalist gets its share of them, one after the other, and those that
-        there is no time for are left out; never the first.
+        there is no time for are left out; never the first. Raises `ConfirmationEnded` where that takes far longer.
         """
-        began = time.perf_counter()
+        began, ending = time.perf_counter(), ConfirmationLimit(confirm.seconds, self._plan.device)
         seed = self._solution(confirm.seed_node, confirm.configs.get(confirm.seed_node.id, {}))
         others = [n for n in confirm.nodes if n.id != confirm.seed_node.id]
         limit, rules = confirm.seconds, paired_comparison.DEFAULT_RULES
@@ -103,12 +103,17 @@ class PackJudge(SandboxNodeJudge):
         found: dict[str, NodeResult] = {}
         lane = self._fresh_lane()
         try:
-            for done, group in enumerate(groups):
-                if confirmation_must_end(limit, time.perf_counter() - began, done, least=1):
-                    break
-                found |= self._bench_finalists(group, seed, confirm, lane, rules)
-        except (SandboxError, DeviceBusy) as error:
-            raise LaneFailure(str(error), self.name) from error
+            with ending.enforced(lane.give_up):
+                for done, group in enumerate(groups):
+                    if ending.must_end(done):
+                        break
+                    found |= self._bench_finalists(group, seed, confirm, lane, rules)
+        except (SandboxError, DeviceBusy, LaneFailure) as error:
+            if ending.is_over and not found:
+                text = f"there was no time: {ending.spent:.0f} s were not enough"
+                raise ConfirmationEnded(text, self.name) from error
+            if not ending.is_over:
+                raise LaneFailure(str(error), self.name) from error
         finally:
             lane.close()
         each = (time.perf_counter() - began) / len(found)

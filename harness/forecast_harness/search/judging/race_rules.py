@@ -32,6 +32,8 @@ class RaceRules(Record, label="rules"):
     """Standard error of log2(time ratio) that is good enough."""
     seconds: float = 20.0
     """Most seconds of launches, after the race, of both sides together."""
+    wall: float = 600.0
+    """Most seconds of the same by the clock: what lies between short launches takes longer than they do."""
 
 
 QUICK_RULES = RaceRules()

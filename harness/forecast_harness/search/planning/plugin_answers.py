@@ -27,7 +27,7 @@ from forecast_harness.search.history.events import (
     VerificationJob,
     Verified,
 )
-from forecast_harness.search.interfaces import Forecaster, LaneFailure, Proposer
+from forecast_harness.search.interfaces import ConfirmationEnded, Forecaster, LaneFailure, Proposer
 from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.planning.scheduler import action_key
 from forecast_harness.search.records import Node
@@ -128,7 +128,8 @@ def lane_failure_event(action: LaneAction, error: LaneFailure) -> Lost:
         return Lost(action.id, action.node.id, 0, str(error), error.lane, verification=True)
     if isinstance(action, NodeJob):
         return Lost(action.id, action.node.id, action.batch, str(error), error.lane)
-    return Lost(action_key(action), "", 0, str(error), error.lane)
+    final = isinstance(error, ConfirmationEnded)
+    return Lost(action_key(action), "", 0, str(error), error.lane, final=final)
 
 
 def _normalized_node(node: Node, request: ProposalRequest) -> Node:

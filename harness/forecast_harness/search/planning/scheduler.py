@@ -55,14 +55,20 @@ from forecast_harness.search.planning.stopping import (
     reason_to_stop,
     remaining_measurements,
 )
-from forecast_harness.search.records import Node
+from forecast_harness.search.records import FullVerification, Node
 
 FINALISTS = 3
 """Nodes confirmed together."""
 LEAST_RESERVE, MOST_RESERVE = 0.25, 0.5
-"""Shares of a wall-clock limit that are kept for confirming the best."""
-CONFIRMATION_VERIFICATIONS = 5
-"""Full verifications that confirming one node takes as long as: two of them, its contests, a fresh lane."""
+"""Shares of a wall-clock limit that are kept for confirming the best: before it is known what that takes, and at
+most."""
+UNKNOWN_RESERVE_S = 20.0
+"""The most that is kept while no verification has ended."""
+CONFIRMATION_VERIFICATIONS, CONFIRMATION_CONTESTS_S = 2, 5.0
+"""What confirming one node takes: twice as long as a full verification of one config, for it launches all of them,
+and its contests, which are made ready meanwhile."""
+LEAST_CONFIRMATION_S = 5.0
+"""For a confirmation that begins when the time is up already."""
 MAX_CONFIRMATION_ROUNDS = 3
 """Rounds of confirming at most: another one only where all finalists of the one before were refuted."""
 
@@ -222,7 +228,8 @@ def _final_actions(state: SearchState, reason: str) -> tuple[Action, ...]:
     proven = any(j.log2_ratio is not None for n, j in state.confirmed.items() if n != state.seeds[0])
     left = [n for n, s in state.scores.items() if s < 0.0 and n not in state.confirmed]
     finalists = _ranked_finalists(state, left)[:FINALISTS]
-    lost = len(state.lost_confirmations) > MAX_RETRIES
+    failures = state.lost_confirmations
+    lost = len(failures) > MAX_RETRIES or any(f.final for f in failures)
     rounds = MAX_CONFIRMATION_ROUNDS if state.expired is None else 1
     if proven or lost or not finalists or state.confirmations >= rounds:
         return (
@@ -257,12 +264,31 @@ def _confirmation_seconds(state: SearchState) -> float | None:
     limit = state.settings.budget.wall_seconds
     if limit is None:
         return None
-    kept = confirmation_reserve(state, limit)
-    return kept if state.expired is None else max(LEAST_RESERVE * limit, limit - state.expired.seconds)
+    if state.expired is None:
+        return max(LEAST_RESERVE * limit, confirmation_reserve(state, limit))
+    return max(LEAST_CONFIRMATION_S, limit - state.expired.seconds)
 
 
 def confirmation_reserve(state: SearchState, limit: float) -> float:
-    """Seconds of a wall-clock limit to keep for confirming the best, by what full verifications took so far."""
-    taken = max((v.found.wall_seconds for v in state.verifications), default=0.0)
-    wanted = max(LEAST_RESERVE * limit, CONFIRMATION_VERIFICATIONS * taken)
+    """Seconds of a wall-clock limit to keep for confirming the best, by what full verifications took so far.
+
+    Where nodes are verified while they are judged, that is what judging took. While nothing is faster than the seed,
+    half of it: it is for what may still be found.
+    """
+    taken = [own_seconds(v.found) for v in state.verifications]
+    if not taken:
+        taken = [j.wall_seconds for n, j in state.judged.items() if j.may_lead and n not in state.seeds]
+    wanted = (
+        CONFIRMATION_CONTESTS_S + CONFIRMATION_VERIFICATIONS * max(taken)
+        if taken
+        else min(LEAST_RESERVE * limit, UNKNOWN_RESERVE_S)
+    )
+    if not any(score < 0.0 for score in state.scores.values()):
+        wanted /= 2
     return min(wanted, MOST_RESERVE * limit)
+
+
+def own_seconds(found: FullVerification) -> float:
+    """What a verification took itself, without its wait for the judge."""
+    told = found.facts.get("spent_verifying", {}).get("verify")
+    return float(told) if isinstance(told, int | float) else found.wall_seconds

@@ -1,0 +1,62 @@
+"""How long a confirmation may take, and that it is ended."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forecast_harness.search.judging import confirmation_limit
+from forecast_harness.search.judging.confirmation_limit import ConfirmationLimit
+from forecast_harness.search.judging.halving import HalvingRace
+from forecast_harness.search.judging.race_rules import THOROUGH_RULES
+from forecast_harness.timing.paired_clock import SimulatedPairedClock
+
+
+def test_without_a_limit_contests_are_as_thorough_as_ever() -> None:
+    limit = ConfirmationLimit(None, "cuda")
+    assert limit.rules(THOROUGH_RULES) == THOROUGH_RULES
+    assert not limit.must_end(100)
+    with limit.enforced(lambda: pytest.fail("nobody may end it")):
+        pass
+
+
+def test_contests_share_the_time_there_is() -> None:
+    rules = ConfirmationLimit(30.0, "cuda").rules(THOROUGH_RULES)
+    assert (rules.seconds, rules.wall, rules.least) == (5.0, 5.0, THOROUGH_RULES.least)
+    assert ConfirmationLimit(3.0, "cuda").rules(THOROUGH_RULES).wall == 2.0, "two seconds in any case"
+
+
+def test_the_first_is_confirmed_and_others_as_far_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConfirmationLimit, "spent", 20.0)
+    assert not ConfirmationLimit(1.0, "cuda").must_end(0)
+    assert not ConfirmationLimit(30.0, "cuda").must_end(2), "a third at 10 s each fits"
+    assert ConfirmationLimit(29.0, "cuda").must_end(2)
+
+
+def test_what_takes_too_long_is_given_up_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirmation_limit, "_LEAST_S", {"cuda": 0.0})
+    monkeypatch.setattr(confirmation_limit, "_GRACE_S", 0.0)
+    monkeypatch.setattr(confirmation_limit, "_GIVE_UP_AGAIN_S", 0.001)
+    told, often = list[int](), threading.Event()
+
+    def give_up() -> None:
+        told.append(1)
+        if len(told) == 3:
+            often.set()
+
+    limit = ConfirmationLimit(0.0, "cuda")
+    with limit.enforced(give_up):
+        assert often.wait(60)
+    assert limit.is_over
+
+
+@pytest.mark.parametrize(("wall", "blocks"), [(0.0, 1), (600.0, 12)])
+def test_a_contest_ends_by_the_clock_however_short_its_launches_are(wall: float, blocks: int) -> None:
+    rules = replace(THOROUGH_RULES, least=12, most=12, wall=wall)
+    found, ended = HalvingRace(rules, random.Random(0)).time_winner(SimulatedPairedClock(1e-6))
+    assert (len(found), ended) == (blocks, "budget")
