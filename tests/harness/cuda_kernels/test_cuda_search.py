@@ -40,7 +40,7 @@ from tests.harness.cuda_kernels.declared_kernel import (
     declared,
     needs_nvcc,
 )
-from tests.harness.machine_code.noting_host import NotingHost
+from tests.harness.machine_code.noting_host import NotingHost, ReadyHost
 from tests.harness.machine_code.translated_builds import StartedBuilder
 
 pytestmark = needs_nvcc
@@ -82,7 +82,7 @@ def lanes(
         patched.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
         patched.setattr(fit_runner, "runner_problem", lambda runner: "")
         patched.setattr(early_start, "CompileWorkers", StartedBuilder)
-        patched.setattr(opening, "_host_opener", lambda *_: lambda: ConfirmingHost({}))
+        patched.setattr(opening, "_HostOpening", lambda *_: ReadyHost(ConfirmingHost({})))
         folder = tmp_path_factory.mktemp("lanes") / "new"
         made = open_machine_code_lanes(target, seed, [PLAN], folder=folder, workers=1, insist=True)
         with contextlib.closing(made):

@@ -40,3 +40,16 @@ class NotingHost:
 
     def close(self) -> None:
         self.closed = True
+
+
+class ReadyHost:
+    """Opens a host that is there already."""
+
+    def __init__(self, host: NotingHost) -> None:
+        self._host = host
+
+    def __call__(self) -> NotingHost:
+        return self._host
+
+    def give_up(self) -> None:
+        """Nothing is under way."""

@@ -31,7 +31,7 @@ from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode
-from tests.harness.machine_code.noting_host import NotingHost
+from tests.harness.machine_code.noting_host import NotingHost, ReadyHost
 from tests.harness.machine_code.translated_builds import StartedBuilder, TranslatedBuilder
 from tests.harness.variant_kernels import DOUBLE, subject, variant, vector_call
 
@@ -109,7 +109,7 @@ def opened_lanes(
     monkeypatch.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
     monkeypatch.setattr(fit_runner, "runner_problem", lambda runner: "")
     monkeypatch.setattr(early_start, "CompileWorkers", StartedBuilder)
-    monkeypatch.setattr(opening, "_host_opener", lambda *_: lambda: NotingHost({}))
+    monkeypatch.setattr(opening, "_HostOpening", lambda *_: ReadyHost(NotingHost({})))
     told: list[str] = []
     folder = tmp_path / "search"  # as a search names it: nothing is there yet
     with contextlib.closing(
