@@ -31,7 +31,7 @@ class CallTime:
 
 
 class _OneCall:
-    """A `TimedCall` without hooks."""
+    """A `LaunchableCall` without hooks."""
 
     def __init__(self) -> None:
         self.function: Callable[[], object] = lambda: None

@@ -109,7 +109,7 @@ class UserBenchmarkTimer:
         """Nothing is held."""
 
 
-class TimedCall(Protocol):
+class LaunchableCall(Protocol):
     """What is timed, by candidate, and what surrounds every launch of it."""
 
     def has_hooks(self, candidate: Candidate, /) -> bool:
@@ -131,7 +131,7 @@ class TimedCall(Protocol):
 class LaunchTimer:
     """Times with device events; what can be recorded is said by `_record_ways`."""
 
-    def __init__(self, call: TimedCall, lengths: TimingLengths = TimingLengths()) -> None:
+    def __init__(self, call: LaunchableCall, lengths: TimingLengths = TimingLengths()) -> None:
         from triton.runtime.driver import driver
 
         self._call, self._lengths = call, lengths
