@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -67,7 +68,8 @@ class CompiledLayer:
             torch._dynamo.mark_dynamic(rows, 0, min=2, max=high)
         begin = time.perf_counter()
         try:
-            with fresh_cache(), enable_torch_compile(store=Store(None), dynamic_sizes=sizes) as handle:
+            store = Store(None)
+            with fresh_cache(), enable_torch_compile(store=store, dynamic_sizes=sizes) as handle:
                 static = False if high is None else None
                 self.call = compile_separately(copy.deepcopy(layer), options(device), dynamic=static)
                 self.call(rows)
@@ -77,6 +79,7 @@ class CompiledLayer:
         self.row: dict[str, Any] = {
             "first_call_s": round(time.perf_counter() - begin, 3),
             "timings": handle.session.tally.timings,
+            "protocols": Counter(m.protocol for table in store.tables() for m in table.measurements),
             "choices": [str(d.chosen) for d in decided],
             "measured": sum(d.measured for d in decided),
             "reasons": [d.reason for d in decided],

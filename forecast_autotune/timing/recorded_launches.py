@@ -46,6 +46,8 @@ class GraphRecorder:
         self._graph, self._use, self._current = cuda.CUDAGraph, cuda.stream, cuda.current_stream
         self.stream, self._pool, self._pause = cuda.Stream(), cuda.graph_pool_handle(), cuda._sleep
         """`stream`: the one that all is recorded on."""
+        self._failed: list[Any] = []
+        """Graphs whose recording could not be ended: the allocator may ask them about it for ever."""
         self.nothing()  # loaded now: nothing may be loaded while a graph is recorded
         self.empty: RecordedGraph = self.record(self.nothing)[0]
         """Of nothing. The pool lasts as long as a graph that uses it."""
@@ -76,13 +78,20 @@ class GraphRecorder:
                     result = call()
                 except BaseException:
                     with suppress(RuntimeError):
-                        graph.capture_end()
+                        self._end(graph)
                     raise
-                graph.capture_end()
+                self._end(graph)
         finally:
             if collects:
                 gc.enable()
         return graph, result
+
+    def _end(self, graph: Any) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            self._failed.append(graph)
+            raise
 
     def pause_cost(
         self,

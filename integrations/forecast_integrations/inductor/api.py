@@ -19,7 +19,7 @@ from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.dynamic.size_range import dynamic_sizes_text
-from forecast_integrations.inductor.hooks import assembler, generation, selection
+from forecast_integrations.inductor.hooks import assembler, benchmarks, generation, selection
 from forecast_integrations.inductor.hooks import pointwise as generated
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
@@ -154,6 +154,7 @@ def enable_torch_compile(
     )
     with _SERVICE.mutex:
         before, context = current(), _SERVICE.open()
+        context.install("benchmarks", benchmarks.install)
         context.install("selection", selection.install)
         context.install("generation", generation.install)
         if importlib.util.find_spec("triton") is not None:

@@ -13,12 +13,13 @@ from forecast_integrations.inductor.choices.features import describe_choice
 from forecast_integrations.inductor.choices.records import candidate_of, problem_of
 from forecast_integrations.inductor.pruning import SelectionCall, search_of
 from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.short_calls import INDUCTOR_CLOCK, clock_of
 
 if TYPE_CHECKING:
     from torch._inductor.ir import ChoiceCaller
 
-PROTOCOL = "inductor"
-"""Timed by Inductor's own benchmarker, with its own number of repetitions."""
+PROTOCOL = INDUCTOR_CLOCK
+"""Of times by Inductor's own benchmarker."""
 _MAX_MESSAGE_CHARS = 2000
 """Characters kept of a failure's message."""
 
@@ -59,15 +60,21 @@ def make_measurement(
     compile_s: float | None = None,
     message: str = "",
     outcome: Outcome | None = None,
+    timed: ChoiceCaller | None = None,
 ) -> Measurement:
     """One timing in milliseconds, or one failure (an infinite time), as a record.
 
-    A failure's `outcome` follows from its `message` unless it is given.
+    A failure's `outcome` follows from its `message` unless it is given. `timed` is the choice whose time it is, where
+    that is a copy for another size.
     """
     extra: dict[str, Any] = {"choice": str(getattr(choice, "name", ""))}
     if features := _features(choice):
         extra["features"] = features
-    common: dict[str, Any] = {"protocol": PROTOCOL, "at": utc_now(), "extra": extra}
+    clock = clock_of(timed or choice, ms)
+    if clock is not None and clock.host_bound:
+        extra["host_bound"] = True
+    protocol = PROTOCOL if clock is None else clock.protocol
+    common: dict[str, Any] = {"protocol": protocol, "at": utc_now(), "extra": extra}
     candidate = candidate_of(choice)
     # A clock that says zero has not measured anything.
     if math.isfinite(ms) and ms > 0:

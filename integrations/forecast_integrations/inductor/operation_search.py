@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.numerics import single_threaded_blas
@@ -11,13 +12,14 @@ from forecast_autotune.policy import REFUSED, Policy, TuningState
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, Plan, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode
-from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.tuning.llm_effect import LLMEffect
 from forecast_autotune.tuning.task import TuningTask, utc_now
 from forecast_integrations.inductor.assembler_releases import inductor_compiles_twice
 from forecast_integrations.inductor.choices.pool import ChoicePool
 from forecast_integrations.inductor.inductor_seconds import OperationSeconds, inductor_seconds_saved
 from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.short_calls import is_of_clock, times_short_calls
 
 MIN_CHOICES = 2
 """Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""
@@ -46,6 +48,10 @@ class OperationSearch:
         self.problem, self.session = problem, session
         self.timed_problem = problem
         """What Inductor times: the operation at the sizes that were met."""
+        self.times_short_calls = times_short_calls(session, problem)
+        """Whether short choices are timed without the host's part; other times of theirs do not count then."""
+        self.of_other_clock: set[Candidate] = set()
+        """Candidates whose stored times were taken otherwise, and do not count."""
         self.note = ""
         """What a user should know of how it was decided, besides the reason; may be empty."""
         self.candidates = CandidateList.of(list(candidates))
@@ -82,13 +88,33 @@ class OperationSearch:
         """What says what to measure next."""
         return self.session.policy
 
+    def add_note(self, text: str) -> None:
+        """Add to what a user should know, once."""
+        if text and text not in self.note:
+            self.note = "; ".join(filter(None, (self.note, text)))
+
     def refresh(self) -> None:
         """Read again what this process has measured of the same problem elsewhere in the graph."""
-        row = self.candidates.row_of
-        blind = self.session.settings.mode is Mode.DETERMINISTIC
-        stored = [] if blind else [m for m in self.session.snapshot.rows(self.problem) if m.candidate in row]
+        self.of_other_clock.clear()
+        stored = self.stored_rows(self.problem)
         self.rows = [*stored, *(m for m in self._own if m not in stored)]
         self.measured = latest_labels(self.rows)
+
+    def stored_rows(self, problem: Problem) -> list[Measurement]:
+        """What counts of the rows that the store has of these candidates."""
+        row, session = self.candidates.row_of, self.session
+        if session.settings.mode is Mode.DETERMINISTIC:
+            return []
+        listed = [m for m in session.snapshot.rows(problem) if m.candidate in row]
+        found = self._of_clock(listed)
+        known = {m.candidate for m in found}
+        self.of_other_clock.update(m.candidate for m in listed if m.candidate not in known)
+        return found
+
+    def _of_clock(self, rows: Iterable[Measurement]) -> list[Measurement]:
+        if self.problem.kernel.language != "inductor":  # the user's own kernels are timed elsewhere, too
+            return list(rows)
+        return [m for m in rows if is_of_clock(m, short_calls=self.times_short_calls)]
 
     # --- before anything is measured ---
 
@@ -123,7 +149,10 @@ class OperationSearch:
         decision = session.snapshot.decision(self.problem)
         if decision is None or decision.chosen not in self.candidates.row_of:
             return None
-        lenient = draft or session.settings.mode in (Mode.SKIP, Mode.FROZEN)
+        lenient = session.settings.mode in (Mode.SKIP, Mode.FROZEN)
+        if decision.chosen in self.of_other_clock and not lenient:
+            return None  # it was taken by its time
+        lenient = lenient or draft
         return decision.chosen if lenient or decision.settings == self.decision_key() else None
 
     def decision_key(self) -> str:
@@ -208,7 +237,7 @@ class OperationSearch:
     def _ask(self, *, draft: bool = False) -> Forecasts | None:
         start = time.perf_counter()
         mode = self.session.settings.mode
-        relatives = [] if mode is Mode.DETERMINISTIC else self.session.snapshot.relatives(self.timed_problem)
+        relatives = [] if mode is Mode.DETERMINISTIC else self._relatives()
         query = Query(
             self.timed_problem,
             self.candidates,
@@ -220,6 +249,12 @@ class OperationSearch:
         self._forecasts = self._forecast(query)
         self.forecast_s += time.perf_counter() - start
         return self._forecasts
+
+    def _relatives(self) -> list[Relative]:
+        """Related problems, as far as they were timed by the clock that is in force."""
+        found = self.session.snapshot.relatives(self.timed_problem)
+        kept = [replace(r, measurements=tuple(self._of_clock(r.measurements))) for r in found]
+        return [r for r in kept if any(m.ok for m in r.measurements)]
 
     def _forecast(self, query: Query) -> Forecasts | None:
         return self.session.ask(query)

@@ -18,6 +18,8 @@ from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnc
 from forecast_integrations.inductor.snapshot import StoreSnapshot
 from forecast_integrations.inductor.summary import TorchCompileSummary
 
+_CLOCK = "short calls as graphs"
+"""How choices are timed: a rule, too."""
 FORECAST_LIMIT_S = 10.0
 """Seconds for the forecasts of one operation; they take milliseconds, the first call also its imports."""
 MAX_ROUNDS = 8
@@ -61,6 +63,8 @@ class TuningSession:
     policy: Policy = field(default_factory=default_policy)
     rounds: int = MAX_ROUNDS
     tally: TorchCompileSummary = field(default_factory=TorchCompileSummary)
+    not_recordable: set[str] = field(default_factory=set)
+    """Choices, by operation, whose calls cannot be recorded as graphs: that is tried once."""
     uses_language_model: bool = False
     """Whether the settings' language model is heard, where they name one."""
 
@@ -123,7 +127,7 @@ class TuningSession:
             return ""
         s = self.settings
         rules = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(self.policy), self.rounds)
-        more = (self.exhaustive_space, s.inductor_pointwise, s.inductor_dynamic)
+        more = (self.exhaustive_space, s.inductor_pointwise, s.inductor_dynamic, _CLOCK)
         model = language_model.model_cache_key(s) if self.uses_language_model else ""
         return f"forecast_autotune:{digest(__version__, self.safe_surrogate.label, rules, more, model)}"
 

@@ -25,9 +25,11 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("worker.py")
 HOOKED = """AlgorithmSelectorCache.__call__ AlgorithmSelectorCache.benchmark
-AlgorithmSelectorCache.benchmark_choice AlgorithmSelectorCache.do_autotuning AsyncAutotuner.get_results
+AlgorithmSelectorCache.benchmark_choice AlgorithmSelectorCache.benchmark_choices
+AlgorithmSelectorCache.do_autotuning AsyncAutotuner.get_results
 CachingAutotuner.benchmark_all_configs CppTemplate.generate FxGraphHashDetails.__init__
-InductorChoices._finalize_template_configs InductorChoices.get_template_configs
+InductorBenchmarker.benchmark_gpu InductorChoices._finalize_template_configs
+InductorChoices.get_template_configs TritonScheduling.benchmark_codegened_module
 TritonTemplate.generate UserDefinedTritonKernel.__init__ feedback[1] preprocessing[2]
 torch._inductor.runtime.triton_heuristics.cached_autotune
 torch._inductor.select_algorithm._log_autotune_exceptions"""

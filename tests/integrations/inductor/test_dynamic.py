@@ -263,7 +263,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.slow
 def test_a_compiled_layer_is_decided_for_its_declared_range(compiled: dict[str, Any]) -> None:
     """C++ templates are generated anew for each size; the layer is right at every one of them."""
-    for found in compiled.values():
+    for found in (found for name, found in compiled.items() if name != "stderr"):
         assert found["correct"]
         assert found["said"] == []
         assert found["graphs"] == 1

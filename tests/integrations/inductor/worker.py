@@ -133,16 +133,19 @@ def touched() -> dict[str, Any]:
     from torch._inductor import autotune_process, codecache, ir, select_algorithm
     from torch._inductor.choices import InductorChoices
     from torch._inductor.codegen.cpp_template import CppTemplate
-    from torch._inductor.runtime import triton_heuristics
+    from torch._inductor.codegen.triton import TritonScheduling
+    from torch._inductor.runtime import benchmarking, triton_heuristics
 
     selector = select_algorithm.AlgorithmSelectorCache
     cache = select_algorithm.get_algorithm_selector_cache()
     owners = {
-        selector: ("__call__", "do_autotuning", "benchmark", "benchmark_choice"),
+        selector: ("__call__", "do_autotuning", "benchmark", "benchmark_choice", "benchmark_choices"),
         select_algorithm: ("_log_autotune_exceptions",),
         InductorChoices: ("get_template_configs", "_finalize_template_configs"),
         select_algorithm.TritonTemplate: ("generate",),
         CppTemplate: ("generate",),
+        TritonScheduling: ("benchmark_codegened_module",),
+        benchmarking.InductorBenchmarker: ("benchmark_gpu",),
         codecache.FxGraphHashDetails: ("__init__",),
         autotune_process.AsyncAutotuner: ("get_results",),
         triton_heuristics: ("cached_autotune",),

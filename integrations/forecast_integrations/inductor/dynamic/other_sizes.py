@@ -39,7 +39,7 @@ def time_other_sizes(search: RangeSearch, choices: Sequence[ChoiceCaller], bench
                     resized = [resized_choice(c) for c in wanted]
                 times = benchmark(resized)
                 rows = [
-                    make_measurement(problem, choice, times.get(sized, math.inf))
+                    make_measurement(problem, choice, times.get(sized, math.inf), timed=sized)
                     for choice, sized in zip(wanted, resized, strict=True)
                 ]
             for m in rows:

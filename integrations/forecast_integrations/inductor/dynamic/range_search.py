@@ -12,7 +12,6 @@ from forecast_autotune.ranges.surrogate import RangeSurrogate
 from forecast_autotune.ranges.tuning import RangePlan, RangeSlowdowns, range_slowdowns, slowdown_text
 from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import latest_labels
-from forecast_autotune.settings import Mode
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_integrations.inductor.dynamic.size_range import SizeRange
 from forecast_integrations.inductor.operation_search import OperationSearch
@@ -94,11 +93,10 @@ class RangeSearch(OperationSearch):
         if self._given_up:
             super().refresh()
             return
-        row = self.candidates.row_of
-        blind = self.session.settings.mode is Mode.DETERMINISTIC
+        self.of_other_clock.clear()
         for i, size in zip(self._range.measured, self.sizes.measured, strict=True):
             problem = self._range.points[i].problem
-            stored = [] if blind else [m for m in self.session.snapshot.rows(problem) if m.candidate in row]
+            stored = self.stored_rows(problem)
             own = self._own if size == self.sizes.hint else self._by_size[size]
             self._range.rows[i] = [*stored, *(m for m in own if m not in stored)]
         self.rows = self._range.combined()

@@ -10,6 +10,7 @@ from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall
 from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.short_calls import FusedKernels, ShortCalls
 
 
 class ThreadState(threading.local):
@@ -24,6 +25,8 @@ class ThreadState(threading.local):
         """What the benchmarks of its current round have returned, and no saver has taken yet."""
         self.under_way: list[OperationSearch] = []
         """Operations whose rounds have begun and not ended, innermost last: one waits, others are tuned."""
+        self.short_calls: ShortCalls | FusedKernels | None = None
+        """What it benchmarks now, where short calls are timed anew."""
         self.paused = 0
         """Above zero while times are taken of sizes other than the operation's own."""
 

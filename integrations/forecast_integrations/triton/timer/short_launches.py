@@ -1,7 +1,8 @@
 """Candidates whose launches are recorded as device graphs behind pauses, and those that cannot be.
 
 A recording that fails may leave the user's process with a random generator that believes to be recorded. So what
-could fail is asked for before, and after the first failure nothing is recorded in this process any more.
+could fail is asked for before, and after the first failure of a kernel nothing is recorded in this process any more.
+Of calls that only their owner knows (`record_call`) nothing can be asked: what such a failure leaves is put right.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ShortLaunchRecorder:
     """Records launches on one device; made once a process, as it has to find what pauses cost there."""
 
     def __init__(self, interface: Any, flush: Callable[[], None]) -> None:
-        self._recorder = GraphRecorder(interface)
+        self._recorder, self._interface = GraphRecorder(interface), interface
 
         def timed_replay(graph: RecordedGraph) -> tuple[DeviceEvent, DeviceEvent]:
             start, end = (interface.Event(enable_timing=True) for _ in range(2))
@@ -48,14 +49,55 @@ class ShortLaunchRecorder:
             timed_replay, interface.synchronize, _CALIBRATION_ROUNDS
         )
 
-    def record(self, launch: Callable[[], object], *, between: bool = False) -> list[TimedLaunch]:
+    @property
+    def stream(self) -> Any:
+        """What everything is recorded on."""
+        return self._recorder.stream
+
+    def record(
+        self, launch: Callable[[], object], *, between: bool = False, pool: Any = None
+    ) -> list[TimedLaunch]:
         """The launch behind every pause of `pause_lengths`; each was replayed once, so that the device holds it."""
         found = []
         for pause in pause_lengths(between=between):
-            graph, _ = self._recorder.record(launch, pause)
+            graph, _ = self._recorder.record(launch, pause, pool)
             graph.replay()
             found.append(TimedLaunch(graph.replay, pause_seconds(pause) + self._pause_cost_s))
         return found
+
+    def record_allocating(
+        self, call: Callable[[], object], *, between: bool = False
+    ) -> list[TimedLaunch] | None:
+        """The same of a call that may take memory: its graphs have a pool of their own, which goes with them.
+
+        None where it cannot be recorded; then the process is as it was. Raises RuntimeError where it is not.
+        """
+        pool = self._interface.graph_pool_handle()
+        with self._interface.stream(self.stream):
+            call()  # libraries take their workspace of a stream at the first call there
+        try:
+            return self.record(call, between=between, pool=pool)
+        except Exception:
+            self._put_right(pool)
+            return None
+
+    def _put_right(self, pool: Any) -> None:
+        """Take back what a recording left that could not be ended. Raises RuntimeError where that fails.
+
+        The allocator believes that it goes on, and would refuse to give memory back; before torch 2.13 the random
+        generator does so, too, until another recording ends well.
+        """
+        with suppress(RuntimeError):
+            self._interface._sleep(1)  # hears of an error that the library has not asked for
+        memory: Any = getattr(self._interface, "memory", None)
+        end, release = (getattr(memory, n, None) for n in ("_cuda_endAllocateToPool", "_cuda_releasePool"))
+        if end is not None and release is not None:
+            device = self._interface.current_device()
+            with suppress(RuntimeError):  # it is not, where the recording could be ended
+                end(device, pool)
+                release(device, pool)
+        self._interface.synchronize()
+        self._recorder.record(self._recorder.nothing)
 
 
 _RECORDERS: WeakKeyDictionary[Any, dict[int, ShortLaunchRecorder | None]] = WeakKeyDictionary()
@@ -74,6 +116,34 @@ def _recorder_of(driver: Any, flush: Callable[[], None]) -> ShortLaunchRecorder 
             with suppress(RuntimeError):
                 made[device] = ShortLaunchRecorder(interface, flush)
     return made[device]
+
+
+def recording_stream(flush: Callable[[], None]) -> Any:
+    """The stream that calls are recorded on, on the active device; None where nothing can be recorded."""
+    from triton.runtime.driver import driver
+
+    recorder = _recorder_of(driver.active, flush)
+    return None if recorder is None else recorder.stream
+
+
+def record_call(
+    call: Callable[[], object], flush: Callable[[], None], *, between: bool = False
+) -> list[TimedLaunch] | None:
+    """Launches of any call that has run before, recorded behind pauses; None where they cannot be.
+
+    What it launches on streams other than the current one is not recorded.
+    """
+    from triton.runtime.driver import driver
+
+    active = driver.active
+    recorder = _recorder_of(active, flush)
+    if recorder is None:
+        return None
+    try:
+        return recorder.record_allocating(call, between=between)
+    except RuntimeError:
+        _RECORDERS[active][int(active.get_current_device())] = None
+        return None
 
 
 def record_launches(

@@ -1,6 +1,6 @@
 """What holds the clock for one call: device events, or the user's own benchmark function.
 
-The protocol of `EventTimer` is `do_bench`'s (L2 flushed before each launch, device events around it) with
+The protocol of `LaunchTimer` is `do_bench`'s (L2 flushed before each launch, device events around it) with
 these differences: hooks run outside the timed region, launches that the host queued too late do not
 count, a candidate that cannot win stops after a few launches, and finalists are timed in turns.
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.timing.pauses import CLOCK_INTERVAL_S, SHORT_LAUNCH_S, mean_without_strays
@@ -110,10 +110,29 @@ class UserBenchmarkTimer:
         """Nothing is held."""
 
 
-class EventTimer:
-    """Times with device events."""
+class LaunchableCall(Protocol):
+    """What is timed, by candidate, and what surrounds every launch of it."""
 
-    def __init__(self, call: KernelCall, lengths: TimingLengths = TimingLengths()) -> None:
+    def has_hooks(self, candidate: Candidate, /) -> bool:
+        """Whether anything has to run before or after a timed launch."""
+
+    def run_before_hooks(self, candidate: Candidate, /) -> dict[str, object]:
+        """Run what precedes a launch; returns what the hooks after it want."""
+
+    def launcher(self, candidate: Candidate, /) -> Callable[[], object]:
+        """A function that launches once, without hooks."""
+
+    def launch_once(self, candidate: Candidate, /) -> None:
+        """Launch once, with the hooks around it."""
+
+    def run_after_hook(self, full: dict[str, object], /) -> None:
+        """Run what follows a launch."""
+
+
+class LaunchTimer:
+    """Times with device events; what can be recorded is said by `_record_ways`."""
+
+    def __init__(self, call: LaunchableCall, lengths: TimingLengths = TimingLengths()) -> None:
         from triton.runtime.driver import driver
 
         self._call, self._lengths = call, lengths
@@ -186,7 +205,7 @@ class EventTimer:
                     self._flush()
         self._busy = time.perf_counter()
 
-    def time_adaptively(self, candidate: Candidate, best_ms: float) -> list[float] | None:
+    def time_adaptively(self, candidate: Candidate, best_ms: float) -> list[float]:
         """Milliseconds per launch: few for a candidate that cannot win, many for a contender.
 
         Of a recorded one, milliseconds per round: the mean of as many launches as there are pauses.
@@ -270,9 +289,9 @@ class EventTimer:
         """The candidate behind pauses, behind twice as many if `finely`; none where it cannot be recorded."""
         ways = self._recorded.get(candidate)
         if ways is None:
-            ways = record_launches(self._call, candidate, self._flush)
+            ways = self._record_ways(candidate)
         if ways and finely:
-            more = record_launches(self._call, candidate, self._flush, between=True)
+            more = self._record_ways(candidate, between=True)
             ways = ways + more if more else None
         if not ways:
             return []
@@ -280,6 +299,10 @@ class EventTimer:
             self._recorded[candidate] = ways
         self._protocols[candidate] = self._recorded_protocol
         return ways
+
+    def _record_ways(self, candidate: Candidate, *, between: bool = False) -> list[TimedLaunch] | None:
+        """Launches behind pauses, as `record_launches` makes them; None where a candidate cannot be recorded."""
+        return None
 
     def _plain(self, candidate: Candidate) -> TimedLaunch:
         return TimedLaunch(self._call.launcher(candidate))
@@ -348,6 +371,17 @@ class EventTimer:
         """Free the flush buffer and what was recorded."""
         self._flush = lambda: None
         self._recorded.clear()
+
+
+class EventTimer(LaunchTimer):
+    """Times the candidates of one call of a tuned kernel."""
+
+    def __init__(self, call: KernelCall, lengths: TimingLengths = TimingLengths()) -> None:
+        super().__init__(call, lengths)
+        self._call: KernelCall = call
+
+    def _record_ways(self, candidate: Candidate, *, between: bool = False) -> list[TimedLaunch] | None:
+        return record_launches(self._call, candidate, self._flush, between=between)
 
 
 def _round_ms(

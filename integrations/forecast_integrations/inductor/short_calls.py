@@ -1,0 +1,227 @@
+"""Choices that take the device for a moment only, timed without the host's part of a launch.
+
+Inductor puts events around a call. Where the host needs longer to launch it than the device to run it (a library's
+product of 16 rows: 46 us for 19), that is what it tells, and whichever choice the host launches fastest wins. So
+what Inductor finds short is timed once more, as the Triton integration times its kernels: ahead of the device, and
+below 30 us as recorded graphs. Inductor's own time is told to Inductor, and what was found takes its place where all
+short choices of an operation have been timed anew: one clock decides between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forecast_autotune.records import Measurement, Problem
+from forecast_autotune.settings import Mode
+from forecast_integrations.inductor.choices.records import candidate_of, unwrap_choice
+
+if TYPE_CHECKING:
+    import torch
+    from torch._inductor.ir import ChoiceCaller
+
+    from forecast_integrations.inductor.session import TuningSession
+    from forecast_integrations.triton.timer.calls import CallTime
+
+MAY_BE_SHORT_MS = 0.15
+"""Up to here Inductor's time may be the host's: it needs 0.02 to 0.1 ms to launch, on a busy machine more."""
+INDUCTOR_CLOCK = "inductor"
+"""Timing protocol of what Inductor's own benchmarker said, with its own number of repetitions."""
+_CLOCK_ATTRIBUTE = "forecast_autotune_clock"
+"""Attribute of a choice: its latest `CallTime`, where that took the place of Inductor's time."""
+_CUDAGRAPH_OPTION = "_benchmark_with_cudagraphs"
+"""Attribute of choices that Inductor itself times as CUDA graphs."""
+
+
+class CallClock(Protocol):
+    """Times calls on one device, as `CallTimer` does."""
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        """Makes the stream current that calls are to be made on."""
+
+    def time(self, call: Callable[[], object], best_ms: float, *, may_record: bool = True) -> CallTime:
+        """How long a call takes that has run before."""
+
+
+@dataclass
+class _Heard:
+    """What Inductor's benchmarker said of the choice at hand, and what was found instead."""
+
+    told_ms: float
+    found: CallTime | None
+
+
+def times_short_calls(session: TuningSession, problem: Problem) -> bool:
+    """Whether the short choices of an operation are timed anew."""
+    on_cuda = problem.kernel.language == "inductor" and problem.device.backend == "cuda"
+    return on_cuda and replaces_times(session)
+
+
+def replaces_times(session: TuningSession) -> bool:
+    """Whether Inductor is told other times than its own at all.
+
+    Not while we only listen, nor where it times in another process: the library's kernels it times in this one even
+    then, and two clocks would decide.
+    """
+    from torch._inductor import config
+
+    elsewhere = config.autotune_in_subproc or getattr(config, "pipeline_max_autotune_gemm", False)
+    # From torch 2.13 on, CUTLASS is timed in another process, and what it is compared with, too.
+    elsewhere = elsewhere or "CUTLASS" in str(getattr(config, "max_autotune_gemm_backends", "")).upper()
+    return not elsewhere and session.settings.mode is not Mode.LISTEN
+
+
+def is_of_clock(measurement: Measurement, *, short_calls: bool) -> bool:
+    """Whether a stored time was taken by the clock that is in force, so that others may be compared with it.
+
+    Long ones are: both clocks tell them alike.
+    """
+    if not measurement.ok or measurement.ms > MAY_BE_SHORT_MS:
+        return True
+    return (not measurement.protocol.startswith(INDUCTOR_CLOCK)) == short_calls
+
+
+def clock_of(choice: ChoiceCaller, ms: float) -> CallTime | None:
+    """How a choice's time was taken, if not by Inductor's benchmarker."""
+    found: CallTime | None = getattr(choice, _CLOCK_ATTRIBUTE, None)
+    return found if found is not None and found.ms == ms else None
+
+
+class ShortCalls:
+    """The choices of one operation while one thread benchmarks them: what is told of them, and what is found."""
+
+    def __init__(self, session: TuningSession, operation: str, clock: CallClock) -> None:
+        self._session, self._operation, self._clock = session, operation, clock
+        self._choice: ChoiceCaller | None = None
+        self._heard: _Heard | None = None
+        self._inside = False
+        self._told: dict[ChoiceCaller, _Heard] = {}
+        self._best_ms = math.inf
+        self.note = ""
+        """What a user should know of the latest settled times; may be empty."""
+
+    def benchmark_choice(self, choice: ChoiceCaller, benchmark: Callable[[], float]) -> float:
+        """Inductor's time of one choice, which `benchmark` takes. Raises what that raises."""
+        self._choice, self._heard = choice, None
+        try:
+            with self._clock.on_stream():
+                told = benchmark()
+        finally:
+            heard, self._choice, self._heard = self._heard, None, None
+        # Whoever has altered it on its way is obeyed.
+        if heard is not None and heard.told_ms == told:
+            self._told[choice] = heard
+        return told
+
+    def benchmark_call(self, call: Callable[[], object], benchmark: Callable[[], Any]) -> Any:
+        """Inductor's time of a call, which `benchmark` takes; the call is timed anew where that is short."""
+        if self._inside or self._choice is None:  # a graph whose own kernels are tuned at its first run
+            return benchmark()
+        self._inside = True
+        try:
+            told = benchmark()
+            if isinstance(told, float):
+                self._heard = _Heard(told, self._find(call, told))
+            return told
+        finally:
+            self._inside = False
+
+    def _find(self, call: Callable[[], object], told: float) -> CallTime | None:
+        if self._choice is None or not 0 < told <= MAY_BE_SHORT_MS:
+            return None
+        name = f"{self._operation} {candidate_of(self._choice)}"
+        try:
+            found = self._clock.time(call, self._best_ms, may_record=name not in self._session.not_recordable)
+        except Exception as error:
+            self._session.warn_once("time a short choice without the host's part", error)
+            return None
+        if not found.recordable:
+            self._session.not_recordable.add(name)
+        self._best_ms = min(self._best_ms, found.ms)
+        return found
+
+    def settled(self, timings: Mapping[ChoiceCaller, float]) -> dict[ChoiceCaller, float]:
+        """Inductor's times (ms, inf for failures) with those of all short choices replaced, or of none."""
+        found: dict[ChoiceCaller, CallTime] = {}
+        self.note = ""
+        for choice, ms in timings.items():
+            vars(choice).pop(_CLOCK_ATTRIBUTE, None)
+            if not 0 < ms <= MAY_BE_SHORT_MS:
+                continue
+            heard = self._told.get(choice)
+            if heard is None or heard.found is None or heard.told_ms != ms:
+                self.note = "times of short choices hold the host's part of a launch"
+                return dict(timings)
+            found[choice] = heard.found
+        for choice, time in found.items():
+            setattr(choice, _CLOCK_ATTRIBUTE, time)
+            if time.host_bound:
+                self.note = "times of choices that wait for the device hold the host's part of a launch"
+        return {choice: found[choice].ms if choice in found else ms for choice, ms in timings.items()}
+
+
+class FusedKernels:
+    """Kernels that Inductor benchmarks to see whether fusing pays, against the times of choices that it was told."""
+
+    def __init__(self, session: TuningSession, clock: CallClock) -> None:
+        self._session, self._clock = session, clock
+        self._inside = False
+
+    def benchmark_call(self, call: Callable[[], object], benchmark: Callable[[], Any]) -> Any:
+        """The time of a call: Inductor's, which `benchmark` takes, or the other clock's where that is short."""
+        if self._inside:
+            return benchmark()
+        self._inside = True
+        try:
+            told = benchmark()
+            if not isinstance(told, float) or not 0 < told <= MAY_BE_SHORT_MS:
+                return told
+            try:
+                return self._clock.time(call, math.inf).ms
+            except Exception as error:
+                self._session.warn_once("time a fused kernel without the host's part", error)
+                return told
+        finally:
+            self._inside = False
+
+
+def has_own_graphs(choices: Iterable[ChoiceCaller]) -> bool:
+    """Whether Inductor itself times these choices as CUDA graphs: then their times hold no part of the host's."""
+    return any(getattr(unwrap_choice(choice), _CUDAGRAPH_OPTION, False) for choice in choices)
+
+
+def open_clock(device: torch.device) -> CallClock | None:
+    """What times calls on a device; None where that cannot be, or where the program records a graph just now."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    if device.type != "cuda" or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return None
+    from forecast_integrations.triton.timer.calls import CallTimer
+
+    with torch.cuda.device(device), unset_fake_temporarily():
+        timer = CallTimer()
+    return None if timer.stream is None else _ClockOfDevice(timer, device)
+
+
+class _ClockOfDevice:
+    """A clock for the middle of a compilation: other devices may be current, and tensors fake ones."""
+
+    def __init__(self, clock: CallClock, device: torch.device) -> None:
+        self._clock, self._device = clock, device
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        import torch
+
+        with torch.cuda.device(self._device), self._clock.on_stream():
+            yield
+
+    def time(self, call: Callable[[], object], best_ms: float, *, may_record: bool = True) -> CallTime:
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        with unset_fake_temporarily():
+            return self._clock.time(call, best_ms, may_record=may_record)

@@ -1,0 +1,349 @@
+"""Choices that Inductor's benchmarker tells with the host's part of a launch: all are timed anew, or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._inductor import config
+from torch._inductor.codegen.triton import TritonScheduling
+from torch._inductor.runtime import benchmarking
+from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
+from torch._inductor.utils import fresh_cache
+
+from forecast_autotune.records import Decision
+from forecast_autotune.settings import Mode
+from forecast_autotune.store import Store
+from forecast_integrations.inductor import operation_search, short_calls
+from forecast_integrations.inductor.choices.records import problem_of
+from forecast_integrations.inductor.harvest import make_measurement
+from forecast_integrations.inductor.hooks import benchmarks, selection
+from forecast_integrations.inductor.hooks.context import HookContext
+from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.short_calls import ShortCalls, clock_of, is_of_clock, times_short_calls
+from forecast_integrations.triton.timer.calls import CallTime
+from tests.integrations.inductor.graphs import graph, product_inputs, serving
+from tests.integrations.inductor.test_selection import COUNT, log2_ms_of, lowered
+
+RECORDED, BY_EVENTS = "graph-l2flush-1", "events-l2flush-2"
+LIBRARY = -1
+"""Its number among the choices of `test_selection`."""
+
+
+class Clock:
+    """Says of a call what was put into `ms` for it, in milliseconds."""
+
+    def __init__(self, ms: Callable[[Callable[[], object]], CallTime]) -> None:
+        self.ms = ms
+        self.best: list[float] = []
+        self.may_record: list[bool] = []
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def time(self, call: Callable[[], object], best_ms: float, *, may_record: bool = True) -> CallTime:
+        self.best.append(best_ms)
+        self.may_record.append(may_record)
+        return self.ms(call)
+
+
+def choice(name: str) -> Any:
+    """As much of an Inductor choice as names it."""
+    shown = SimpleNamespace(name=name, description="", annotations={}, info_dict=dict, hash_key=lambda: name)
+    return _Choice(**vars(shown))
+
+
+class _Choice(SimpleNamespace):
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def benchmarked(calls: ShortCalls, told: dict[Any, float], altered: float = 1.0) -> dict[Any, float]:
+    """What Inductor would say of these choices; `altered` is what somebody makes of a benchmarker's time."""
+    return {
+        c: calls.benchmark_choice(
+            c, lambda c=c, ms=ms: altered * calls.benchmark_call(lambda: c, lambda ms=ms: ms)
+        )
+        for c, ms in told.items()
+    }
+
+
+def of(found: dict[str, CallTime]) -> Clock:
+    return Clock(lambda call: found[call().name])  # type: ignore[attr-defined]
+
+
+def test_all_short_choices_are_told_by_the_other_clock() -> None:
+    library, template, long, broken = map(choice, ("library", "template", "long", "broken"))
+    clock = of({"library": CallTime(0.019, RECORDED), "template": CallTime(0.025, RECORDED)})
+    calls = ShortCalls(serving(), "mm", clock)
+    told = {library: 0.046, template: 0.030, long: 0.4, broken: math.inf}
+    assert benchmarked(calls, told) == told, "Inductor's own benchmarker says what it says"
+    settled = calls.settled(told)
+    assert settled == {library: 0.019, template: 0.025, long: 0.4, broken: math.inf}
+    assert clock.best == [math.inf, 0.019], "what cannot win is timed briefly"
+    assert clock_of(library, 0.019) == CallTime(0.019, RECORDED)
+    assert clock_of(library, 0.046) is None
+    assert clock_of(long, 0.4) is None
+    assert calls.note == ""
+
+
+def test_times_that_somebody_altered_stay_and_so_do_those_that_they_are_compared_with() -> None:
+    library, template = choice("library"), choice("template")
+    clock = of({"library": CallTime(0.019, RECORDED), "template": CallTime(0.025, RECORDED)})
+    calls = ShortCalls(serving(), "mm", clock)
+    told = {library: 0.046, template: 0.030}
+    halved = benchmarked(calls, told, altered=0.5)
+    assert calls.settled(halved) == {library: 0.023, template: 0.015}
+    assert "host's part" in calls.note
+    # Altered after they were told, one of them only.
+    benchmarked(calls, told)
+    assert calls.settled({**told, template: 0.031}) == {library: 0.046, template: 0.031}
+    assert calls.settled(told)[library] == 0.019
+    # A choice that was timed elsewhere has one clock only.
+    assert calls.settled({**told, choice("elsewhere"): 0.04})[library] == 0.046
+
+
+def test_a_clock_that_fails_leaves_all_of_them_to_inductor() -> None:
+    library, template = choice("library"), choice("template")
+
+    def fails_once(call: Callable[[], Any]) -> CallTime:
+        if call() is template:
+            raise MemoryError("on purpose")
+        return CallTime(0.019, RECORDED)
+
+    calls = ShortCalls(serving(), "mm", Clock(fails_once))
+    told = {library: 0.046, template: 0.030}
+    with pytest.warns(RuntimeWarning, match="time a short choice without the host's part.*on purpose"):
+        benchmarked(calls, told)
+    assert calls.settled(told) == told
+    assert "host's part" in calls.note
+
+
+def test_what_cannot_be_recorded_is_remembered_and_said_where_it_waits() -> None:
+    first = choice("waits")
+    session = serving()
+    clock = of({"waits": CallTime(0.05, BY_EVENTS, host_bound=True, recordable=False)})
+    for _ in range(2):
+        calls = ShortCalls(session, "mm", clock)
+        benchmarked(calls, {first: 0.05})
+        assert calls.settled({first: 0.05}) == {first: 0.05}
+        assert "wait for the device" in calls.note
+    assert clock.may_record == [True, False]
+    other = ShortCalls(session, "bmm", clock)
+    benchmarked(other, {first: 0.05})
+    assert clock.may_record[-1], "of another operation nothing is known"
+
+
+def test_kernels_inside_of_a_choice_are_not_the_choice() -> None:
+    """A choice that is a graph may tune its own kernels at its first run."""
+    whole = choice("whole")
+    clock = of({"whole": CallTime(0.02, RECORDED)})
+    calls = ShortCalls(serving(), "mm", clock)
+
+    def benchmark() -> float:
+        inner: float = calls.benchmark_call(lambda: choice("inner"), lambda: 0.001)
+        return 0.03 + 0 * inner
+
+    told = calls.benchmark_choice(whole, lambda: calls.benchmark_call(lambda: whole, benchmark))
+    assert told == 0.03
+    assert len(clock.best) == 1
+    assert calls.benchmark_call(lambda: whole, lambda: 0.01) == 0.01, "outside of a choice nothing is timed"
+    assert len(clock.best) == 1
+
+
+def problem(device: str) -> Any:
+    with graph():
+        inputs = product_inputs(16, 64, 64, device=device)
+        return problem_of("mm", inputs.nodes(), inputs.output_layout(flexible=False))
+
+
+@pytest.fixture
+def product(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A product on a CUDA device, which is not asked for its name."""
+    found = problem("cpu")
+    return SimpleNamespace(kernel=found.kernel, device=SimpleNamespace(backend="cuda"))
+
+
+def test_short_choices_are_timed_anew_on_cuda_in_one_process(product: Any) -> None:
+    assert times_short_calls(serving(), product)
+    assert not times_short_calls(serving(mode=Mode.LISTEN), product)
+    assert not times_short_calls(serving(), problem("cpu"))
+    for elsewhere in ({"autotune_in_subproc": True}, {"max_autotune_gemm_backends": "ATEN,CUTLASS"}):
+        with config.patch(**elsewhere):  # type: ignore[arg-type]
+            assert not times_short_calls(serving(), product)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_short_times_of_the_other_clock_do_not_count(short: bool) -> None:
+    found = problem("cpu")
+    timed = choice("library")
+    by_inductor = make_measurement(found, timed, 0.046)
+    timed.forecast_autotune_clock = CallTime(0.019, RECORDED, host_bound=True)
+    recorded = make_measurement(found, timed, 0.019)
+    assert make_measurement(found, choice("met"), 0.019, timed=timed).protocol == RECORDED
+    assert (by_inductor.protocol, recorded.protocol) == ("inductor", RECORDED)
+    assert recorded.extra["host_bound"] is True
+    assert is_of_clock(by_inductor, short_calls=short) is not short
+    assert is_of_clock(recorded, short_calls=short) is short
+    for both in (make_measurement(found, timed, 0.4), make_measurement(found, timed, math.inf)):
+        assert is_of_clock(both, short_calls=short)
+
+
+# --- Inductor's own selection, with a benchmarker of its GPU path ---
+
+
+class Benchmarked:
+    """What Inductor's benchmarker and the other clock say, in milliseconds by the number of the choice."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, torchs: bool = True) -> None:
+        self.told = {LIBRARY: 0.046, **dict.fromkeys(range(COUNT), 0.03)}
+        self.found = {LIBRARY: 0.019, **dict.fromkeys(range(COUNT), 0.025)}
+        self.taken: list[int] = []
+        monkeypatch.setattr(_benchmarker(), "benchmark_gpu", lambda _, call, **__: self.told[_run(call)])
+        if torchs:
+            monkeypatch.setattr(benchmarking, "__file__", __file__)  # where torch's own function is written
+        monkeypatch.setattr(ExternKernelCaller, "benchmark", _benchmark)
+        monkeypatch.setattr(operation_search, "times_short_calls", lambda *_: True)
+        monkeypatch.setattr(short_calls, "open_clock", lambda _: Clock(self._time))
+
+    def _time(self, call: Callable[[], object]) -> CallTime:
+        self.taken.append(_run(call))
+        return CallTime(self.found[self.taken[-1]], RECORDED)
+
+
+def _benchmarker() -> type:
+    return next(c for c in type(benchmarking.benchmarker).__mro__ if "benchmark_gpu" in vars(c))
+
+
+def _run(call: Any) -> int:
+    """Which choice a call runs; it is run."""
+    call()
+    return int(call.keywords.get("i", LIBRARY))
+
+
+def _benchmark(self: Any, *args: Any, out: Any) -> Any:
+    """As choices on a GPU do."""
+    return benchmarking.benchmarker.benchmark_gpu(partial(self.to_callable(), *args, out=out))
+
+
+def chosen_by(ours: TuningSession) -> Decision:
+    """What is decided of a product, with Inductor's caches empty."""
+    context = HookContext(ours)
+    patches = [benchmarks.install(context), selection.install(context)]
+    assert [p.missing for p in patches] == [[], []]
+    try:
+        with graph(), fresh_cache(), config.patch(max_autotune=True, autotune_num_choices_displayed=0):
+            made, nodes, layout = lowered(32)
+            get_algorithm_selector_cache()("mm", made, nodes, layout)
+    finally:
+        for p in reversed(patches):
+            p.restore()
+    assert context.thread.short_calls is None
+    assert ours.warn_once.messages == []
+    (_, decision), *_ = ours.snapshot.store.decisions()
+    return decision
+
+
+def protocols(store: Path) -> dict[int, list[str]]:
+    """Of the rows that have times, by the number of their choice."""
+    found: dict[int, list[str]] = {}
+    for table in Store(store).tables():
+        for m in table.measurements:
+            if m.ok:
+                i = dict(m.candidate.config.kwargs).get("i", LIBRARY)
+                found.setdefault(int(i), []).append(m.protocol)  # type: ignore[arg-type]
+    return found
+
+
+def test_the_library_is_not_charged_for_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Benchmarked(monkeypatch)
+    decision = chosen_by(serving(log2_ms_of, tmp_path))
+    assert (decision.median_ms, dict(decision.chosen.config.kwargs)) == (0.019, {})
+    assert sorted(device.taken) == [-1, 0, 2], "what fails is not timed"
+    assert protocols(tmp_path) == {-1: [RECORDED], 0: [RECORDED], 2: [RECORDED]}
+    # Known by the next process.
+    assert chosen_by(serving(log2_ms_of, tmp_path)).chosen == decision.chosen
+    assert len(device.taken) == 3
+
+
+def test_what_was_stored_with_the_hosts_part_is_decided_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Benchmarked(monkeypatch)
+    with monkeypatch.context() as before:
+        before.setattr(operation_search, "times_short_calls", lambda *_: False)
+        old = chosen_by(serving(log2_ms_of, tmp_path))
+    assert (old.median_ms, dict(old.chosen.config.kwargs)) == (0.03, {"i": 0})
+    assert protocols(tmp_path) == {-1: ["inductor"], 0: ["inductor"], 2: ["inductor"]}
+    assert device.taken == []
+    # Whoever only takes what is decided takes it, however it was timed.
+    frozen = serving(log2_ms_of, tmp_path, mode=Mode.FROZEN)
+    assert chosen_by(frozen).chosen == old.chosen
+    assert (frozen.tally.known, device.taken) == (1, [])
+    new = chosen_by(serving(log2_ms_of, tmp_path))
+    assert (new.median_ms, dict(new.chosen.config.kwargs)) == (0.019, {})
+    assert new.known == 1, "a failure is one by any clock"
+    assert protocols(tmp_path)[LIBRARY] == ["inductor", RECORDED]
+
+
+def test_a_benchmarker_of_the_users_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Benchmarked(monkeypatch, torchs=False)
+    decision = chosen_by(serving(log2_ms_of, tmp_path))
+    assert (decision.median_ms, dict(decision.chosen.config.kwargs)) == (0.03, {"i": 0})
+    assert device.taken == []
+    assert "host's part" in decision.reason
+
+
+def test_a_device_whose_calls_cannot_be_timed_is_left_to_inductor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Benchmarked(monkeypatch)
+    monkeypatch.setattr(short_calls, "open_clock", lambda _: None)
+    decision = chosen_by(serving(log2_ms_of, tmp_path))
+    assert decision.median_ms == 0.03
+    assert "host's part" not in decision.reason
+
+
+def test_other_devices_and_choices_that_inductor_records_have_no_other_clock() -> None:
+    assert short_calls.open_clock(torch.device("cpu")) is None
+    assert short_calls.has_own_graphs([choice("plain"), _Choice(_benchmark_with_cudagraphs=True)])
+    assert not short_calls.has_own_graphs([choice("plain")])
+
+
+def test_fused_kernels_are_timed_by_the_clock_of_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Benchmarked(monkeypatch)
+    session, kernel = serving(), partial(int, "0")
+
+    def benchmark_codegened_module(self: object, module: object) -> tuple[float, str]:
+        return benchmarking.benchmarker.benchmark_gpu(kernel), ""
+
+    monkeypatch.setattr(TritonScheduling, "benchmark_codegened_module", benchmark_codegened_module)
+    context = HookContext(session)
+    patches = benchmarks.install(context)
+    try:
+        scheduling: Any = object.__new__(TritonScheduling)
+        with graph() as lowering, lowering.set_current_device(torch.device("cpu")):
+            assert scheduling.benchmark_codegened_module(None) == (0.019, "")
+            device.told[LIBRARY] = 0.2
+            assert scheduling.benchmark_codegened_module(None) == (0.2, "")
+            device.told[LIBRARY] = 0.046
+            device.found.clear()
+            with pytest.warns(RuntimeWarning, match="time a fused kernel"):
+                assert scheduling.benchmark_codegened_module(None) == (0.046, "")
+            context.session = None
+            assert scheduling.benchmark_codegened_module(None) == (0.046, "")
+    finally:
+        patches.restore()
+    assert context.thread.short_calls is None
