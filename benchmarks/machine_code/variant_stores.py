@@ -61,10 +61,16 @@ def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
         "verdicts": dict(verdicts),
         "refused": [r for v in told["verified"] for r in v["reasons"][:1]],
         "spent": [
-            {**v["facts"].get("steps", {}), **v["facts"].get("seconds", {}), "all": v["seconds"]}
+            {
+                **v["facts"].get("steps", {}),
+                **v["facts"].get("seconds", {}),
+                "examine": v["facts"].get("examine", {}),
+                "all": v["seconds"],
+            }
             for v in told["verified"]
         ],
         "seconds": spent,
+        "command_seconds": told.get("seconds", {}),
         "first_line_s": lines[0][0] if lines else None,
         "longest_silence_s": max(gaps, default=None),
         "told": [f"{second:.1f} s: {line[:120]}" for second, line in lines],

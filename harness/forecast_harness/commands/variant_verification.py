@@ -5,19 +5,21 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.variants import Check, Variant
 from forecast_harness.commands.count_line import CountLine
+from forecast_harness.variants.verification.base_binaries import BaseBinaries
 from forecast_harness.variants.verification.verify import (
     VariantVerification,
     refused_variant,
     survey,
     verify_variant,
 )
+from forecast_harness.verify.cost_control import PhaseTimer
 
 if TYPE_CHECKING:
     from forecast_harness.machine_code.variant_gate import VariantGate
@@ -45,6 +47,8 @@ class VariantWork:
     """The slug that checks name."""
     source_sha256: str
     """Of the base kernel."""
+    seconds: PhaseTimer = field(default_factory=PhaseTimer)
+    """By what they were spent on; a survey's own begin with `survey_`."""
     _stage: str = ""
     _verified: int = 0
     _remark: str = ""
@@ -68,26 +72,36 @@ class VariantWork:
                 CountLine(self.output.errors, lambda: self._stage or self._counts(gate, len(variants)))
             )
             self.lanes.open_ahead(1)  # alone it is open sooner, and the others have the time of the survey
-            gate = self._open_gate(stack, subject, len(variants))
+            with self.seconds.phase("gate"):
+                gate = self._open_gate(stack, subject, len(variants))
             for variant in variants if gate is not None else ():
                 assert gate is not None
                 gate.submit(variant)
             self._stage = "looking at the base kernel"
-            with self.lanes.borrowed() as lane:
+            binaries = BaseBinaries()
+            with self.seconds.phase("lane"):
+                first = stack.enter_context(ExitStack())
+                lane = first.enter_context(self.lanes.borrowed())
+            with first, self.seconds.phase("survey"):
                 self.lanes.open_ahead(len(variants))
-                known = survey(subject, lane, plan=self.plan)
+                known = survey(subject, lane, plan=self.plan, binaries=binaries)
+            for name, spent in binaries.steps.items():
+                self.seconds.add(f"survey_{name}", spent)
             self._stage = ""
 
             def judged(variant: Variant, lane: SandboxLane) -> VariantVerification:
                 reason = gate.refusal(variant) if gate is not None else None
                 if reason is not None:
                     return refused_variant(variant, known, self.device, reason)
-                return verify_variant(variant, subject, known, lane, device=self.device, plan=self.plan)
+                return verify_variant(
+                    variant, subject, known, lane, device=self.device, plan=self.plan, binaries=binaries
+                )
 
-            for number, result in self.lanes.run_each(variants, judged):
-                found[number] = result
-                self._verified += 1
-                keep(variants[number], result.checks)
+            with self.seconds.phase("verify"):
+                for number, result in self.lanes.run_each(variants, judged):
+                    found[number] = result
+                    self._verified += 1
+                    keep(variants[number], result.checks)
         if self._remark:
             self.output.remark(self._remark)
         if gate is not None and gate.failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ def variants(options: argparse.Namespace, output: Output) -> int:
 
 
 def _make(options: argparse.Namespace, output: Output) -> int:
+    began = time.monotonic()
     require_packages("variants", "torch", "triton")
     output.remark(f"reading {options.what}")
     if options.llm is not None:
@@ -62,8 +64,10 @@ def _make(options: argparse.Namespace, output: Output) -> int:
     for text in refused:
         output.remark(f"refused: {text}")
     results: list[tuple[Variant, VariantVerification]] = []
+    seconds = {"reading": time.monotonic() - began}
     if options.verify and found:
-        results = _verify_variants(options, output, target, store, found)
+        results, spent = _verify_variants(options, output, target, store, found)
+        seconds |= spent
     _check_saved(store)
     data = {
         "kernel": target.kernel.name,
@@ -75,6 +79,7 @@ def _make(options: argparse.Namespace, output: Output) -> int:
             {"name": v.name, **r.verdict.to_json(), "checks": [c.to_json() for c in r.checks]}
             for v, r in results
         ],
+        "seconds": {name: round(s, 3) for name, s in seconds.items()},
         "store": str(store.root),
     }
     output.emit(data, *_render_results(target, made, found, results, store))
@@ -168,8 +173,8 @@ def _read(path: Path, target: UserKernel) -> Iterator[Variant]:
 
 def _verify_variants(
     options: argparse.Namespace, output: Output, target: UserKernel, store: Store, found: Sequence[Variant]
-) -> list[tuple[Variant, VariantVerification]]:
-    """Verify for every kind of call that is known, what has no check on this device yet."""
+) -> tuple[list[tuple[Variant, VariantVerification]], dict[str, float]]:
+    """Verify for every kind of call that is known, what has no check on this device yet; where the seconds went."""
     from forecast_harness.commands.variant_verification import VariantWork
     from forecast_harness.variants.verification.lanes import VerificationLanes, lane_count
     from forecast_harness.variants.verification.verify import VARIANT_PLAN
@@ -179,7 +184,9 @@ def _verify_variants(
     device = INTERPRETER if plan.device == "cpu" else _slug(plan.index)
     results: list[tuple[Variant, VariantVerification]] = []
     surveys: list[KernelSurvey] = []
-    with VerificationLanes(lambda: open_lane(options, plan), lane_count(len(found))) as lanes:
+    lanes = VerificationLanes(lambda: open_lane(options, plan), lane_count(len(found)))
+    closing = time.monotonic()
+    with lanes:
         work = VariantWork(options.path, output, lanes, plan, device, target.kernel.source_sha256)
         for subject in subjects:
             if is_covered(subject, [s.signature for s in surveys]):
@@ -190,7 +197,8 @@ def _verify_variants(
             known, verified = work.verify(subject, left, store.put_variant)
             surveys.append(known)
             results += verified
-    return results
+        closing = time.monotonic()
+    return results, {**work.seconds.to_json(), "closing": time.monotonic() - closing}
 
 
 def _has_check(variant: Variant, subject: BaseKernel, device: str) -> bool:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import itertools
 
 from forecast_autotune.records import Config
-from forecast_harness.variants.verification.config_choice import MOST_CONFIGS, configs_to_launch
+from forecast_harness.variants.verification.config_choice import (
+    FEWEST_CONFIGS,
+    MOST_CONFIGS,
+    configs_to_launch,
+)
 
 GRID = [
     Config(kwargs=(("BLOCK", block), ("ROWS", rows)), num_warps=warps, num_stages=stages)
@@ -17,7 +21,7 @@ GRID = [
 
 def test_every_value_of_a_parameter_is_launched() -> None:
     chosen = configs_to_launch(GRID)
-    assert len(chosen) == len(set(chosen)) == MOST_CONFIGS
+    assert FEWEST_CONFIGS < len(chosen) == len(set(chosen)) <= MOST_CONFIGS
     assert chosen[0] == GRID[0]
     for name in GRID[0].parameters():
         assert {c.parameters()[name] for c in chosen} == {c.parameters()[name] for c in GRID}
@@ -36,3 +40,12 @@ def test_short_lists_are_launched_whole_and_each_once() -> None:
 def test_a_value_that_occurs_once_is_not_left_out() -> None:
     odd = Config(kwargs=(("BLOCK", 96), ("ROWS", 1)), num_warps=4, num_stages=2)
     assert odd in configs_to_launch([*GRID, odd])
+
+
+def test_no_more_are_launched_than_show_every_value_and_every_schedule() -> None:
+    alike = [c for c in GRID if c.num_stages == 1 and dict(c.kwargs)["ROWS"] == 1]
+    chosen = configs_to_launch(alike)
+    assert len(chosen) == FEWEST_CONFIGS
+    assert {c.num_warps for c in chosen} == {1, 2, 4, 8}
+    assert {dict(c.kwargs)["BLOCK"] for c in chosen} == {64, 128, 256, 512}
+    assert len(configs_to_launch(alike[:FEWEST_CONFIGS])) == FEWEST_CONFIGS

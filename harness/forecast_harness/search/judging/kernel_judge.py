@@ -38,6 +38,7 @@ from forecast_harness.search.targets import configs_for, decided_config, subject
 from forecast_harness.timing.device import DeviceBusy, exclusive
 from forecast_harness.timing.paired_clock import INCUMBENT
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.verification.base_binaries import BaseBinaries
 from forecast_harness.variants.verification.verify import (
     VARIANT_LIMITS,
     VARIANT_PLAN,
@@ -75,6 +76,7 @@ class KernelJudge(SandboxNodeJudge):
         self._target, self._subjects, self._rules = target, subjects_of(target), rules
         self._thorough = thorough
         self._kinds: CallKinds | None = None
+        self._binaries = BaseBinaries()
         self._opening_s: dict[str, float] = {}
         """What it took to open this judge, told with what it verifies."""
         began = time.perf_counter()
@@ -179,7 +181,7 @@ class KernelJudge(SandboxNodeJudge):
             found = FullVerification(checked.outcome, checked.feedback, checked.facts)
         else:
             found = FullVerification(Outcome.OK, "", self._result_facts(checked[0].verdict))
-        steps = {} if isinstance(checked, NodeResult) else checked[0].verdict.facts.get("seconds", {})
+        steps = {} if isinstance(checked, NodeResult) else _seconds_of(checked[0].verdict)
         facts = {**found.facts, "spent_verifying": {**self._opening_s, **steps}}
         return replace(found, wall_seconds=time.perf_counter() - began, device=self._device, facts=facts)
 
@@ -247,7 +249,7 @@ class KernelJudge(SandboxNodeJudge):
                 break
         checks = [c.to_json() for v in verified for c in v.checks]
         shown = [c.to_json() for c in chosen]
-        verifying = [{**v.verdict.facts.get("seconds", {}), "all": v.verdict.seconds} for v in verified]
+        verifying = [_seconds_of(v.verdict) for v in verified]
         more: dict[str, Any] = {
             "checks_passed": checks,
             "spent": {**steps.to_json(), "verifying": verifying, "racing": raced},
@@ -302,7 +304,15 @@ class KernelJudge(SandboxNodeJudge):
     def _verified(
         self, variant: Variant, subject: BaseKernel, known: KernelSurvey, lane: SandboxLane
     ) -> VariantVerification:
-        return verify_variant(variant, subject, known, lane, device=self._device, plan=self._plan)
+        return verify_variant(
+            variant,
+            subject,
+            known,
+            lane,
+            device=self._device,
+            plan=self._plan,
+            binaries=self._binaries,
+        )
 
     def _call_kinds(self) -> CallKinds:
         """What the base kernel accepts at the calls; found out once. Raises `LaneFailure`."""
@@ -310,11 +320,13 @@ class KernelJudge(SandboxNodeJudge):
             began = time.perf_counter()
             try:
                 self._kinds = CallKinds.surveyed(
-                    self._subjects, lambda subject: survey(subject, self._lane, plan=self._plan)
+                    self._subjects,
+                    lambda subject: survey(subject, self._lane, plan=self._plan, binaries=self._binaries),
                 )
             except (SandboxError, VariantError) as error:
                 raise LaneFailure(f"the base kernel: {error}", self.name) from error
-            self._opening_s["survey"] = round(time.perf_counter() - began, 3)
+            surveying = {f"survey_{name}": s for name, s in self._binaries.steps.items()}
+            self._opening_s |= {"survey": round(time.perf_counter() - began, 3), **surveying}
         return self._kinds
 
     def _race_job(
@@ -386,3 +398,10 @@ class KernelJudge(SandboxNodeJudge):
             self._tracer.learn(against.source, {self._config_beside(against, against_config): theirs})
         self._tracer.learn(node.source, timings)
         return {**value, "lane_seconds": result.seconds}
+
+
+def _seconds_of(verdict: SolutionVerdict) -> dict[str, Any]:
+    """Where a verification's seconds went, by what was done and by what for."""
+    facts = verdict.facts
+    kinds, parts = facts.get("seconds", {}), {**facts.get("steps", {}), **facts.get("examine", {})}
+    return {**kinds, "for": parts, "all": round(verdict.seconds, 3)}

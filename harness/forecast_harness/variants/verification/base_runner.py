@@ -17,7 +17,14 @@ import torch
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, TensorBytes
+from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.timing.device import EVENTS_PROTOCOL
+from forecast_harness.variants.verification.base_binaries import (
+    READ_ENTRY,
+    WRITE_ENTRY,
+    binaries_as_arrays,
+)
+from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY as COMPILE_ENTRY
 from forecast_harness.variants.verification.launch_file import BASE_FILE
 from forecast_harness.verify.launches.answers import check_answer
 from forecast_harness.verify.launches.arena import build_arena, changed_bytes
@@ -54,7 +61,11 @@ class BaseKernelRun:
 class BaseKernelRunner:
     """A cell that launches the base kernel; replaced when a launch takes it down."""
 
-    def __init__(self, work: JobContext, device: str, rng: random.Random) -> None:
+    def __init__(
+        self, work: JobContext, device: str, rng: random.Random, binaries: Mapping[str, str] | None = None
+    ) -> None:
+        """`binaries`: what is compiled already, as `BaseBinaries.to_payload` gives it."""
+        self._binaries = binaries_as_arrays(binaries or {})
         self._work, self._device, self._rng = work, device, rng
         self._cell: Cell | None = None
         self._opened = 0.0
@@ -117,12 +128,36 @@ class BaseKernelRunner:
             {s.name: s.view(block).clone() for s in arena.slots}, tuple(names), stray, answer.seconds
         )
 
+    def compile_ahead(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Compile for these calls, as `compile_calls` takes them, side by side. An interpreter compiles nothing.
+
+        It saves time and decides nothing: what cannot be compiled fails when it is launched.
+        """
+        if self._device == "cpu" or not calls:
+            return
+        try:
+            self._open().ask(COMPILE_ENTRY, {"calls": [dict(call) for call in calls]})
+        except CandidateFault:
+            self.close()
+
+    def compiled(self) -> TensorArrays:
+        """The files of what was compiled here, see `BaseBinaries`."""
+        if self._device == "cpu":
+            return {}
+        try:
+            return self._open().ask(READ_ENTRY, {}).arrays
+        except CandidateFault:
+            self.close()
+            return {}
+
     def _open(self) -> Cell:
         if self._cell is not None and time.monotonic() - self._opened > self._limits.wall_s / 2:
             self.close()
         if self._cell is None:
             self._opened = time.monotonic()
             self._cell = self._work.cell(self._limits)
+            if self._binaries:
+                self._cell.ask(WRITE_ENTRY, {}, self._binaries)
             self._cell.ask(
                 f"{CELL_ENTRIES}:prepare",
                 {

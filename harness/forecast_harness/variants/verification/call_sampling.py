@@ -111,6 +111,13 @@ class RecordedCalls:
         return made
 
     def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
+        """A call of `draw_arguments`, with values."""
+        arguments = self.draw_arguments(generator, config)
+        return self._make_call(arguments, partial(self.grid_of, arguments), regime, generator)
+
+    def draw_arguments(
+        self, generator: torch.Generator, config: Config | None = None
+    ) -> tuple[Argument, ...]:
         """Sizes of few programs, some beyond the largest tile; as recorded, if none varies.
 
         A few cases must not leave out by chance what a wrong variant fails at: each size is large in its
@@ -128,7 +135,7 @@ class RecordedCalls:
         )
         for attempt in range(_DRAW_ATTEMPTS if self.sizes.varied else 1):
             arguments = sizes.draw(rng, most=most, reach=max(32, reach >> (attempt // 10)), turn=turn)
-            programs = self._programs(partial(self._grid, arguments), config)
+            programs = self._programs(partial(self.grid_of, arguments), config)
             # Fixed sizes under small tiles may allow no fewer.
             fewest = min(fewest or (programs, arguments), (programs, arguments), key=lambda x: x[0])
             if programs <= MAX_PROGRAMS[self._device]:
@@ -138,7 +145,7 @@ class RecordedCalls:
         for s in free:
             even = found[s.places[0]] % 16 == 0
             self._even[s.places] = self._even[s.places] + 1 if even else 0
-        return self._make_call(fewest[1], partial(self._grid, fewest[1]), regime, generator)
+        return fewest[1]
 
     def _largest_size(self, config: Config | None) -> int:
         """The largest size: past two tiles of this config, or of any."""
@@ -176,7 +183,8 @@ class RecordedCalls:
         scalars = {a.name: _scalar_value(a) for a in arguments if a.kind != "tensor"}
         return DrawnCall(arguments, memory, scalars, grid)
 
-    def _grid(self, arguments: Sequence[Argument], meta: Mapping[str, Any]) -> tuple[int, ...] | None:
+    def grid_of(self, arguments: Sequence[Argument], meta: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The launch grid of a call under these meta-parameters; None where it cannot be told."""
         constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
         if self.formula is not None:
             try:

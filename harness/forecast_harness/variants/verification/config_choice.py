@@ -7,8 +7,8 @@ from typing import Any
 
 from forecast_autotune.records import Config
 
-MOST_CONFIGS = 14
-"""Configs that are launched in a verification."""
+MOST_CONFIGS, FEWEST_CONFIGS = 14, 8
+"""Configs that are launched in a verification: at most, and at least where there are as many."""
 
 
 def configs_to_launch(listed: Sequence[Config], most: int = MOST_CONFIGS) -> list[Config]:
@@ -16,13 +16,23 @@ def configs_to_launch(listed: Sequence[Config], most: int = MOST_CONFIGS) -> lis
 
     Every value that occurs of a parameter (warps, stages, a block's size) is taken before any pair of values
     that was seen apart, so that what breaks at one value is launched. Of equally unlike ones the earlier counts.
+    Once every value, and every number of warps with every number of stages, is among `FEWEST_CONFIGS` or more, no
+    other is taken: each has to be compiled.
     """
     unique = list(dict.fromkeys(listed))
     if len(unique) <= most:
         return unique
     chosen, left = unique[:1], unique[1:]
     seen_values, seen_pairs = _values(chosen[0]), _pairs(chosen[0])
+    values = {value for c in unique for value in _values(c)}
+    schedules = {(c.num_warps, c.num_stages) for c in unique}
     while len(chosen) < most:
+        if (
+            len(chosen) >= FEWEST_CONFIGS
+            and seen_values == values
+            and {(c.num_warps, c.num_stages) for c in chosen} == schedules
+        ):
+            break
         news = [(len(_values(c) - seen_values), len(_pairs(c) - seen_pairs)) for c in left]
         chosen.append(left.pop(news.index(max(news))))
         seen_values |= _values(chosen[-1])

@@ -23,6 +23,7 @@ from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY, cal
 from forecast_harness.variants.verification.kernel_survey import survey_kernel
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE
 from forecast_harness.variants.verification.problem import VariantProblem
+from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.problem import LaunchCase
@@ -47,24 +48,28 @@ CompileAhead = Callable[[Sequence[LaunchCase]], None]
 def survey(work: JobContext) -> CellAnswer:
     """Find out about a base kernel. The payload has `subject` and `device`.
 
-    The value has `survey`, or `refused` with a sentence for the user.
+    The value has `survey`, or `refused` with a sentence for the user, and `steps`; the arrays are files of
+    `BaseBinaries`.
     """
     torch.set_num_threads(1)
     subject = BaseKernel.from_json(work.payload["subject"])
     try:
-        found = survey_kernel(work, subject, work.payload["device"], int.from_bytes(os.urandom(6)))
+        found, binaries, steps = survey_kernel(
+            work, subject, work.payload["device"], int.from_bytes(os.urandom(6))
+        )
     except SandboxError:
         raise
     except ForecastAutotuneError as error:
         return CellAnswer({"refused": str(error)})
-    return CellAnswer({"survey": found.to_json()})
+    return CellAnswer({"survey": found.to_json(), "steps": steps}, binaries)
 
 
 def examine(work: JobContext) -> CellAnswer:
     """Examine one variant.
 
-    The payload has `subject`, `survey`, `configs`, `takes`, `plan`, `deterministic` and `seed`; the value
-    has `reasons`, `trials`, `unable` (configs that did not run) and `facts`.
+    The payload has `subject`, `survey`, `binaries`, `configs`, `takes`, `plan`, `deterministic` and `seed`; the value
+    has `reasons`, `trials`, `unable` (configs that did not run) and `facts`, with the seconds of launching each config
+    and of the trials, and of compiling ahead in both, under `examine`.
     """
     torch.set_num_threads(1)
     asked = work.payload
@@ -72,8 +77,9 @@ def examine(work: JobContext) -> CellAnswer:
     plan = VerificationPlan.from_json(asked["plan"])
     nonce = asked["seed"] or os.urandom(16).hex()
     seed = hashlib.sha256(nonce.encode()).digest()
-    reference = BaseKernelRunner(work, plan.device, random.Random(seed))
+    reference = BaseKernelRunner(work, plan.device, random.Random(seed), asked.get("binaries"))
     unable: list[str] = []
+    steps = PhaseTimer()
     try:
         problem = VariantProblem(
             subject,
@@ -88,19 +94,18 @@ def examine(work: JobContext) -> CellAnswer:
             judge = SolutionJudge(_variant_pack(subject, problem.deterministic), problem, cell, plan, seed)
             try:
                 reasons = judge.prepare(VARIANT_FILE, "run", Language.TRITON)
-                ahead = _ahead_in(cell, plan.device)
-                reasons = (
-                    reasons
-                    or _launch_each_config(judge, problem, unable, ahead)
-                    or _compile_trials(judge, problem, ahead)
-                    or judge.examine(timed=False)
-                )
+                ahead = _ahead_in(cell, plan.device, steps)
+                with steps.phase("configs"):
+                    reasons = reasons or _launch_each_config(judge, problem, unable, ahead)
+                with steps.phase("trials"):
+                    reasons = reasons or _compile_trials(judge, problem, ahead) or judge.examine(timed=False)
             except CandidateFault as fault:
                 reasons = [reason_of_fault(fault, judge)]
     finally:
         reference.close()
     facts = {
         **judge.facts,
+        "examine": steps.to_json(),
         "seed": nonce,
         "error_over_limit": float(f"{judge.worst_error_ratio:.4g}")
         if judge.worst_error_ratio < 1e30
@@ -164,10 +169,12 @@ def _compile_trials(
     return []
 
 
-def _ahead_in(cell: Cell, device: str) -> CompileAhead:
+def _ahead_in(cell: Cell, device: str, steps: PhaseTimer) -> CompileAhead:
     def ask(cases: Sequence[LaunchCase]) -> None:
         # Alone it is compiled as soon by its launch; an interpreter compiles nothing.
-        if device != "cpu" and len(cases) > 1:
+        if device == "cpu" or len(cases) < 2:
+            return
+        with steps.phase("compile"):
             cell.ask(CELL_ENTRY, {"calls": [call_without_values(case) for case in cases]})
 
     return ask

@@ -12,8 +12,10 @@ import torch
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
 from forecast_autotune.variants.signature import in_size_class, signature_of
+from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.variants.kernels.sizes import CallSizes, SizeClass
+from forecast_harness.variants.verification.base_compilation import calls_to_compile
 from forecast_harness.variants.verification.base_runner import (
     BaseKernelError,
     BaseKernelRun,
@@ -31,6 +33,7 @@ from forecast_harness.variants.verification.call_sampling import (
     with_heuristics,
 )
 from forecast_harness.variants.verification.tolerance import results_agree
+from forecast_harness.verify.cost_control import PhaseTimer
 
 _CONFIGS_TRIED = 3
 _CONFIG_TRIAL_DRAWS = 4
@@ -89,6 +92,7 @@ class KernelSurveyor:
             return self._observed(source)
         assert isinstance(source, RecordedCalls)
         self._choose(source)
+        self.compile_for(source)
         # What arguments that it does not accept make it do is nothing to go by.
         self.writes, self.updates, self.deterministic = set(), set(), True
         sizes, evidence = self._accepted_sizes(source)
@@ -102,6 +106,14 @@ class KernelSurveyor:
             signature=self._signature(sizes),
             grid=str(source.formula or "as recorded"),
         )
+
+    def compile_for(self, source: CallSource, *, wide: bool = False) -> None:
+        """Have the base compiled side by side for what `source` draws; `wide`: also as it is compared with."""
+        if self.device != "cpu":
+            wide_on = self.device if wide else ""
+            self.reference.compile_ahead(
+                calls_to_compile(source, self.config, self._layers, self.generator, wide_on=wide_on)
+            )
 
     def _found(self) -> dict[str, Any]:
         return {
@@ -361,11 +373,22 @@ def launch_base(
     return reference.run(drawn.arguments, scalars, memory, grid, config)
 
 
-def survey_kernel(work: Any, subject: BaseKernel, device: str, seed: int) -> KernelSurvey:
-    """Survey a base kernel in a cell of this work."""
-    reference = BaseKernelRunner(work, device, random.Random(seed))
+def survey_kernel(
+    work: Any, subject: BaseKernel, device: str, seed: int
+) -> tuple[KernelSurvey, TensorArrays, dict[str, float]]:
+    """Survey a base kernel in a cell of this work.
+
+    Also what it was compiled to for verifications to come, see `BaseBinaries`, and where the seconds went.
+    """
+    reference, steps = BaseKernelRunner(work, device, random.Random(seed)), PhaseTimer()
     try:
-        return KernelSurveyor(subject, reference, device, torch.Generator().manual_seed(seed)).survey()
+        surveyor = KernelSurveyor(subject, reference, device, torch.Generator().manual_seed(seed))
+        with steps.phase("launches"):
+            found = surveyor.survey()
+        with steps.phase("binaries"):
+            surveyor.compile_for(call_source(subject, found, device), wide=True)
+            binaries = reference.compiled()
+        return found, binaries, steps.to_json()
     finally:
         reference.close()
 

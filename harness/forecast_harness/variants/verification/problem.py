@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from forecast_harness.variants.verification.call_sampling import (
     unset_like,
     with_heuristics,
 )
+from forecast_harness.variants.verification.compiled_forms import CompiledForms, call_form
 from forecast_harness.variants.verification.kernel_survey import (
     call_source,
     launch_base,
@@ -75,11 +76,17 @@ class VariantProblem:
         self._turn = itertools.count()
         self._arguments: dict[str, tuple[Argument, ...]] = {}
         self._kept: dict[str, deque[LaunchCase]] = {}
+        self._compiled = CompiledForms()
         self._source = call_source(subject, survey, device)
 
     def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
-        """A fresh call. `axes` may name a `config` by its number; otherwise the next one is taken, or a kept case."""
-        if axes is None or "config" not in axes:
+        """A fresh call. `axes` may name a `config` by its number; otherwise the next one is taken, or a kept case.
+
+        On a device the next one gives way to another that was compiled for such a call already, where there is one:
+        a verification launches many calls, and compiling each anew would take most of its time.
+        """
+        named = axes is not None and "config" in axes
+        if not named:
             kept = self._kept.get(how.regime)
             if kept:
                 return kept.popleft()
@@ -87,6 +94,9 @@ class VariantProblem:
         config = self.configs[(axes or {}).get("config", turn) % len(self.configs)]
         drawn, outputs, known = self._draw_accepted(how, config)
         arguments = drawn.arguments
+        if not named and self._device != "cpu":  # an interpreter compiles nothing
+            config = self._compiled.instead_of(config, self.configs, lambda c: self._form(drawn, c))
+        self._compiled.note(config, self._form(drawn, config))
         tensors = {n: t for n, t in drawn.memory.items() if n not in outputs}
         meta = config.parameters()
         grid = drawn.grid(meta)
@@ -117,6 +127,13 @@ class VariantProblem:
             # Values of a user's own function may hang together: they are not changed one by one.
             vary=(lambda generator: tensors) if isinstance(self._source, UserCalls) else None,
         )
+
+    def _form(self, drawn: DrawnCall, config: Config) -> Hashable | None:
+        """What of a call decides how the variant is compiled for it with a config; None where it has no grid."""
+        meta = config.parameters()
+        if drawn.grid(meta) is None:
+            return None
+        return call_form(drawn.arguments, with_heuristics(drawn, self._layers, meta, self._takes))
 
     def keep(self, regime: str, case: LaunchCase) -> None:
         """Give this case, once, to who next asks for one of its regime and for no config."""

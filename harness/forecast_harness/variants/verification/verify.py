@@ -17,6 +17,7 @@ from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import Contract, read_contract
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.verification.base_binaries import BaseBinaries
 from forecast_harness.variants.verification.config_choice import configs_to_launch
 from forecast_harness.variants.verification.launch_file import launcher_files
 from forecast_harness.verify.plan import VerificationPlan
@@ -44,8 +45,9 @@ def survey(
     *,
     plan: VerificationPlan = VARIANT_PLAN,
     limits: ResourceLimits = VARIANT_LIMITS,
+    binaries: BaseBinaries | None = None,
 ) -> KernelSurvey:
-    """What may be asked of a base kernel, by running it alone.
+    """What may be asked of a base kernel, by running it alone; `binaries` are told what it was compiled to.
 
     Raises `VariantError` where nothing can be verified against it, with what would help.
     """
@@ -60,6 +62,9 @@ def survey(
         )
     if "refused" in result.value:
         raise VariantError(result.value["refused"])
+    if binaries is not None:
+        binaries.take(result.arrays)
+        binaries.steps |= result.value["steps"]
     return KernelSurvey.from_json(result.value["survey"])
 
 
@@ -73,11 +78,13 @@ def verify_variant(
     plan: VerificationPlan = VARIANT_PLAN,
     limits: ResourceLimits = VARIANT_LIMITS,
     seed: str = "",
+    binaries: BaseBinaries | None = None,
 ) -> VariantVerification:
     """Judge a variant against its base with fresh hidden seeds.
 
     `device` is the slug that checks name, `interpreter` for Triton's. Bitwise repeatable results are asked
-    for where the base has them, unless the variant adds atomically. Nothing that it does raises here.
+    for where the base has them, unless the variant adds atomically. `binaries` of the base need not be compiled anew.
+    Nothing that it does raises here.
     """
     begin = time.perf_counter()
     try:
@@ -90,6 +97,7 @@ def verify_variant(
     payload = {
         "subject": subject.to_json(),
         "survey": known.to_json(),
+        "binaries": {} if binaries is None else binaries.to_payload(),
         "configs": [c.to_json() for c in configs],
         "takes": [*promised.parameters, *promised.meta],
         "plan": plan.to_json(),

@@ -1,0 +1,94 @@
+"""The base kernel's binaries: compiled once while it is surveyed, used by every verification against it.
+
+What is kept is Triton's own cache, under Triton's own keys: source, config, options, toolchain. Only a cell that runs
+the base kernel and nothing else writes it, and only such cells read it: what a variant runs in never sees it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forecast_harness.sandbox.jobs import CellAnswer, TensorArrays, TensorBytes
+
+READ_ENTRY, WRITE_ENTRY = f"{__name__}:read_cache", f"{__name__}:write_cache"
+_GROUP = "__grp__"
+"""Before the name of the file that says which files belong to a binary."""
+_KEPT = (".json", ".cubin")
+"""Of these files, what a launch needs; the others are stages on the way."""
+_MOST_BYTES = 32 << 20
+
+
+@dataclass
+class BaseBinaries:
+    """Files of Triton's cache, by `key/name`; empty until a survey has filled it."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
+    """Where the seconds of the survey went."""
+
+    def take(self, arrays: TensorArrays) -> None:
+        """What a survey's base cell has compiled, as `read_cache` gives it."""
+        self.files |= {name: bytes(a.data) for name, a in arrays.items()}
+
+    def to_payload(self) -> dict[str, str]:
+        """As JSON."""
+        return {name: base64.b64encode(data).decode() for name, data in self.files.items()}
+
+
+def binaries_as_arrays(payload: Mapping[str, str]) -> dict[str, TensorBytes]:
+    """What `write_cache` is given, from `BaseBinaries.to_payload`."""
+    found = {name: base64.b64decode(data) for name, data in payload.items()}
+    return {name: TensorBytes("uint8", (len(data),), data) for name, data in found.items()}
+
+
+def read_cache(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """The files of all binaries in this cell's cache, as far as they are not too many."""
+    found: dict[str, TensorBytes] = {}
+    left = _MOST_BYTES
+    for group in sorted(_cache_folder().glob(f"*/{_GROUP}*")):
+        listed = [group.with_name(name) for name in _children(group) if name.endswith(_KEPT)]
+        whole = {f"{p.parent.name}/{p.name}": p.read_bytes() for p in (group, *listed) if p.is_file()}
+        if (size := sum(map(len, whole.values()))) > left or len(whole) <= 1:
+            continue
+        left -= size
+        found |= {name: TensorBytes("uint8", (len(data),), data) for name, data in whole.items()}
+    return CellAnswer({}, found)
+
+
+def write_cache(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Put files into this cell's cache, before anything is compiled."""
+    for name, array in arrays.items():
+        path = _cache_folder() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = bytes(array.data)
+        if path.name.startswith(_GROUP):  # it names its files by where they lay
+            kept = [n for n in _names(json.loads(data)) if f"{path.parent.name}/{n}" in arrays]
+            data = json.dumps({"child_paths": {n: str(path.with_name(n)) for n in kept}}).encode()
+        path.write_bytes(data)
+    return CellAnswer({})
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ["TRITON_CACHE_DIR"])
+
+
+def _children(group: Path) -> list[str]:
+    try:
+        return _names(json.loads(group.read_text()))
+    except (OSError, ValueError):
+        return []
+
+
+def _names(told: Any) -> list[str]:
+    children = told.get("child_paths", {}) if isinstance(told, dict) else {}
+    return [str(name) for name in children if "/" not in str(name)]

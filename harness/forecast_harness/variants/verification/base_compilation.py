@@ -1,0 +1,83 @@
+"""Calls that the base kernel is compiled for before they are launched: one of each form that is drawn. In the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Argument, Config
+from forecast_autotune.variants.signature import memory_span
+from forecast_harness.variants.verification.base_runner import call_arguments
+from forecast_harness.variants.verification.call_sampling import (
+    CallSource,
+    RecordedCalls,
+    with_heuristics,
+)
+from forecast_harness.variants.verification.compiled_forms import call_form
+from forecast_harness.variants.verification.tolerance import WIDER_DTYPE
+
+_ARGUMENT_DRAWS, _CALL_DRAWS = 24, 6
+"""Draws among which forms are looked for: of sizes alone, and of calls with values, which take longer."""
+_MOST_CALLS = 16
+
+
+def calls_to_compile(
+    source: CallSource,
+    config: Config,
+    layers: Sequence[Mapping[str, Any]],
+    generator: torch.Generator,
+    *,
+    wide_on: str = "",
+) -> list[dict[str, Any]]:
+    """Calls as `compile_calls` takes them, one for each form; with `wide_on` a device, in its wider dtype, too."""
+    found: dict[Hashable, dict[str, Any]] = {}
+    for arguments, scalars, grid in _drawn(source, config, layers, generator):
+        for given in (arguments, *([widened_arguments(arguments, wide_on)] if wide_on else [])):
+            tensors = {
+                a.name: [a.dtype, memory_span(a), int(not a.aligned)] for a in given if a.kind == "tensor"
+            }
+            call = call_arguments(given, scalars, grid, config)
+            found.setdefault(call_form(given, scalars), {"tensors": tensors, "call": call})
+    return list(found.values())[:_MOST_CALLS]
+
+
+def widened_arguments(arguments: Sequence[Argument], device: str) -> tuple[Argument, ...]:
+    """The same with every floating tensor of the dtype that results are compared in there."""
+    wide = WIDER_DTYPE[device]
+
+    def widened(a: Argument) -> Argument:
+        dtype = getattr(torch, a.dtype)
+        narrow = dtype.is_floating_point and dtype.itemsize < wide.itemsize
+        return replace(a, dtype=str(wide).removeprefix("torch.")) if narrow else a
+
+    return tuple(widened(a) if a.kind == "tensor" else a for a in arguments)
+
+
+def _drawn(
+    source: CallSource, config: Config, layers: Sequence[Mapping[str, Any]], generator: torch.Generator
+) -> list[tuple[Sequence[Argument], Mapping[str, Any], Sequence[int]]]:
+    """Arguments, scalars and grids of calls that may come."""
+    found: list[tuple[Sequence[Argument], Mapping[str, Any], Sequence[int]]] = []
+    meta = config.parameters()
+    try:
+        if isinstance(source, RecordedCalls) and not layers:
+            own = source.with_sizes(source.sizes)  # what it draws in turns is for launches
+            for _ in range(_ARGUMENT_DRAWS):
+                arguments = own.draw_arguments(generator)
+                scalars = {
+                    a.name: None if a.kind == "none" else a.value for a in arguments if a.kind != "tensor"
+                }
+                if (grid := own.grid_of(arguments, meta)) is not None:
+                    found.append((arguments, scalars, grid))
+            return found
+        for _ in range(_CALL_DRAWS):
+            drawn = source.draw("normal", generator)
+            if (grid := drawn.grid(meta)) is not None:
+                found.append((drawn.arguments, with_heuristics(drawn, layers, meta), grid))
+    except RecordError:
+        return found  # who launches will hear of it
+    return found

@@ -1,0 +1,60 @@
+"""Binaries of the base kernel that one cell compiled are found by Triton in another one's cache."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl
+
+from forecast_harness.variants.verification.base_binaries import (
+    BaseBinaries,
+    binaries_as_arrays,
+    read_cache,
+    write_cache,
+)
+
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+
+def compiled(monkeypatch: pytest.MonkeyPatch, cache: Path) -> object:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    forms = {"x": "*fp32", "y": "*fp32", "n": "i32", "BLOCK": "constexpr"}
+    return triton.compile(ASTSource(double, forms, {"BLOCK": 64}), target=GPUTarget("cuda", 90, 32))
+
+
+def test_what_one_cell_compiled_another_one_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    made = compiled(monkeypatch, first)
+    known = BaseBinaries()
+    known.take(read_cache({}, {}, {}).arrays)
+    assert {Path(name).suffix for name in known.files} == {".json", ".cubin"}, "what a launch needs"
+    shutil.rmtree(first)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(second))
+    told = json.loads(json.dumps(known.to_payload()))
+    write_cache({}, binaries_as_arrays(told), {})
+    before = {p: p.stat().st_mtime_ns for p in second.rglob("*")}
+    found = compiled(monkeypatch, second)
+    assert found.asm["cubin"] == made.asm["cubin"]  # type: ignore[attr-defined]
+    assert {p: p.stat().st_mtime_ns for p in second.rglob("*")} == before, "nothing was compiled"
+
+
+def test_a_cache_without_binaries_gives_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    (tmp_path / "key").mkdir()
+    (tmp_path / "key" / "__grp__bad.json").write_text("not json")
+    (tmp_path / "key" / "__grp__far.json").write_text(json.dumps({"child_paths": {"../far.cubin": "x"}}))
+    assert read_cache({}, {}, {}).arrays == {}
