@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,10 @@ def early_start(options: argparse.Namespace, device: str) -> EarlyStart | None:
         return None
     from forecast_harness.machine_code.early_start import EarlyStart
     from forecast_harness.search.judging.devices import verification_plan
-    from forecast_harness.timing.device import device_count
+    from forecast_harness.timing.device import visible_devices
 
-    lanes = min(options.lanes or device_count(), device_count())
-    return EarlyStart([verification_plan(device, number) for number in range(lanes)])
+    numbers = visible_devices()
+    return EarlyStart([verification_plan(device, n) for n in numbers[: options.lanes or len(numbers)]])
 
 
 def open_machine_code(
@@ -38,11 +39,11 @@ def open_machine_code(
     seed: Node,
     *,
     device: str,
-    lanes: int,
+    lanes: Sequence[int],
     folder: Path,
     early: EarlyStart | None = None,
 ) -> MachineCodeLanes | None:
-    """Lanes that judge through machine code on the first `lanes` devices; None for those of host code.
+    """Lanes that judge through machine code on devices by the driver's numbers; None for those of host code.
 
     Where `--path auto` finds that machine code does not work here, one line says why. Raises `UsageError` and
     `CommandError` where `--path machine-code` asks for it all the same.
@@ -56,7 +57,7 @@ def open_machine_code(
     from forecast_harness.machine_code.opening import open_machine_code_lanes
     from forecast_harness.search.judging.devices import verification_plan
 
-    plans = [verification_plan(device, number) for number in range(lanes)]
+    plans = [verification_plan(device, number) for number in lanes]
 
     def note(reason: str) -> None:
         output.remark(f"the machine-code path failed, so that a source was judged as host code: {reason}")

@@ -130,7 +130,7 @@ def build_plan(options: argparse.Namespace) -> VerificationPlan:
 
     number = options.device
     if number is None:
-        number = "0" if device.device_count() else "cpu"
+        number = next(map(str, device.visible_devices()), "cpu")
     if number == "cpu":
         return VerificationPlan(cases=options.cases)
     if not number.isdigit() or int(number) >= device.device_count():

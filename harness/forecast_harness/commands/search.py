@@ -245,12 +245,15 @@ class _JudgeFactory:
     target: SearchTarget
     device: str
     folder: Path
+    numbers: tuple[int, ...] = ()
+    """Of the lanes' devices; a lane's own number where there are none."""
 
     def __call__(self, number: int) -> NodeJudge:
         from forecast_harness.search.judging.factory import open_judge
 
+        index = self.numbers[number] if self.numbers else number
         return open_judge(
-            self.target, device=self.device, index=number, folder=self.folder / "lanes" / str(number)
+            self.target, device=self.device, index=index, folder=self.folder / "lanes" / str(number)
         )
 
 
@@ -265,16 +268,17 @@ def _lanes(
 ) -> LocalJudgePool:
     from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 
-    opener = _JudgeFactory(target, device, folder.absolute())
+    # A worker of Ray's asks for what Ray gives it, by the driver's number.
+    numbers = _devices() if device == "cuda" and options.ray is None else []
+    opener = _JudgeFactory(target, device, folder.absolute(), tuple(numbers))
     if options.ray is not None:
         from forecast_harness.search.lanes.ray_lanes import RayJudgePool
 
         return RayJudgePool(opener, address=options.ray, gpus=device == "cuda", most=options.lanes)
-    there = _devices() if device == "cuda" else 0
-    wanted = options.lanes or max(1, there)
-    if device == "cuda" and wanted > there:
+    wanted = options.lanes or max(1, len(numbers))
+    if device == "cuda" and wanted > len(numbers):
         raise UsageError(
-            f"--lanes {wanted}: there are {there} CUDA devices, and two lanes on one would disturb each other"
+            f"--lanes {wanted}: there are {len(numbers)} CUDA devices, and two lanes on one would disturb each other"
         )
     found = open_machine_code(
         options,
@@ -282,17 +286,18 @@ def _lanes(
         target,
         seed,
         device=device,
-        lanes=wanted,
+        lanes=numbers[:wanted],
         folder=folder.absolute(),
         early=early,
     )
     return LocalJudgePool(opener, wanted) if found is None else found
 
 
-def _devices() -> int:
-    from forecast_harness.timing.device import device_count
+def _devices() -> list[int]:
+    """The driver's numbers of those that may be used."""
+    from forecast_harness.timing.device import visible_devices
 
-    return device_count()
+    return visible_devices()
 
 
 def _context(target: SearchTarget, device: str) -> SearchContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import random
 import tempfile
 import time
@@ -102,6 +103,23 @@ def device_index(text: str) -> int | None:
         return int(text)
     found = [n for n in range(device_count()) if text and identity(n)[1].startswith(text)]
     return found[0] if len(found) == 1 else None
+
+
+def visible_devices() -> list[int]:
+    """The driver's numbers of the devices that this process may use: all, or those of `CUDA_VISIBLE_DEVICES`.
+
+    As CUDA reads it: what comes after an entry that names no device does not count.
+    """
+    told, count = os.environ.get("CUDA_VISIBLE_DEVICES"), device_count()
+    if told is None:
+        return list(range(count))
+    found: list[int] = []
+    for text in told.split(","):
+        number = device_index(text.strip())
+        if number is None or not number < count or number in found:
+            break
+        found.append(number)
+    return found
 
 
 def device_conditions(index: int) -> dict[str, int]:

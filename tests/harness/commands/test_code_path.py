@@ -66,14 +66,14 @@ def zeros(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command believes in one device, which is the host for whatever runs in a sandbox."""
-    monkeypatch.setattr(devices, "verification_plan", lambda device, index=0: VerificationPlan())
+    monkeypatch.setattr(devices, "verification_plan", lambda device, index=None: VerificationPlan())
 
 
 def opened(
     target: SearchTarget, seed: Node, folder: Path, path: str = "auto"
 ) -> opening.MachineCodeLanes | None:
     options = argparse.Namespace(path=path, quiet=False)
-    return open_machine_code(options, Output(False), target, seed, device="cuda", lanes=1, folder=folder)
+    return open_machine_code(options, Output(False), target, seed, device="cuda", lanes=[0], folder=folder)
 
 
 def test_a_pack_is_judged_through_machine_code_where_its_seed_proves_it(

@@ -333,6 +333,33 @@ def test_a_device_is_found_by_what_names_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert [device.device_index(text) for text in ("GPU-5", "GPU-6", "MIG-5a1", "")] == [None] * 4
 
 
+@pytest.mark.parametrize(
+    ("told", "numbers"),
+    [
+        (None, [0, 1]),
+        ("", []),
+        ("1", [1]),
+        ("1, 0", [1, 0]),
+        ("GPU-5b,0", [1, 0]),
+        ("1,7,0", [1]),
+        ("0,0,1", [0]),
+        ("-1", []),
+        ("MIG-5a1", []),
+    ],
+)
+def test_only_devices_that_this_process_may_use_are_visible(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, numbers: list[int]
+) -> None:
+    known = [("NVIDIA H200", "GPU-5a1"), ("NVIDIA H200", "GPU-5b2")]
+    monkeypatch.setattr(device, "device_count", lambda: len(known))
+    monkeypatch.setattr(device, "identity", lambda index: known[index])
+    if told is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+    assert device.visible_devices() == numbers
+
+
 def test_without_a_driver_nothing_is_claimed() -> None:
     if device.device_count():
         pytest.skip("there is a device here")

@@ -10,10 +10,15 @@ from forecast_harness.timing import device as devices
 from forecast_harness.verify.plan import VerificationPlan
 
 
-def verification_plan(device: str, index: int = 0) -> VerificationPlan:
-    """Where candidates run. Raises `SettingsError` for a device that is not there."""
+def verification_plan(device: str, index: int | None = None) -> VerificationPlan:
+    """Where candidates run: on the device of this number of the driver's, or on the first that this process may use.
+
+    Raises `SettingsError` for a device that is not there.
+    """
     if device == "cpu":
         return VerificationPlan()
+    if index is None:
+        index = next(iter(devices.visible_devices()), 0)
     if device != "cuda" or not 0 <= index < devices.device_count():
         raise SettingsError(
             f"device {device} {index}: the driver knows {devices.device_count()} CUDA devices; or say cpu"
@@ -22,15 +27,15 @@ def verification_plan(device: str, index: int = 0) -> VerificationPlan:
     return VerificationPlan(device="cuda", peaks=devices.device_peaks(name), index=index, uuid=uuid)
 
 
-def device_slug(device: str, index: int = 0) -> str:
+def device_slug(device: str, index: int | None = None) -> str:
     """The device class that a search's context names: the same for all cards of one model.
 
     Raises `SettingsError` for a device that is not there.
     """
-    verification_plan(device, index)
+    plan = verification_plan(device, index)
     if device == "cpu":
         return Device(_cpu_model(), "cpu").slug
-    return Device(devices.identity(index)[0], "cuda").slug
+    return Device(devices.identity(plan.index)[0], "cuda").slug
 
 
 def _cpu_model() -> str:
