@@ -176,6 +176,7 @@ def test_one_command_from_nothing_to_a_result(
     data = json.loads(done.stdout)
     folder = tmp_path / "search-swiglu"
     assert data["folder"] == "search-swiglu"
+    assert set(data["command_seconds"]) == {"opening", "searching", "closing"}
     assert data["measured"] == 2
     assert data["stopped"]
     assert len(jobs_of(folder)) == len(set(jobs_of(folder))) == data["measured"]
