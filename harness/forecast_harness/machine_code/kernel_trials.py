@@ -133,7 +133,7 @@ class KernelTrials:
             return ([decided.to_json()] if decided else []), ""
         most = max(1, job.trials)
         if len(able) > most:
-            self._tracer.prepare([job.node])  # which several threads may do at a time
+            self._tracer.prepare_source(source)  # which several threads may do at a time
         with self._tracing:
             chosen = self._tracer.best_configs(source, able, most, beside)
         return [c.to_json() for c in chosen], ""

@@ -14,6 +14,7 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.machine_code import node_judging
 from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult
 from forecast_harness.machine_code.node_judging import MachineCodeJudge
 from forecast_harness.machine_code.runner.client import RunnerClient
@@ -351,6 +352,34 @@ def test_a_node_whose_sources_still_compile_is_given_up_without_waiting_for_them
         with pytest.raises(LaneFailure, match="given up"):
             judging.result(60)
     assert never.cancelled()
+
+
+@pytest.mark.parametrize("idle", [0, 2])
+def test_a_config_is_waited_for_unless_it_alone_compiles_and_takes_far_longer(
+    tuned: Judged, monkeypatch: pytest.MonkeyPatch, idle: int
+) -> None:
+    monkeypatch.setattr(node_judging, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(node_judging, "_LOOK_S", 0.05)
+    monkeypatch.setattr(type(tuned.builder), "idle", idle)
+    submit, slow, asked = tuned.builder.submit, Future[BuildResult](), list[BuildRequest]()
+
+    def delayed(request: BuildRequest) -> Future[BuildResult]:
+        if request.options.get("num_warps") != 2:
+            return submit(request)
+        asked.append(request)
+        return slow
+
+    tuned.builder.submit = delayed  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        judging = pool.submit(tuned.judge.judge, job("fast", "honest 24000"))
+        if not idle:
+            with pytest.raises(TimeoutError):
+                judging.result(2.0)  # far longer than the patience
+            slow.set_result(submit(asked[0]).result(60))
+        found = judging.result(60)
+    assert found.outcome is Outcome.OK
+    assert (found.measurements, found.facts.get("late_configs", 0)) == ((3, 1) if idle else (4, 0))
+    assert slow.cancelled() == bool(idle)
 
 
 def test_the_end_ends_compilations_that_have_begun_and_calls_none_a_failure(judged: Judged) -> None:

@@ -76,9 +76,11 @@ class SourceTraces:
         self._run = run
 
     def prepare(self, asked: Mapping[str, Sequence[Config]]) -> None:
-        """Trace these sources together, where they are not yet. Raises `ForecastAutotuneError` without a sandbox."""
+        """Trace what is not known yet of these, together. Raises `ForecastAutotuneError` without a sandbox."""
         with self._lock:
-            missing = {s: c for s, c in asked.items() if s not in self._found and s not in self._tracing}
+            missing = {
+                s: m for s, c in asked.items() if s not in self._tracing and (m := self._missing(s, c))
+            }
             under_way = [self._tracing[s] for s in asked if s in self._tracing]
             ours = {s: threading.Event() for s in missing}
             self._tracing |= ours
@@ -94,6 +96,12 @@ class SourceTraces:
         for done in under_way:
             done.wait()
 
+    def _missing(self, source: str, configs: Sequence[Config]) -> Sequence[Config]:
+        """Those that nobody has traced; none of a source that cannot be traced."""
+        if (found := self._found.get(source)) is None:
+            return configs
+        return [c for c in configs if c not in found[0].texts] if found else []
+
     def get(self, source: str, configs: Iterable[Config]) -> tuple[CallTrace, ...]:
         """A trace per call that has these configs, and perhaps more.
 
@@ -103,7 +111,7 @@ class SourceTraces:
         self.prepare({source: wanted})
         with self._lock:
             found = self._found.get(source, ())
-        missing = [c for c in wanted if c not in found[0].texts] if found else []
+            missing = self._missing(source, wanted) if found else []
         if missing:
             (result,) = self._run([self._job(source, missing)])
             more = _read(result, missing)

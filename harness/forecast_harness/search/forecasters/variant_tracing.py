@@ -143,16 +143,20 @@ class VariantTracer:
         return [*first, *most_promising(None if found is None else found.excluding(first), rest, left)]
 
     def prepare(self, nodes: Sequence[Node]) -> None:
-        """Trace what `best_forecast` of these nodes will ask for, all together."""
-        self.prepare_source(*(n.source for n in nodes if n.source not in self._ranked))
+        """Trace what `best_forecast` of these nodes will ask for, all together: most are never timed."""
+        sources = [n.source for n in nodes if n.source not in self._ranked]
+        self._prepare(sources, _RANKED_ASSIGNMENTS)
 
     def prepare_source(self, *sources: str) -> None:
-        """Trace what forecasts of these sources will ask for, all together."""
+        """Trace what forecasts of these sources' configs will ask for, all together."""
+        self._prepare(sources, MAX_TRACED_ASSIGNMENTS)
+
+    def _prepare(self, sources: Sequence[str], assignments: int) -> None:
         asked: dict[str, list[Config]] = {}
         for source in sources:
             with suppress(RecordError):
                 if configs := configs_for(self._target, source):
-                    asked[source] = _spread(configs)
+                    asked[source] = _spread(configs, assignments)
         with suppress(ForecastAutotuneError):  # what it meets there, `best_forecast` says of each
             self._traces.prepare(asked)
 
@@ -169,12 +173,12 @@ class VariantTracer:
 
     def _rank(self, source: str) -> tuple[float, float] | None:
         try:
-            configs = configs_for(self._target, source)
-            traces = self._traces.get(source, _spread(configs)) if configs else ()
+            configs = _spread(configs_for(self._target, source), _RANKED_ASSIGNMENTS)
+            traces = self._traces.get(source, configs) if configs else ()
             if not traces:
                 return None
             largest = max(range(len(traces)), key=lambda n: _tensor_elements(traces[n].arguments))
-            found = self._forecast(source, _spread(configs, _RANKED_ASSIGNMENTS), [largest])
+            found = self._forecast(source, configs, [largest])
         except (
             ForecastAutotuneError
         ):  # a broken contract, no sandbox here, or odd IR: the search goes on without
