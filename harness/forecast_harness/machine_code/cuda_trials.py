@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forecast_autotune.errors import RecordError
@@ -46,7 +46,9 @@ class CudaTrials:
         """On what nodes are launched."""
         return self._calls
 
-    def configs(self, job: NodeJob) -> tuple[Sequence[TrialConfig], str]:
+    def configs(
+        self, job: NodeJob, check: Callable[[], None] = lambda: None
+    ) -> tuple[Sequence[TrialConfig], str]:
         """The source as it stands, the config that suits the rival's, and others as unlike these as can be."""
         try:
             listed = cuda_configs(job.node.source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,9 @@ class KernelTrials:
         """On what nodes are launched."""
         return self._calls
 
-    def configs(self, job: NodeJob) -> tuple[Sequence[TrialConfig], str]:
+    def configs(
+        self, job: NodeJob, check: Callable[[], None] = lambda: None
+    ) -> tuple[Sequence[TrialConfig], str]:
         """The config that suits the rival's, the best that are forecast, and one more; of the base kernel itself
         the one that the store has decided on, where it has."""
         source = job.node.source
@@ -133,8 +135,10 @@ class KernelTrials:
             return ([decided.to_json()] if decided else []), ""
         most = max(1, job.trials)
         if len(able) > most:
+            check()
             self._tracer.prepare_source(source)  # which several threads may do at a time
-        with self._tracing:
+        with self._tracing:  # for which many nodes may wait
+            check()
             chosen = self._tracer.best_configs(source, able, most, beside)
         return [c.to_json() for c in chosen], ""
 

@@ -218,7 +218,7 @@ class MachineCodeJudge:
         if job.node.language != wanted or job.against.language != wanted:
             raise NoMachineCode(f"only {wanted} sources of this target are compiled to machine code")
         with self._runner.spending("configs"):
-            configs, note = self._trials.configs(job)
+            configs, note = self._trials.configs(job, self._work.check)
         # Nobody else needs them: waiting for the first to be promising would save nothing.
         ahead = max(1, min(len(configs), self._builder.idle))
         building = {n: self._build(job.node, configs[n]) for n in range(ahead)}
@@ -265,6 +265,7 @@ class MachineCodeJudge:
         while True:
             with suppress(TimeoutError):
                 return building.result(_LOOK_S)
+            self._work.check()
             most_idle = self._builder.idle > self._builder.count // 2
             if usual_s and most_idle and time.perf_counter() > until:
                 building.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forecast_harness.machine_code.compile_workers import BuildRequest
@@ -42,10 +42,13 @@ class PackTrials:
         """On what nodes are launched."""
         return self._calls
 
-    def configs(self, job: NodeJob) -> tuple[Sequence[TrialConfig], str]:
+    def configs(
+        self, job: NodeJob, check: Callable[[], None] = lambda: None
+    ) -> tuple[Sequence[TrialConfig], str]:
         """The source as it stands, the config that suits the rival's, and the best that are forecast."""
         listed, note = own_configs(job.node.source)
-        with self._tracing:
+        with self._tracing:  # for which many nodes may wait
+            check()
             most = max(1, job.trials)
             return configs_to_time(job.node.source, listed, most, job.against_config, self._tracer), note
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -85,8 +85,10 @@ class TargetTrials(Protocol):
     def calls(self) -> TrialCalls:
         """On what its nodes are launched."""
 
-    def configs(self, job: NodeJob) -> tuple[Sequence[TrialConfig], str]:
-        """Configs of a node to time, at most `job.trials`, and a remark.
+    def configs(
+        self, job: NodeJob, check: Callable[[], None] = lambda: None
+    ) -> tuple[Sequence[TrialConfig], str]:
+        """Configs of a node to time, at most `job.trials`, and a remark. `check` raises once nobody waits for them.
 
         The first is the one that suits `job.against`, or the source as it stands; the second the one that is
         forecast to be the fastest.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.lib.machine_code.sums import SumCall
 from forecast_harness.machine_code.compile_workers import BuildRequest
@@ -23,7 +23,9 @@ class SumTrials:
         self.warps = warps
         self.learnt: list[tuple[str, int]] = []
 
-    def configs(self, job: NodeJob) -> tuple[Sequence[TrialConfig], str]:
+    def configs(
+        self, job: NodeJob, check: Callable[[], None] = lambda: None
+    ) -> tuple[Sequence[TrialConfig], str]:
         return [{"num_warps": w} for w in self.warps][: job.trials], ""
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -380,6 +380,31 @@ def test_a_config_is_waited_for_unless_it_alone_compiles_and_takes_far_longer(
     assert found.outcome is Outcome.OK
     assert (found.measurements, found.facts.get("late_configs", 0)) == ((3, 1) if idle else (4, 0))
     assert slow.cancelled() == bool(idle)
+
+
+def test_nodes_that_wait_for_their_configs_are_given_up_before_they_are_chosen(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, may_go, chosen = threading.Event(), threading.Event(), list[str]()
+
+    def configs(
+        job: NodeJob, check: Callable[[], None] = lambda: None
+    ) -> tuple[Sequence[Mapping[str, Any]], str]:
+        waits.set()
+        assert may_go.wait(60)
+        check()
+        chosen.append(job.node.id)
+        return [{}], ""
+
+    monkeypatch.setattr(judged.trials, "configs", configs)
+    with ThreadPoolExecutor(1) as pool:
+        judging = pool.submit(judged.judge.judge, job("fast", "honest 24000"))
+        assert waits.wait(60)
+        judged.judge.give_up()
+        may_go.set()
+        with pytest.raises(LaneFailure, match="given up"):
+            judging.result(60)
+    assert chosen == []
 
 
 def test_the_end_ends_compilations_that_have_begun_and_calls_none_a_failure(judged: Judged) -> None:
