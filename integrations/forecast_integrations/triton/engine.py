@@ -50,7 +50,7 @@ from forecast_integrations.triton.problem.lazy_candidates import (
     LazySources,
     candidate_grids,
 )
-from forecast_integrations.triton.protocols import Key, LaunchConfig, NamedArguments, Tuner
+from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, NamedArguments, Tuner
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
@@ -160,24 +160,25 @@ class TuningEngine:
             self._running.on = True
             enter_decision()
             tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+            pruned: list[LaunchConfig] = []
             try:
-                return self._resolve(tuner, key, args, kwargs)
+                pruned += tuner.prune_configs(kwargs)  # functions of the user's, called once, as under Triton
+                return self._resolve(tuner, key, args, kwargs, pruned)
             except Exception as error:
                 decided = key in tuner.cache or key in self.pending or key in self._captured
-                if is_told_to_caller(error) or decided:  # somebody's listener raised
+                if not pruned or is_told_to_caller(error) or decided:  # a function of the user's raised
                     raise
                 waits = self.options.settings().mode is not Mode.BACKGROUND
                 timed = waits and can_time(tuner) and not capturing_graph()
-                return triton_config(tuner, key, args, kwargs, error, timed=timed)
+                return triton_config(tuner, key, args, kwargs, error, pruned if timed else pruned[:1])
             finally:
                 tuner.nargs = None
                 self._running.on = False
                 leave_decision()
 
     def _resolve(
-        self, tuner: Tuner, key: Key, args: tuple[object, ...], kwargs: dict[str, object]
+        self, tuner: Tuner, key: Key, args: Arguments, kwargs: dict[str, object], pruned: list[LaunchConfig]
     ) -> LaunchConfig:
-        pruned = list(tuner.prune_configs(kwargs))
         if len(pruned) == 1 and not self.has_variants:
             # Nothing to decide, as Triton 3.8 and later have it.
             tuner.cache[key] = pruned[0]
@@ -186,7 +187,7 @@ class TuningEngine:
         settings = self.options.settings()
         store = self.options.open_store(settings)
         guarded = GuardedStore(store)
-        call = KernelCall(tuner, args, kwargs)
+        call = KernelCall(tuner, tuple(args), kwargs)
         problem = self._problem(call, key)
         functions = self._functions(call, problem, None if settings.mode is Mode.DETERMINISTIC else store)
         if len(pruned) == 1 and not functions:

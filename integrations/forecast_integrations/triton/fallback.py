@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from forecast_integrations.triton.protocols import Key, LaunchConfig, NamedArguments, Tuner
 
@@ -22,20 +22,18 @@ def triton_config(
     args: tuple[object, ...],
     kwargs: dict[str, object],
     error: Exception,
-    *,
-    timed: bool,
+    configs: Sequence[LaunchConfig],
 ) -> LaunchConfig:
-    """Time every config with Triton's own benchmark and take the fastest; the first where none can be `timed`.
+    """Time `configs` with Triton's own benchmark and take the fastest; one alone is taken as it is.
 
     Also fills the tuner's public attributes. What the user's own hooks and functions raise is raised.
     """
+    best, timed = configs[0], len(configs) > 1
     _warn(
         "tuner", error, "timing every config as triton.autotune does" if timed else "using the first config"
     )
-    pruned = list(tuner.prune_configs(kwargs))
-    best = pruned[0]
-    if timed and len(pruned) > 1:
-        timings = {config: tuner._bench(*args, config=config, **kwargs) for config in pruned}
+    if timed:
+        timings = {config: tuner._bench(*args, config=config, **kwargs) for config in configs}
         best = min(timings, key=timings.__getitem__)
         tuner.pre_hook({**_named(tuner, args, kwargs), **best.all_kwargs()}, reset_only=True)
         tuner.configs_timings = timings

@@ -148,7 +148,10 @@ def test_single_survivor_is_not_timed(autotune: Decorator) -> None:
 def test_errors_of_the_users_pruning_reach_the_user(autotune: Decorator) -> None:
     """An exception inside `early_config_prune` is not swallowed."""
 
+    asked = []
+
     def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        asked.append(configs)
         raise LookupError("no rule for this shape")
 
     tuner = autotune(configs=blocks(16, 32), key=["n"], prune_configs_by={"early_config_prune": prune})(
@@ -156,6 +159,44 @@ def test_errors_of_the_users_pruning_reach_the_user(autotune: Decorator) -> None
     )
     with pytest.raises(LookupError, match="no rule for this shape"):
         tuner[grid](*Vector().args)
+    assert len(asked) == 1
+
+
+@dataclass
+class PlainKernel:
+    """Neither Triton's nor ours: all that a tuner can do with it is to launch it."""
+
+    blocks: list[int] = field(default_factory=list)
+    fn: Any = staticmethod(lambda: None)
+
+    arg_names = ("n",)
+
+    def run(self, **kwargs: Any) -> None:
+        self.blocks.append(kwargs["BLOCK"])
+
+
+@pytest.mark.filterwarnings("ignore:the tuner failed")
+def test_the_users_pruning_is_called_once_whatever_is_tuned(exhaustive: Decorator) -> None:
+    """As often as by Triton, also for a kernel that nothing can be forecast of: all survivors are timed."""
+    kernel, estimated = PlainKernel(), []
+
+    def model(**kwargs: Any) -> int:
+        estimated.append(kwargs["BLOCK"])
+        return int(kwargs["BLOCK"])
+
+    def bench(launch: Any, quantiles: Any) -> list[float]:
+        launch()
+        return [1.0 / kernel.blocks[-1]] * 3
+
+    keep = KeepAll()
+    rules = {**early(keep), "perf_model": model, "top_k": 2}
+    tuner: Any = exhaustive(configs=blocks(16, 32, 64), key=["n"], do_bench=bench, prune_configs_by=rules)(
+        kernel
+    )
+    tuner.run(n=40)
+    assert len(keep.calls) == 1
+    assert estimated == [16, 32, 64]
+    assert sorted(kernel.blocks) == [16, 32, 32]
 
 
 def test_perf_model_arguments(autotune: Decorator) -> None:

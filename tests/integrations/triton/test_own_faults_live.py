@@ -105,3 +105,19 @@ def test_a_function_of_the_users_fails_aloud(device: Any, tmp_path: Path) -> Non
         launched(tmp_path / "store", bucket=fail)
     with pytest.raises(LookupError):
         launched(tmp_path / "store", prune_configs_by={"early_config_prune": fail})
+
+
+def test_a_fault_of_ours_does_not_prune_again(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def prune(given: Any, nargs: Any, **kwargs: Any) -> Any:
+        asked.append(nargs)
+        return given
+
+    monkeypatch.setattr(describe, "kernel_record", fail)
+    tuner, said = launched(tmp_path / "store", prune_configs_by={"early_config_prune": prune})
+    assert tuner.best_config.num_warps == 4
+    assert len(said) == 1
+    assert len(asked) == 1
