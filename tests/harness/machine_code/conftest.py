@@ -1,4 +1,4 @@
-"""A runner on a driver without a device."""
+"""A runner on a driver without a device, and judges over it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ from pathlib import Path
 import pytest
 
 from forecast_harness.machine_code.runner.client import RunnerClient
+from tests.harness.machine_code.judged_sums import Judged
 
 
 @pytest.fixture(scope="module")
 def runner(fake_driver: Path) -> Iterator[RunnerClient]:
     with RunnerClient(str(fake_driver), launch_s=60.0, flush_bytes=1 << 20) as found:
         yield found
+
+
+@pytest.fixture
+def judged(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
+    found = Judged(runner, tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def tuned(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
+    found = Judged(runner, tmp_path, (4, 8, 2, 16))
+    yield found
+    found.close()
