@@ -14,18 +14,18 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import forecast_autotune
-import forecast_harness
-import forecast_integrations
 from forecast_autotune.store.files import write_atomically
 from forecast_harness.sandbox.jobs import JobResult, JobStatus, SandboxError, SandboxJob, TensorBytes
 
 _MOST_FILES, _MOST_BYTES = 256, 32 << 20
 """That are kept, and of one answer."""
 _TOOLS = ("triton", "torch", "numpy")
+_PACKAGES = ("forecast_autotune", "forecast_integrations", "forecast_harness")
+"""Whose code runs in compile cells."""
 
 
 class KeptAnswers:
@@ -102,8 +102,10 @@ def _version() -> str:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found.append([tool, metadata.version(tool)])
     found.append(sorted((n, v) for n, v in os.environ.items() if n.startswith("TRITON_")))
-    for package in (forecast_autotune, forecast_integrations, forecast_harness):
-        for path in sorted(Path(str(package.__file__)).parent.rglob("*.py")):
+    for package in _PACKAGES:
+        if (spec := find_spec(package)) is None or spec.origin is None:
+            continue
+        for path in sorted(Path(spec.origin).parent.rglob("*.py")):
             state = path.stat()
             found.append([str(path), state.st_size, state.st_mtime_ns])
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
