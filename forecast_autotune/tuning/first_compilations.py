@@ -1,9 +1,9 @@
-"""What to compile before there is a forecast that a plan could rest on."""
+"""What to compile, and then to time, before there is a forecast that a plan could rest on."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Relative
 from forecast_autotune.tuning.forecaster import TaskForecaster
+from forecast_autotune.tuning.measurer import Measurer
 
+_LOOK_S = 0.01
+"""Seconds between two looks at what has compiled, while traces are waited for."""
 _MOST_GUESSED = 256
 """Candidates up to which forecasting them once more costs nothing while they are traced."""
 
@@ -27,6 +30,35 @@ class FirstCompilations:
         self._is_free = settings.budget.measurements is None
         self._is_exhaustive = isinstance(policy, Exhaustive)
         self._by_time = isinstance(policy, WallTime)
+        self.begun: list[Candidate] = []
+        """What compiles by now, in the order asked for."""
+
+    def begin(self, measurer: Measurer) -> None:
+        """Compile what `at_once` names; nothing where binaries of an earlier decision may be all that it takes."""
+        if not measurer.ready():
+            self._compile(measurer, self.at_once(measurer.workers))
+
+    def begin_guessed(self, measurer: Measurer, relatives: Sequence[Relative]) -> None:
+        """Compile what `guessed` names."""
+        self._compile(measurer, self.guessed(measurer.workers, relatives))
+
+    def compiled_early(self, measurer: Measurer) -> Iterator[Candidate]:
+        """Of what has begun, each that has compiled while the first traces are still to come; ends with those.
+
+        To be timed meanwhile: nobody else needs the device, and who traces is another process.
+        """
+        traces, left = self._forecaster.traces, set(self.begun)
+        while self._by_time and left and measurer.quiet and traces.outstanding:
+            if (ready := next((c for c in measurer.ready() if c in left), None)) is None:
+                traces.poll(_LOOK_S)
+                continue
+            left.discard(ready)
+            yield ready
+
+    def _compile(self, measurer: Measurer, candidates: Sequence[Candidate]) -> None:
+        if candidates:
+            self.begun += candidates
+            measurer.prefetch(candidates)
 
     def at_once(self, workers: int) -> Sequence[Candidate]:
         """A list that fits the workers, once or twice, before anything is traced: few of a longer one are wanted."""

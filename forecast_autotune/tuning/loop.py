@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -30,7 +29,7 @@ from forecast_autotune.tuning.forecaster import TaskForecaster
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.host_seconds import seconds_saved
 from forecast_autotune.tuning.llm_effect import LLMEffect, stored_consultation
-from forecast_autotune.tuning.measurer import Measurer
+from forecast_autotune.tuning.measurer import Measurer, MeasurerFailedError, measurer_errors
 from forecast_autotune.tuning.plain_decision import decide_plainly
 from forecast_autotune.tuning.preparation.compile_times import CompileTimes
 from forecast_autotune.tuning.preparation.distinct_programs import DistinctPrograms
@@ -77,29 +76,13 @@ def tune(
     guarded = GuardedStore(store)
     try:
         return _tune(task, measurer, guarded, surrogate, settings, policy)
-    except _MeasurerFailedError as failed:
+    except MeasurerFailedError as failed:
         raised = failed.error
     except Exception as error:
         if is_told_to_caller(error):
             raise
         return decide_plainly(task, measurer, guarded, settings, error)
     raise raised  # measuring everything would only raise it again
-
-
-class _MeasurerFailedError(Exception):
-    """Around what a measurer raised, so that it is not taken for a fault of ours."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-@contextlib.contextmanager
-def _measurer_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise _MeasurerFailedError(error) from error
 
 
 def _tune(
@@ -187,14 +170,14 @@ class _TuningRun:
         measurer: Measurer | None = None
         try:
             if not self.results.labels:  # then something has to be timed, whatever the forecasts say
-                with _measurer_errors():
+                with measurer_errors():
                     measurer = make()
-                    if not measurer.ready():
-                        measurer.prefetch(self._ahead.at_once(measurer.workers))
+                    self._ahead.begin(measurer)
             self.forecaster.prepare()
-            if measurer is not None and (guess := self._ahead.guessed(measurer.workers, self.relatives)):
-                with _measurer_errors():
-                    measurer.prefetch(guess)
+            if measurer is not None:
+                with measurer_errors():
+                    self._ahead.begin_guessed(measurer, self.relatives)
+                    self._measure_early(measurer)
             while True:
                 state = self._state(measurer, self._forecast())
                 plan = self._plan(state)
@@ -202,7 +185,7 @@ class _TuningRun:
                     self.reasons.append(plan.reason)
                     break
                 if measurer is None:
-                    with _measurer_errors():
+                    with measurer_errors():
                         measurer = make()
                     if measurer.ready():
                         # Binaries from an earlier decision: plan again, knowing that they cost nothing.
@@ -321,8 +304,20 @@ class _TuningRun:
             ):
                 break  # while compilations go on, a new plan costs nothing
 
+    def _measure_early(self, measurer: Measurer) -> None:
+        """Time what compiles before there is anything to plan by. Such measurements carry no forecast."""
+        for candidate in self._ahead.compiled_early(measurer):
+            for m in measurer.measure([candidate], prefetch=self._ahead.begun):
+                self.results.add(self._with_grid(m))
+            if time_exhausted(self.settings.budget, measurer.spent()):
+                break
+        if len(self.results.labels) == len(self.candidates):
+            # Nothing is left to forecast: the traces that are still to come are not waited for.
+            self.forecasts = uninformative_forecasts(self.candidates, "everything is measured")
+            self.forecast_from = len(self.results.rows)
+
     def _measurements(self, measurer: Measurer, plan: Plan) -> Iterator[Measurement]:
-        with _measurer_errors():
+        with measurer_errors():
             yield from measurer.measure(plan.measure, prefetch=plan.prefetch, within_s=plan.within_s)
 
     def _forecast_record(self, forecasts: Forecasts, candidate: Candidate) -> dict[str, object]:
@@ -344,7 +339,7 @@ class _TuningRun:
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
         close = self.results.close_to_best(oracle=self.settings.mode is Mode.EXHAUSTIVE)
         if len(close) > 1 and not self.results.resume_comparison(close):
-            with _measurer_errors():
+            with measurer_errors():
                 compared = measurer.compare(close)
             self.results.add_comparison([self._with_grid(m) for m in compared])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -65,3 +66,20 @@ class Measurer(Protocol):
     def close(self) -> None:
         """Cancel compilations nobody waits for, and free what is held."""
         ...
+
+
+class MeasurerFailedError(Exception):
+    """Around what a measurer raised, so that it is not taken for a fault of ours."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextlib.contextmanager
+def measurer_errors() -> Iterator[None]:
+    """Within this, whatever is raised is the measurer's: it comes out as `MeasurerFailedError`."""
+    try:
+        yield
+    except Exception as error:
+        raise MeasurerFailedError(error) from error

@@ -114,11 +114,83 @@ def test_half_of_the_workers_compile_the_best_guesses_of_a_longer_list_while_it_
     workers, told = len(NAMES) // 2 - 1, Told(truth())
     bench = Logged(log, workers)
     decision = run(bench, log, surrogate=told)
-    assert log[:3] == [("prefetch", 0), ("prefetch", workers // 2), ("trace", 12)]
+    assert log[:2] == [("prefetch", workers // 2), ("trace", 12)]
     order = sorted(NAMES, key=lambda c: WIDE.by_candidate()[c].ms if WIDE.by_candidate()[c].ok else math.inf)
     assert bench.ahead == order[: workers // 2]
     assert [query.provisional for query in told.queries[:2]] == [True, False]
     assert decision.chosen == BEST
+
+
+class SlowTracer:
+    """A tracer in the background, whose texts come once it has been asked so often."""
+
+    def __init__(self, polls: int) -> None:
+        self._left, self._wanted, self.polls = polls, dict[str, str](), 0
+
+    def __call__(self, wanted: Sequence[Candidate]) -> Mapping[str, str]:
+        self.start(wanted)
+        return self.poll(math.inf)
+
+    def start(self, wanted: Sequence[Candidate]) -> None:
+        self._wanted |= {assignment_of(c): "module {}" for c in wanted}
+
+    def poll(self, timeout_s: float) -> Mapping[str, str]:
+        self.polls += 1
+        if self.polls < self._left and timeout_s < 0.1:  # whoever waits longer gets what he waits for
+            return {}
+        came, self._wanted = self._wanted, {}
+        return came
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._wanted)
+
+    def close(self) -> None:
+        self._wanted = {}
+
+
+class Ticking(Logged):
+    """A bench on which another of what compiles ends whenever something is asked of it, up to so many."""
+
+    def __init__(self, most: int = len(NAMES)) -> None:
+        super().__init__(workers=len(NAMES))
+        self.most, self.asked_for = most, 0
+        self.timed: set[Candidate] = set()
+
+    def ready(self) -> Sequence[Candidate]:
+        return [c for c in self.ahead[: min(self.asked_for, self.most)] if c not in self.timed]
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        super().prefetch(candidates)
+        self.asked_for += 1
+
+    def measure(self, candidates: Sequence[Candidate], **options: Any) -> Iterator[Measurement]:
+        self.asked_for += 1
+        self.timed.update(candidates)
+        return super().measure(candidates, **options)
+
+
+def decide_early(bench: Bench, tracer: SlowTracer, store: Store, told: Told) -> Decision:
+    task = TuningTask(WIDE.problem, NAMES, trace=tracer)
+    return tune(task, bench, settings=Settings(), store=store, surrogate=told)
+
+
+def test_what_compiles_before_the_first_traces_come_is_timed_meanwhile() -> None:
+    store, told = Store(None), Told(truth())
+    decision = decide_early(Ticking(3), SlowTracer(4), store, told)
+    early = [m for m in store.measurements(WIDE.problem) if "forecast" not in m.extra]
+    assert [m.candidate for m in early] == NAMES[:3]
+    assert {m.candidate for m in early} <= {m.candidate for m in told.queries[0].measured}
+    assert decision.chosen == BEST
+
+
+def test_a_list_that_is_timed_whole_before_its_traces_come_needs_no_forecast() -> None:
+    told = Told(truth())
+    decision = decide_early(Ticking(), SlowTracer(10**6), Store(None), told)
+    assert told.queries == []
+    assert decision.measured == decision.candidates == len(NAMES)
+    assert decision.chosen == BEST
+    assert decision.stated_risk == 0.0
 
 
 def test_one_worker_waits_for_the_forecasts_of_its_list() -> None:
