@@ -27,7 +27,7 @@ from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.opened import add_fake_option, add_launch_option, opened_runner
 from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
-from forecast_harness.machine_code.compile_workers import CompileWorkers
+from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
 from forecast_harness.machine_code.fit_runner import facts_for_workers
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient

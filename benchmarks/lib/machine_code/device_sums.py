@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.lib.machine_code.sums import COUNT, SumCall
-from forecast_harness.machine_code.compile_workers import BuildRequest, CompileWorkers
+from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, CompileWorkers
 from forecast_harness.machine_code.records import Program
 
 _SOURCE = """import torch, triton, triton.language as tl

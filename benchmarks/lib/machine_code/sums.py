@@ -9,8 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.lib.machine_code.fake_code import addition, honest
-from forecast_harness.machine_code.compile_workers import MOST_SCRATCH_BYTES, CallCase, TensorArgument
-from forecast_harness.machine_code.cubin_sections import check_cubin
+from forecast_harness.machine_code.compilation.compile_workers import (
+    MOST_SCRATCH_BYTES,
+    CallCase,
+    TensorArgument,
+)
+from forecast_harness.machine_code.compilation.cubin_sections import check_cubin
 from forecast_harness.machine_code.records import MachineCodeError, Program
 from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.client import RunnerClient

@@ -13,7 +13,7 @@ from forecast_autotune.records.named_lines import read_document
 from forecast_harness.cuda_kernels.declaration import CUDA_PLACE, CudaDeclaration, read_cuda_declaration
 
 if TYPE_CHECKING:
-    from forecast_harness.machine_code.cuda_requests import CudaRequests
+    from forecast_harness.machine_code.trials.cuda_requests import CudaRequests
     from forecast_harness.packs.schema import Pack, Solution
     from forecast_harness.verify.plan import VerificationPlan
 
@@ -45,7 +45,7 @@ class JudgedProblem:
             )
         from forecast_harness.cuda_kernels.compilation import COMPILE_LIMITS, CudaCompileError, compile_source
         from forecast_harness.cuda_kernels.host_solution import host_solution
-        from forecast_harness.machine_code.cuda_requests import CudaRequests
+        from forecast_harness.machine_code.trials.cuda_requests import CudaRequests
         from forecast_harness.sandbox.api import SandboxLane
         from forecast_harness.search.targets import cuda_device
 

@@ -20,7 +20,7 @@ from forecast_harness.cuda_kernels.signature import KernelSignature
 from forecast_harness.cuda_kernels.source_launch import CudaConfig, LaunchSizes, SourceLaunch, read_launch
 from forecast_harness.cuda_kernels.source_rules import check_source_rules
 from forecast_harness.cuda_kernels.toolkit import find_nvcc, header_roots
-from forecast_harness.machine_code.cubin_sections import check_cubin, without_references
+from forecast_harness.machine_code.compilation.cubin_sections import check_cubin, without_references
 from forecast_harness.machine_code.records import (
     CompiledKernel,
     KernelArgument,

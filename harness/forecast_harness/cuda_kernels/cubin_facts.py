@@ -10,7 +10,11 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forecast_harness.machine_code.cubin_sections import CubinSection, cubin_sections, symbol_tables
+from forecast_harness.machine_code.compilation.cubin_sections import (
+    CubinSection,
+    cubin_sections,
+    symbol_tables,
+)
 from forecast_harness.machine_code.records import MachineCodeError
 
 _WITH_DATA = 4

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_harness.machine_code.compile_workers import CompileWorkers
+from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
 from forecast_harness.machine_code.fit_runner import open_fit_runner
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.search.judging.early_opener import EarlyOpener

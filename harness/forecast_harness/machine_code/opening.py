@@ -8,16 +8,16 @@ from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.settings import Settings, cache_directory
-from forecast_harness.machine_code.cuda_trials import CudaTrials
+from forecast_harness.machine_code.compilation.kept_answers import KeptAnswers
 from forecast_harness.machine_code.early_start import EarlyStart
 from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers
-from forecast_harness.machine_code.kept_answers import KeptAnswers
-from forecast_harness.machine_code.kernel_trials import KernelTrials
 from forecast_harness.machine_code.node_judging import MachineCodeJudge
 from forecast_harness.machine_code.pack_contest import PackContests, RequestOf
-from forecast_harness.machine_code.pack_trials import PackTrials
 from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.trials import SourceBuilder
+from forecast_harness.machine_code.trials.cuda_trials import CudaTrials
+from forecast_harness.machine_code.trials.kernel_trials import KernelTrials
+from forecast_harness.machine_code.trials.pack_trials import PackTrials
+from forecast_harness.machine_code.trials.trials import SourceBuilder
 from forecast_harness.packs.schema import Pack
 from forecast_harness.sandbox.lane_pools import close_lanes
 from forecast_harness.search.history.events import NodeJob

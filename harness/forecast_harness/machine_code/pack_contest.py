@@ -16,15 +16,15 @@ from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_harness.bench import ContestUnavailable
-from forecast_harness.machine_code.compile_workers import BuildRequest, CompileWorkers
+from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, CompileWorkers
 from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
-from forecast_harness.machine_code.pack_calls import PackCalls, PreparedCall
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.messages import ProgramFault, RunnerFaultKind
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
 from forecast_harness.machine_code.shared_runner import block_means
-from forecast_harness.machine_code.trials import SourceBuilder, first_violation
+from forecast_harness.machine_code.trials.pack_calls import PackCalls, PreparedCall
+from forecast_harness.machine_code.trials.trials import SourceBuilder, first_violation
 from forecast_harness.packs.schema import Language, Pack, Solution
 from forecast_harness.timing.device import exclusive
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.variants import Variant
-from forecast_harness.machine_code.compile_workers import BuildResult, CompileWorkers
+from forecast_harness.machine_code.compilation.compile_workers import BuildResult, CompileWorkers
 from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
-from forecast_harness.machine_code.kernel_trials import KernelTrials
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.messages import ProgramFault, RunnerFaultKind
 from forecast_harness.machine_code.runner.process import RunnerLost
-from forecast_harness.machine_code.trials import SourceBuilder, first_violation
+from forecast_harness.machine_code.trials.kernel_trials import KernelTrials
+from forecast_harness.machine_code.trials.trials import SourceBuilder, first_violation
 from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.variants.kernels.base_kernel import BaseKernel

@@ -12,11 +12,11 @@ pytest.importorskip("torch")
 from forecast_harness.bench import ContestUnavailable
 from forecast_harness.cuda_kernels.compilation import COMPILE_LIMITS, compile_source
 from forecast_harness.cuda_kernels.host_solution import host_solution
-from forecast_harness.machine_code.compile_workers import CompileWorkers
-from forecast_harness.machine_code.cuda_requests import CudaRequests
+from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
 from forecast_harness.machine_code.fit_runner import facts_for_workers
 from forecast_harness.machine_code.pack_contest import PackContests
 from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.trials.cuda_requests import CudaRequests
 from forecast_harness.packs.load import make_solution
 from forecast_harness.packs.schema import Language
 from forecast_harness.timing.paired_comparison import DEFAULT_RULES

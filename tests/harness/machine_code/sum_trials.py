@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from benchmarks.lib.machine_code.sums import SumCall
-from forecast_harness.machine_code.compile_workers import BuildRequest
+from forecast_harness.machine_code.compilation.compile_workers import BuildRequest
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.trials import TrialCalls, TrialConfig
+from forecast_harness.machine_code.trials.trials import TrialCalls, TrialConfig
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.records import Node
 from tests.harness.machine_code.written_sources import SMALL

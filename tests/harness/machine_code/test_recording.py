@@ -12,18 +12,18 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from forecast_harness.machine_code.compile_workers import (
+from forecast_harness.machine_code.compilation.compile_workers import (
     BuildRequest,
     BuildResult,
     CallCase,
     CompileWorkers,
     TensorArgument,
 )
-from forecast_harness.machine_code.cubin_sections import cubin_sections, referred_sections
-from forecast_harness.machine_code.pack_calls import PackCalls
+from forecast_harness.machine_code.compilation.cubin_sections import cubin_sections, referred_sections
 from forecast_harness.machine_code.recording.tensors import HostCode, TensorRecorder, flat_tensors
 from forecast_harness.machine_code.records import BufferRole, Program
 from forecast_harness.machine_code.runner.messages import ObservedLaunch
+from forecast_harness.machine_code.trials.pack_calls import PackCalls
 from forecast_harness.packs.load import load_pack
 from forecast_harness.packs.schema import Language
 

@@ -12,14 +12,14 @@ pytest.importorskip("triton")
 
 from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
 from benchmarks.lib.machine_code.sums import SumCall, objection
-from forecast_harness.machine_code.compile_workers import BuildRequest, CompileWorkers
+from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, CompileWorkers
 from forecast_harness.machine_code.fit_runner import facts_for_workers
-from forecast_harness.machine_code.pack_calls import PackCalls
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.driver import CudaDriver
 from forecast_harness.machine_code.runner.error_kernels import COMPARED_TYPES
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.trials.pack_calls import PackCalls
 from forecast_harness.packs.load import load_pack
 from forecast_harness.packs.schema import Language
 from tests.harness.machine_code.element_errors import check_errors, check_unlike

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT
-from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult
+from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, BuildResult
 
 SMALL = 64
 """Elements of the call that is checked."""

@@ -17,7 +17,7 @@ from forecast_harness.cuda_kernels.compilation import (
 )
 from forecast_harness.cuda_kernels.host_solution import host_solution
 from forecast_harness.cuda_kernels.source_launch import cuda_configs
-from forecast_harness.machine_code.cuda_requests import CudaRequests
+from forecast_harness.machine_code.trials.cuda_requests import CudaRequests
 from forecast_harness.packs.schema import Solution
 from forecast_harness.sandbox.api import JobResult, SandboxError, SandboxJob, SandboxLane
 from forecast_harness.search.history.events import NodeJob

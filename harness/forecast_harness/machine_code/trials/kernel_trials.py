@@ -13,13 +13,23 @@ from typing import Any
 import torch
 
 from forecast_autotune.records import Config
-from forecast_harness.machine_code.compile_workers import BuildRequest, BuildResult, CallCase, TensorArgument
+from forecast_harness.machine_code.compilation.compile_workers import (
+    BuildRequest,
+    BuildResult,
+    CallCase,
+    TensorArgument,
+)
 from forecast_harness.machine_code.records import MachineCodeError, Program
 from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.known_results import ElementKind
 from forecast_harness.machine_code.runner.messages import ObservedLaunch, ProgramInputs
-from forecast_harness.machine_code.trials import SourceBuilder, TrialCalls, TrialConfig, first_violation
+from forecast_harness.machine_code.trials.trials import (
+    SourceBuilder,
+    TrialCalls,
+    TrialConfig,
+    first_violation,
+)
 from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
 from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer

@@ -8,10 +8,10 @@ from pathlib import Path
 from forecast_autotune.errors import RecordError
 from forecast_harness.cuda_kernels.compilation import CudaBuild
 from forecast_harness.cuda_kernels.source_launch import cuda_configs
-from forecast_harness.machine_code.compile_workers import BuildRequest
-from forecast_harness.machine_code.pack_calls import PackCalls, PreparedCall
+from forecast_harness.machine_code.compilation.compile_workers import BuildRequest
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.trials import TrialCalls, TrialConfig
+from forecast_harness.machine_code.trials.pack_calls import PackCalls, PreparedCall
+from forecast_harness.machine_code.trials.trials import TrialCalls, TrialConfig
 from forecast_harness.packs.schema import Language
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.source_configs import configs_to_time, is_compatible

@@ -22,8 +22,8 @@ from forecast_harness.cuda_kernels.compilation import (
     compile_source,
     launched_programs,
 )
-from forecast_harness.machine_code.cubin_sections import check_cubin, without_references
-from forecast_harness.machine_code.kept_answers import KeptAnswers
+from forecast_harness.machine_code.compilation.cubin_sections import check_cubin, without_references
+from forecast_harness.machine_code.compilation.kept_answers import KeptAnswers
 from forecast_harness.machine_code.records import (
     BufferRole,
     CompiledKernel,
