@@ -24,19 +24,19 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.compilation.compile_workers import BuildResult
-from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
-from forecast_harness.machine_code.shared_host import SharedHostJudge, WorkUnderWay
-from forecast_harness.machine_code.shared_runner import SharedRunner, block_means
-from forecast_harness.machine_code.trials.node_trial import (
+from forecast_harness.machine_code.node_trial import (
     NodeRefused,
     NodeTrial,
     NoMachineCode,
     PathFailed,
     RaceResult,
 )
-from forecast_harness.machine_code.trials.trials import (
+from forecast_harness.machine_code.records import Program
+from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
+from forecast_harness.machine_code.shared_host import SharedHostJudge, WorkUnderWay
+from forecast_harness.machine_code.shared_runner import SharedRunner, block_means
+from forecast_harness.machine_code.trials.target_trials import (
     SourceBuilder,
     TargetTrials,
     TrialConfig,

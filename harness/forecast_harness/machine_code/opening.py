@@ -17,7 +17,7 @@ from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.trials.cuda_trials import CudaTrials
 from forecast_harness.machine_code.trials.kernel_trials import KernelTrials
 from forecast_harness.machine_code.trials.pack_trials import PackTrials
-from forecast_harness.machine_code.trials.trials import SourceBuilder
+from forecast_harness.machine_code.trials.target_trials import SourceBuilder
 from forecast_harness.packs.schema import Pack
 from forecast_harness.sandbox.lane_pools import close_lanes
 from forecast_harness.search.history.events import NodeJob

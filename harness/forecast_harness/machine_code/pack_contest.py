@@ -24,7 +24,7 @@ from forecast_harness.machine_code.runner.messages import ProgramFault, RunnerFa
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
 from forecast_harness.machine_code.shared_runner import block_means
 from forecast_harness.machine_code.trials.pack_calls import PackCalls, PreparedCall
-from forecast_harness.machine_code.trials.trials import SourceBuilder, first_violation
+from forecast_harness.machine_code.trials.target_trials import SourceBuilder, first_violation
 from forecast_harness.packs.schema import Language, Pack, Solution
 from forecast_harness.timing.device import exclusive
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.device_turns import DeviceTurns
+from forecast_harness.machine_code.node_trial import NodeRefused, PathFailed
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.messages import (
@@ -21,8 +22,7 @@ from forecast_harness.machine_code.runner.messages import (
 )
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
 from forecast_harness.machine_code.shared_host import SharedHostJudge, WorkUnderWay
-from forecast_harness.machine_code.trials.node_trial import NodeRefused, PathFailed
-from forecast_harness.machine_code.trials.trials import (
+from forecast_harness.machine_code.trials.target_trials import (
     FAULT_OUTCOMES,
     TargetTrials,
     TrialCall,

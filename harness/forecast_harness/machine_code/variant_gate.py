@@ -19,7 +19,7 @@ from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.messages import ProgramFault, RunnerFaultKind
 from forecast_harness.machine_code.runner.process import RunnerLost
 from forecast_harness.machine_code.trials.kernel_trials import KernelTrials
-from forecast_harness.machine_code.trials.trials import SourceBuilder, first_violation
+from forecast_harness.machine_code.trials.target_trials import SourceBuilder, first_violation
 from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.variants.kernels.base_kernel import BaseKernel

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.lib.machine_code.sums import SumCall
 from forecast_harness.machine_code.compilation.compile_workers import BuildRequest
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.trials.trials import TrialCalls, TrialConfig
+from forecast_harness.machine_code.trials.target_trials import TrialCalls, TrialConfig
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.records import Node
 from tests.harness.machine_code.written_sources import SMALL

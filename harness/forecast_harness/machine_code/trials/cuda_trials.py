@@ -11,7 +11,7 @@ from forecast_harness.cuda_kernels.source_launch import cuda_configs
 from forecast_harness.machine_code.compilation.compile_workers import BuildRequest
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.trials.pack_calls import PackCalls, PreparedCall
-from forecast_harness.machine_code.trials.trials import TrialCalls, TrialConfig
+from forecast_harness.machine_code.trials.target_trials import TrialCalls, TrialConfig
 from forecast_harness.packs.schema import Language
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.source_configs import configs_to_time, is_compatible

@@ -24,7 +24,7 @@ from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.known_results import ElementKind
 from forecast_harness.machine_code.runner.messages import ObservedLaunch, ProgramInputs
-from forecast_harness.machine_code.trials.trials import (
+from forecast_harness.machine_code.trials.target_trials import (
     SourceBuilder,
     TrialCalls,
     TrialConfig,

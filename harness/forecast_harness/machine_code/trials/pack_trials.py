@@ -9,7 +9,7 @@ from pathlib import Path
 from forecast_harness.machine_code.compilation.compile_workers import BuildRequest
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.trials.pack_calls import PackCalls, PreparedCall
-from forecast_harness.machine_code.trials.trials import TrialCalls, TrialConfig
+from forecast_harness.machine_code.trials.target_trials import TrialCalls, TrialConfig
 from forecast_harness.packs.schema import Language
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.history.events import NodeJob

@@ -10,7 +10,7 @@ from typing import Any
 
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.trials.trials import TrialConfig
+from forecast_harness.machine_code.trials.target_trials import TrialConfig
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.lane_judge import truncated_feedback
 from forecast_harness.search.records import NodeResult
