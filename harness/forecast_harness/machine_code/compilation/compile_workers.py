@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from forecast_harness.cuda_kernels.compilation import (
     launched_programs,
 )
 from forecast_harness.machine_code.compilation.cubin_sections import check_cubin, without_references
+from forecast_harness.machine_code.compilation.free_lanes import FreeLanes
 from forecast_harness.machine_code.compilation.kept_answers import KeptAnswers
 from forecast_harness.machine_code.records import (
     BufferRole,
@@ -50,6 +50,8 @@ LONG_S = 3.0
 """After which a job that nobody waits for is ended; a lane takes as long to be ready for another one."""
 _NICENESS = 10
 """There are as many as processors: what launches and times must not wait for one."""
+_WORKERS_PER_KEPT = 8
+"""For so many workers there is one more that does other jobs alone: what is to be compiled next depends on those."""
 MOST_SCRATCH_BYTES = 8 << 30
 
 
@@ -125,8 +127,7 @@ class CompileWorkers:
         """
         self.count = count or len(os.sched_getaffinity(0))
         self.device = dict(device or {})
-        self._lanes: queue.SimpleQueue[SandboxLane | None] = queue.SimpleQueue()
-        """Those that are free; None, once no lane has come."""
+        self._lanes = FreeLanes()
         self._pending, self._pending_lock = 0, threading.Lock()
         self._began: dict[SandboxLane, float] = {}
         """Of the jobs under way, by lane."""
@@ -160,6 +161,9 @@ class CompileWorkers:
         for _ in range(self.count - 1):
             with contextlib.suppress(RuntimeError):  # closed meanwhile
                 self._pool.submit(self._open_lane).add_done_callback(self._note_opened)
+        for _ in range(self.count // _WORKERS_PER_KEPT):
+            with contextlib.suppress(RuntimeError):
+                self._beside.submit(self._open_lane, kept=True)
         self._note_opened(first)
 
     def _note_opened(self, lane: Future[None]) -> None:
@@ -172,7 +176,7 @@ class CompileWorkers:
                 self._opened.set_result(None)
             elif not self._to_open:
                 self._opened.set_exception(failure)
-                self._lanes.put(None)
+                self._lanes.end()
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -190,11 +194,14 @@ class CompileWorkers:
             if now - began >= after_s:
                 lane.give_up()
 
-    def _open_lane(self) -> None:
+    def _open_lane(self, kept: bool = False) -> None:
         lane = SandboxLane(scratch=self._scratch, warm=_WARM, niceness=_NICENESS)
         lane.__enter__()
         self._open.append(lane)
-        self._lanes.put(lane)
+        if kept:
+            self._lanes.keep(lane)
+        else:
+            self._lanes.put(lane)
 
     @property
     def idle(self) -> int:
@@ -219,7 +226,10 @@ class CompileWorkers:
             self._pending += count
 
     def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
-        """Do other jobs of the sandbox, ahead of requests that wait. Raises `SandboxError` after the end."""
+        """Do other jobs of the sandbox, which are short, ahead of requests that wait.
+
+        Raises `SandboxError` after the end.
+        """
         try:
             return list(self._beside.map(lambda job: self._kept_or_run(job, limits), jobs))
         except (CancelledError, RuntimeError) as error:
@@ -227,13 +237,12 @@ class CompileWorkers:
 
     def _kept_or_run(self, job: SandboxJob, limits: ResourceLimits) -> JobResult:
         kept = self.answers.get(job) if self.answers is not None else None
-        return kept or self._run_job(job, limits)
+        return kept or self._run_job(job, limits, quick=True)
 
-    def _run_job(self, job: SandboxJob, limits: ResourceLimits) -> JobResult:
+    def _run_job(self, job: SandboxJob, limits: ResourceLimits, quick: bool = False) -> JobResult:
         """On the next free worker. Raises `SandboxError` where it is given up, and after the end."""
-        lane = self._lanes.get()
+        lane = self._lanes.take(quick=quick)
         if lane is None:
-            self._lanes.put(None)  # for whoever else waits
             raise SandboxError(f"no compile worker has come: {self._opened.exception()}")
         try:
             if self._closed:
