@@ -49,11 +49,14 @@ class FirstCompilations:
         """
         traces, left = self._forecaster.traces, set(self.begun)
         while self._by_time and left and measurer.quiet and traces.outstanding:
-            if (ready := next((c for c in measurer.ready() if c in left), None)) is None:
-                traces.poll(_LOOK_S)
+            if (ready := next((c for c in measurer.ready() if c in left), None)) is not None:
+                left.discard(ready)
+                yield ready
                 continue
-            left.discard(ready)
-            yield ready
+            try:
+                traces.poll(_LOOK_S)
+            except Exception:
+                return  # it fails again where the traces are needed, and is dealt with there
 
     def _compile(self, measurer: Measurer, candidates: Sequence[Candidate]) -> None:
         if candidates:

@@ -193,6 +193,19 @@ def test_a_list_that_is_timed_whole_before_its_traces_come_needs_no_forecast() -
     assert decision.stated_risk == 0.0
 
 
+class FailingTracer(SlowTracer):
+    """A tracer that cannot be asked."""
+
+    def poll(self, timeout_s: float) -> Mapping[str, str]:
+        raise OSError("no more pipes")
+
+
+def test_a_tracer_that_fails_while_it_is_looked_at_is_no_failure_of_the_measurer() -> None:
+    with pytest.warns(UserWarning, match="no more pipes"):
+        decision = decide_early(Ticking(0), FailingTracer(1), Store(None), Told(truth()))
+    assert decision.chosen == BEST
+
+
 def test_one_worker_waits_for_the_forecasts_of_its_list() -> None:
     bench = Logged(workers=1)
     run(bench)
