@@ -13,6 +13,7 @@ from forecast_autotune.policy import REFUSED, Exhaustive, Policy, WallTime
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Relative
+from forecast_autotune.telemetry.spans import span
 from forecast_autotune.tuning.forecaster import TaskForecaster
 from forecast_autotune.tuning.measurer import Measurer
 
@@ -48,15 +49,18 @@ class FirstCompilations:
         To be timed meanwhile: nobody else needs the device, and who traces is another process.
         """
         traces, left = self._forecaster.traces, set(self.begun)
-        while self._by_time and left and measurer.quiet and traces.outstanding:
-            if (ready := next((c for c in measurer.ready() if c in left), None)) is not None:
-                left.discard(ready)
-                yield ready
-                continue
-            try:
-                traces.poll(_LOOK_S)
-            except Exception:
-                return  # it fails again where the traces are needed, and is dealt with there
+        if not (self._by_time and measurer.quiet and traces.outstanding):
+            return
+        with span("trace", assignments=traces.outstanding):
+            while left and traces.outstanding:
+                if (ready := next((c for c in measurer.ready() if c in left), None)) is not None:
+                    left.discard(ready)
+                    yield ready
+                    continue
+                try:
+                    traces.poll(_LOOK_S)
+                except Exception:
+                    return  # it fails again where the traces are needed, and is dealt with there
 
     def _compile(self, measurer: Measurer, candidates: Sequence[Candidate]) -> None:
         if candidates:
