@@ -7,40 +7,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forecast_harness.machine_code.compilation.compile_workers import BuildRequest
-from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.trials.pack_calls import PackCalls, PreparedCall
-from forecast_harness.machine_code.trials.target_trials import TrialCalls, TrialConfig
-from forecast_harness.packs.schema import Language
+from forecast_harness.machine_code.trials.drawn_trials import DrawnTrials
+from forecast_harness.machine_code.trials.target_trials import TrialConfig
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.source_configs import apply_config, configs_to_time, own_configs
 from forecast_harness.search.records import Node, SearchTarget
-from forecast_harness.search.targets import pack_of
-from forecast_harness.timing.plausibility import impossible_time
 from forecast_harness.verify.plan import VerificationPlan
 
 
-class PackTrials:
+class PackTrials(DrawnTrials):
     """`TargetTrials` of a pack of our own format. Raises `RecordError`, `MachineCodeError` for any other."""
 
     language = "triton"
 
     def __init__(self, target: SearchTarget, plan: VerificationPlan, folder: Path) -> None:
         """`folder` is for scratch files."""
-        folder.mkdir(parents=True, exist_ok=True)
-        pack, self._target, self._plan = pack_of(target), target, plan
-        drawn = PackCalls(pack, folder)
-        self._timed: dict[str, PreparedCall] = {
-            w.name: drawn.draw({n: int(v) for n, v in w.axes.items()})
-            for w in pack.timed_workloads(plan.device, Language.TRITON)
-        }
-        self._calls = TrialCalls(drawn.draw(), self._timed)
+        super().__init__(target, plan, folder)
         self._tracer, self._tracing = PackTracer(target, folder), threading.Lock()
-
-    @property
-    def calls(self) -> TrialCalls:
-        """On what nodes are launched."""
-        return self._calls
 
     def configs(
         self, job: NodeJob, check: Callable[[], None] = lambda: None
@@ -54,17 +38,7 @@ class PackTrials:
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a node is compiled: for the small call, then for the timed ones."""
-        cases = (self._calls.small.arguments, *(c.arguments for c in self._timed.values()))
-        return BuildRequest(node.id, apply_config(node.source, config), self._target.entry, cases)
-
-    def sealed(self, program: Program) -> Program:
-        """As it is: where outputs lie is the solution's own to say, and they are compared with what is right."""
-        return program
-
-    def implausible(self, workload: str, seconds: float) -> str:
-        """Why one launch of a workload cannot have taken so few seconds; '' if it can."""
-        case = self._timed[workload].case
-        return impossible_time(seconds, case.moved_bytes, case.flops, self._plan.peaks)
+        return BuildRequest(node.id, apply_config(node.source, config), self._target.entry, self._cases)
 
     def learn(
         self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
