@@ -35,6 +35,7 @@ from benchmarks.lib.libraries.comparison import list_class
 from benchmarks.lib.libraries.workloads import LIBRARIES
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune.policy import Exhaustive, Policy, RiskBounded, WallTime
+from forecast_autotune.records import Measurement
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.default import DefaultSurrogate
@@ -100,7 +101,6 @@ def replay_decision(
         settings=settings,
         policy=POLICIES[policy](),
     )
-    chosen = rows[decision.chosen]
     compile_s = DEFAULT_COMPILE_S if best.compile_s is None else best.compile_s
     return ReplayedDecision(
         table=table.problem.id,
@@ -113,10 +113,15 @@ def replay_decision(
         measured=decision.measured,
         wall_s=round(measurer.spent().wall_s, 4),
         floor_s=round(compile_s + TIMING_S, 4),
-        regret=round(chosen.ms / best.ms - 1, 6) if chosen.ok else FAILED_REGRET,
+        regret=regret_beside(rows[decision.chosen], best),
         stated_risk=round(decision.stated_risk, 5),
         forecast_s=round(decision.cost.forecast_s, 4),
     )
+
+
+def regret_beside(chosen: Measurement, best: Measurement) -> float:
+    """time(chosen) / time(best) - 1; `FAILED_REGRET` for a choice that cannot run."""
+    return round(chosen.ms / best.ms - 1, 6) if chosen.ok else FAILED_REGRET
 
 
 def library_of(table: Table) -> str:
@@ -157,20 +162,27 @@ Floats = npt.NDArray[np.float64]
 def figures(rows: Rows, exhaustive: Rows) -> dict[str, Any]:
     """Of decisions under one policy, and those under `exhaustive` on the same lists in the same order."""
     kernels = [r["kernel"] for r in rows]
-    walls, floors, regrets = column(rows, "wall_s"), column(rows, "floor_s"), column(rows, "regret")
-    everything = column(exhaustive, "wall_s")
-    tolerance = Settings().tolerance
-    over = np.log(walls / floors)
-    beyond = regrets > tolerance + 1e-9
+    walls, everything = column(rows, "wall_s"), column(exhaustive, "wall_s")
     return {
         "contexts": len(rows),
         "kernels": len(set(kernels)),
         "wall_s": round(float(walls.sum()), 2),
-        "median_s": round(float(np.median(walls)), 4),
         "measured": int(column(rows, "measured").sum()),
         "candidates": int(column(rows, "candidates").sum()),
-        "stated_risk": round(float(column(rows, "stated_risk").mean()), 5),
         "speedup_over_exhaustive": interval(lambda i: float(everything[i].sum() / walls[i].sum()), kernels),
+        **decision_figures(rows),
+    }
+
+
+def decision_figures(rows: Rows) -> dict[str, Any]:
+    """What decisions cost beside the floor, and how good and how sure they are; intervals over kernels."""
+    kernels = [str(r["kernel"]) for r in rows]
+    walls, regrets = column(rows, "wall_s"), column(rows, "regret")
+    over = np.log(walls / column(rows, "floor_s"))
+    beyond = regrets > Settings().tolerance + 1e-9
+    return {
+        "median_s": round(float(np.median(walls)), 4),
+        "stated_risk": round(float(column(rows, "stated_risk").mean()), 5),
         "over_floor": interval(lambda i: math.exp(float(over[i].mean())), kernels),
         "regret": interval(lambda i: float(np.expm1(np.log1p(regrets[i]).mean())), kernels),
         "beyond_tolerance": interval(lambda i: float(beyond[i].mean()), kernels),

@@ -11,7 +11,6 @@ Several seeds, once on processors like those of the recording and once on slow o
 
 from __future__ import annotations
 
-import math
 import sys
 import zlib
 from argparse import Namespace
@@ -26,13 +25,13 @@ import numpy as np
 from benchmarks.lib.libraries.workloads import LIBRARIES
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from benchmarks.tuning.library_replay import (
-    FAILED_REGRET,
     TABLES,
     TIMING_S,
     column,
-    interval,
+    decision_figures,
     library_of,
     open_surrogate,
+    regret_beside,
 )
 from forecast_autotune.policy import WallTime
 from forecast_autotune.records import Candidate, Measurement
@@ -104,7 +103,6 @@ def replay_library(library: str, slowness: str, seed: int) -> list[dict[str, Any
             settings=Settings(),
             policy=WallTime(),
         )
-        chosen = rows[decision.chosen]
         floor = (best.compile_s or 0.0) * measurer.factor(best.candidate) + TIMING_S
         found.append(
             {
@@ -116,7 +114,7 @@ def replay_library(library: str, slowness: str, seed: int) -> list[dict[str, Any
                 "measured": decision.measured,
                 "wall_s": round(measurer.spent().wall_s, 4),
                 "floor_s": round(floor, 4),
-                "regret": round(chosen.ms / best.ms - 1, 6) if chosen.ok else FAILED_REGRET,
+                "regret": regret_beside(rows[decision.chosen], best),
                 "stated_risk": round(decision.stated_risk, 5),
             }
         )
@@ -125,21 +123,13 @@ def replay_library(library: str, slowness: str, seed: int) -> list[dict[str, Any
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of all seeds together; intervals over kernels."""
-    kernels = [str(r["kernel"]) for r in rows]
-    regrets, walls = column(rows, "regret"), column(rows, "wall_s")
-    over = np.log(walls / column(rows, "floor_s"))
-    beyond = regrets > Settings().tolerance + 1e-9
     seeds = len({r["seed"] for r in rows})
     return {
         "decisions": len(rows),
         "contexts": len(rows) // seeds,
         "seeds": seeds,
-        "median_s": round(float(np.median(walls)), 4),
         "measured": round(float(column(rows, "measured").sum()) / seeds, 1),
-        "stated_risk": round(float(column(rows, "stated_risk").mean()), 5),
-        "over_floor": interval(lambda i: math.exp(float(over[i].mean())), kernels),
-        "regret": interval(lambda i: float(np.expm1(np.log1p(regrets[i]).mean())), kernels),
-        "beyond_tolerance": interval(lambda i: float(beyond[i].mean()), kernels),
+        **decision_figures(rows),
     }
 
 
