@@ -49,7 +49,7 @@ class FirstCompilations:
         To be timed meanwhile: nobody else needs the device, and who traces is another process.
         """
         traces, left = self._forecaster.traces, set(self.begun)
-        if not (self._by_time and measurer.quiet and traces.outstanding):
+        if not (self._by_time and left and measurer.quiet and traces.outstanding):
             return
         with span("trace", assignments=traces.outstanding):
             while left and traces.outstanding:
