@@ -8,7 +8,6 @@ import os
 import select
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from typing import Any
 
 from forecast_harness.sandbox import canary, wire
 from forecast_harness.sandbox.cell_process import FILES_FOLDER
-from forecast_harness.sandbox.containment.levels import SERVER_COMMAND, ContainmentLevel, module_search_path
+from forecast_harness.sandbox.containment.levels import ContainmentLevel
 from forecast_harness.sandbox.jobs import (
     Fault,
     JobResult,
@@ -31,6 +30,7 @@ from forecast_harness.sandbox.jobs import (
     TensorArrays,
     WireError,
 )
+from forecast_harness.sandbox.warm_process import ServerProcess, WarmProcess, WarmUp, acquire, release
 
 _INHERITED_VARIABLES = (
     "PATH",
@@ -88,12 +88,13 @@ class SandboxLane:
         self._requested_level = level
         self._device = device
         self._parent = scratch
-        self._warm = [*warm, canary.__name__]
         self._niceness = niceness
         self._environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
         self._environment |= {"CUDA_VISIBLE_DEVICES": device or "", **(environment or {})}
+        self._warm_up = WarmUp((*warm, canary.__name__), tuple(sorted(self._environment.items())))
+        self._warm_process: WarmProcess | None = None
         self._run_lock = threading.Lock()
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: ServerProcess | None = None
         self._messages: list[dict[str, Any]] = []
         self._jobs = 0
         self._given_up = False
@@ -129,6 +130,7 @@ class SandboxLane:
         self._scratch.chmod(0o711)  # candidates of another user have to find theirs in it
         for name in ("root", "dev"):
             (self._scratch / name).mkdir()
+        self._warm_process = acquire(self._warm_up)
         try:
             self._start()
             if self._device is not None:
@@ -151,6 +153,9 @@ class SandboxLane:
         """End every process of the lane and remove its files."""
         self._stop()
         self._level = None
+        if (process := self._warm_process) is not None:
+            self._warm_process = None
+            release(process)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def give_up(self) -> None:
@@ -330,29 +335,24 @@ class SandboxLane:
         self.refused = refused
 
     def _start(self, level: ContainmentLevel | None = None) -> None:
+        assert self._warm_process is not None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         orders = {
-            "control": theirs.fileno(),
             "level": level or self._requested_level,
             "device": self._device,
             "scratch": str(self._scratch),
             "staging": str(self._scratch / "root"),
             "nodes": str(self._scratch / "dev"),
-            "warm": self._warm,
             "apart": self._apart,
         }
-        command = [sys.executable, "-I", "-c", SERVER_COMMAND, module_search_path(), json.dumps(orders)]
         with theirs, (self._scratch / "server.log").open("wb") as log:
-            self._server = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._scratch,
-                env={**self._environment, "HOME": str(self._scratch), "TMPDIR": str(self._scratch)},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            try:
+                self._server = self._warm_process.fork_server(
+                    orders, self._scratch, theirs.fileno(), log.fileno()
+                )
+            except BaseException:
+                self._control.close()
+                raise
         if self._niceness:
             with contextlib.suppress(OSError):  # it has ended: its greeting will be missed
                 os.setpriority(os.PRIO_PROCESS, self._server.pid, self._niceness)
@@ -381,7 +381,7 @@ class SandboxLane:
         self._ask_to_stop()
         try:
             self._server.wait(_STOP_TIMEOUT_S)  # it kills what it has started, orphans too, then leaves
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             self._server.kill()
             self._server.wait()
         self._control.close()

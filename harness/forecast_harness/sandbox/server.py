@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from forecast_harness.sandbox.containment import confine, linux, probes
 from forecast_harness.sandbox.containment.levels import ContainmentLevel
 from forecast_harness.sandbox.jobs import ResourceLimits
 from forecast_harness.sandbox.process_records import RunningCell, RunningJob
+from forecast_harness.sandbox.server_forks import fork_servers
 
 _POLL_INTERVAL_S = 0.1
 _MESSAGE_BYTES = 1 << 17
@@ -276,16 +277,29 @@ class ForkServer:
 
 
 def main(text: str) -> None:
-    """Start a server, or with `probe` say on stdout which level works here. `text`: its orders in JSON."""
+    """Fork servers as they are asked for, or with `probe` say on stdout which level works here.
+
+    `text`: the orders in JSON; `warm` are modules to import first.
+    """
     orders = json.loads(text)
-    linux.adopt_orphans()
     for module in orders.get("warm", []):
         importlib.import_module(module)
-    roots = confine.interpreter_roots()
     if orders.get("probe"):
-        level, refused = probes.probe_strongest(None, roots)
+        linux.adopt_orphans()
+        level, refused = probes.probe_strongest(None, confine.interpreter_roots())
         print(json.dumps({"level": level, "refused": refused}))
         return
+    if {"torch", "triton"} <= sys.modules.keys():
+        toolchain.preload_toolchain()
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        toolchain.build_driver_module()
+    fork_servers(socket.socket(fileno=orders["requests"]), orders["scratch"], serve_lane)
+
+
+def serve_lane(orders: Mapping[str, Any]) -> None:
+    """Be the server of one lane, in a process of its own, until the lane hangs up."""
+    linux.adopt_orphans()
+    roots = confine.interpreter_roots()
     control = socket.socket(fileno=orders["control"])
     confine.hide_nodes(confine.other_devices(orders["device"]), orders["nodes"])
     if orders["level"] is None:
@@ -296,10 +310,6 @@ def main(text: str) -> None:
         )
     place = (orders["device"], roots, orders["staging"])
     apart = bool(level and orders["apart"] and probes.can_separate_users(ContainmentLevel(level), *place))
-    if level and {"torch", "triton"} <= sys.modules.keys():
-        toolchain.preload_toolchain()
-    if level and orders["device"] is not None:
-        toolchain.build_driver_module()
     # Only now: on a machine where many lanes open at once, all this takes longer than a server that has said
     # hello may be silent.
     hello = {"event": "hello", "level": level, "refused": refused, "apart": apart}
@@ -307,10 +317,8 @@ def main(text: str) -> None:
     if not level:
         return
     linux.set_dumpable(False)
-    gc.collect()
-    gc.freeze()  # forks share these pages for good
+    gc.freeze()  # what was imported was collected before this process was forked; forks share these pages for good
     gc.disable()
     cage = confine.Confinement(ContainmentLevel(level), *place, apart)
     if not ForkServer(control, cage).serve():  # nobody is left to remove the lane's files
         shutil.rmtree(orders["scratch"], ignore_errors=True)
-    sys.exit(0)

@@ -46,7 +46,7 @@ from forecast_harness.sandbox.lane_pools import close_lanes, end_pools
 SOURCE_FILE = "solution.py"
 _JOB_ENTRY = "forecast_harness.machine_code.recording.job:main"
 _WARM = ("torch", "triton", "forecast_harness.machine_code.recording.warm_up")
-LONG_S = 3.0
+LONG_S = 0.5
 """After which a job that nobody waits for is ended; a lane takes as long to be ready for another one."""
 _NICENESS = 10
 """There are as many as processors: what launches and times must not wait for one."""
@@ -153,18 +153,11 @@ class CompileWorkers:
         """Open workers in the background: what is asked of them waits for one, and fails where none comes."""
         self._pool = ThreadPoolExecutor(self.count, "compile")
         self._beside = ThreadPoolExecutor(self.count, "beside")
-        # Alone it opens soonest, and it can work then; the others, which join it, find the files that it has read.
-        self._pool.submit(self._open_lane).add_done_callback(self._open_others)
-        return self
-
-    def _open_others(self, first: Future[None]) -> None:
-        for _ in range(self.count - 1):
-            with contextlib.suppress(RuntimeError):  # closed meanwhile
-                self._pool.submit(self._open_lane).add_done_callback(self._note_opened)
+        for _ in range(self.count):
+            self._pool.submit(self._open_lane).add_done_callback(self._note_opened)
         for _ in range(self.count // _WORKERS_PER_KEPT):
-            with contextlib.suppress(RuntimeError):
-                self._beside.submit(self._open_lane, kept=True)
-        self._note_opened(first)
+            self._beside.submit(self._open_lane, kept=True)
+        return self
 
     def _note_opened(self, lane: Future[None]) -> None:
         failure = SandboxError("the compile workers have ended") if lane.cancelled() else lane.exception()
