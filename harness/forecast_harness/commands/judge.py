@@ -144,6 +144,7 @@ def build_plan(options: argparse.Namespace) -> VerificationPlan:
 def open_lane(options: argparse.Namespace, plan: VerificationPlan) -> SandboxLane:
     """A lane for this device, at the level asked for. Raises `UsageError` for a level there is not."""
     from forecast_harness.sandbox.api import ContainmentLevel, SandboxLane
+    from forecast_harness.verify.lane_modules import LANE_MODULES
 
     level = None
     if options.level is not None:
@@ -153,8 +154,8 @@ def open_lane(options: argparse.Namespace, plan: VerificationPlan) -> SandboxLan
         level = ContainmentLevel[options.level.upper()]
     if plan.device == "cpu":
         # Without a device Triton kernels can only be interpreted: right or wrong, but no times to learn from.
-        return SandboxLane(level, environment={"TRITON_INTERPRET": "1"})
-    return SandboxLane(level, device=plan.uuid or str(plan.index))
+        return SandboxLane(level, environment={"TRITON_INTERPRET": "1"}, warm=LANE_MODULES)
+    return SandboxLane(level, device=plan.uuid or str(plan.index), warm=LANE_MODULES)
 
 
 def _solutions(

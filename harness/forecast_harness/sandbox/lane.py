@@ -19,7 +19,7 @@ from typing import Any
 
 from forecast_harness.sandbox import canary, wire
 from forecast_harness.sandbox.cell_process import FILES_FOLDER
-from forecast_harness.sandbox.containment.levels import ContainmentLevel
+from forecast_harness.sandbox.containment.levels import ContainmentLevel, module_search_path
 from forecast_harness.sandbox.jobs import (
     Fault,
     JobResult,
@@ -91,7 +91,8 @@ class SandboxLane:
         self._niceness = niceness
         self._environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
         self._environment |= {"CUDA_VISIBLE_DEVICES": device or "", **(environment or {})}
-        self._warm_up = WarmUp((*warm, canary.__name__), tuple(sorted(self._environment.items())))
+        modules, variables = (*warm, canary.__name__), tuple(sorted(self._environment.items()))
+        self._warm_up = WarmUp(modules, variables, module_search_path())
         self._warm_process: WarmProcess | None = None
         self._run_lock = threading.Lock()
         self._server: ServerProcess | None = None

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forecast_harness.sandbox.containment.levels import SERVER_COMMAND, module_search_path
+from forecast_harness.sandbox.containment.levels import SERVER_COMMAND
 from forecast_harness.sandbox.jobs import SandboxError
 
 _IMPORT_TIMEOUT_S = 180.0
@@ -45,6 +45,8 @@ class WarmUp:
     modules: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     """Names and values of its variables; a server has `HOME` and `TMPDIR` besides."""
+    search_path: str
+    """Of modules, as `module_search_path` writes it."""
 
 
 class ServerProcess:
@@ -76,7 +78,10 @@ class ServerProcess:
 
 
 class WarmProcess:
-    """A process that forks servers. Started when the first one is asked for; `acquire` and `release` count its users."""
+    """A process that forks servers, started when the first one is asked for.
+
+    `acquire` and `release` count its users.
+    """
 
     def __init__(self, warm_up: WarmUp) -> None:
         self.warm_up = warm_up
@@ -115,7 +120,7 @@ class WarmProcess:
         self._scratch = tempfile.mkdtemp(prefix="forecast-warm-")
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         orders = {"requests": theirs.fileno(), "warm": self.warm_up.modules, "scratch": self._scratch}
-        command = [sys.executable, "-I", "-c", SERVER_COMMAND, module_search_path(), json.dumps(orders)]
+        command = [sys.executable, "-I", "-c", SERVER_COMMAND, self.warm_up.search_path, json.dumps(orders)]
         with theirs, Path(self._scratch, "process.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command,

@@ -45,7 +45,16 @@ from forecast_harness.sandbox.lane_pools import close_lanes, end_pools
 
 SOURCE_FILE = "solution.py"
 _JOB_ENTRY = "forecast_harness.machine_code.recording.job:main"
-_WARM = ("torch", "triton", "forecast_harness.machine_code.recording.warm_up")
+_WARM = (
+    "torch",
+    "triton",
+    "forecast_harness.machine_code.recording.warm_up",
+    "forecast_harness.machine_code.recording.job",
+    "forecast_harness.search.judging.kernel_cell",
+    "forecast_harness.search.judging.kernel_race",
+    "forecast_autotune.features.trace",
+)
+"""What builds and traces import."""
 LONG_S = 0.5
 """After which a job that nobody waits for is ended; a lane takes as long to be ready for another one."""
 _NICENESS = 10

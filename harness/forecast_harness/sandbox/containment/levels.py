@@ -92,8 +92,8 @@ SERVER_COMMAND = (
 
 
 def module_search_path() -> str:
-    """This process's module search path as JSON, without the working directory."""
-    return json.dumps([entry for entry in sys.path if entry])
+    """This process's module search path as JSON, without the working directory and without repeats."""
+    return json.dumps([entry for entry in dict.fromkeys(sys.path) if entry])
 
 
 @cache

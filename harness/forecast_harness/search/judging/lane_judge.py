@@ -19,6 +19,7 @@ from forecast_harness.search.judging.early_opener import EarlyOpener
 from forecast_harness.search.judging.race_rules import log2_ratio
 from forecast_harness.search.records import NodeResult
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.verify.lane_modules import LANE_MODULES
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash
 from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
@@ -73,7 +74,7 @@ class SandboxNodeJudge:
         """A fresh lane whose canary sang. Raises `LaneFailure`."""
         environment = {"TRITON_INTERPRET": "1"} if self._plan.device == "cpu" else {}
         device = None if self._plan.device == "cpu" else self._plan.uuid or str(self._plan.index)
-        lane = SandboxLane(device=device, scratch=self._folder, environment=environment)
+        lane = SandboxLane(device=device, scratch=self._folder, environment=environment, warm=LANE_MODULES)
         lane.__enter__()
         result = lane.run(Asked(f"{canary.__name__}:main", {"device": device}), canary.CANARY_LIMITS)
         if result.status is JobStatus.OK and result.value == "ok":

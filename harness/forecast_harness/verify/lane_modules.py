@@ -1,0 +1,10 @@
+"""Modules that lanes import once where verification and timing are what they do: judges and cells are forks of them."""
+
+LANE_MODULES = (
+    "torch",
+    "triton",
+    "forecast_harness.variants.verification.jobs",
+    "forecast_harness.search.judging.kernel_cell",
+    "forecast_harness.search.judging.kernel_race",
+    "forecast_harness.verify.timing_job",
+)

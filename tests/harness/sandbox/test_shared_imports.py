@@ -1,0 +1,128 @@
+"""Lanes that need the same modules are forks of one process that has imported them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from forecast_harness.sandbox import warm_process
+from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
+from tests.harness.lanes import lane, run
+from tests.waiting import is_running, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
+
+
+def parent(pid: int) -> int:
+    """The process that this one was forked from."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_lanes_that_need_the_same_have_one_parent_and_it_ends_with_the_last() -> None:
+    with ExitStack() as first:
+        with lane() as kept:
+            one = first.enter_context(lane())
+            shared = parent(one.server_pid)
+            assert shared == parent(kept.server_pid) != os.getpid()
+            assert one.server_pid != kept.server_pid
+            first.close()
+            assert is_running(shared)
+            assert run(kept, "honest").status is JobStatus.OK
+            with lane() as later:
+                assert parent(later.server_pid) == shared
+        assert not is_running(shared)
+
+
+def test_lanes_that_need_something_else_have_another_parent() -> None:
+    with lane() as plain, lane(environment={"ANOTHER": "1"}) as other, lane(warm=("fractions",)) as third:
+        assert len({parent(one.server_pid) for one in (plain, other, third)}) == 3
+
+
+def test_a_lane_sees_its_own_folder_and_no_other_lanes() -> None:
+    with lane() as one, lane() as two:
+        folders = [Path(f"/proc/{opened.server_pid}/cwd").readlink() for opened in (one, two)]
+        assert len(set(folders)) == 2
+        inherited = [str(entry.readlink()) for entry in Path(f"/proc/{two.server_pid}/fd").iterdir()]
+    assert not any(str(folders[0]) in name for name in inherited)
+
+
+def test_open_lanes_outlive_the_process_that_they_were_forked_from() -> None:
+    with lane() as opened:
+        shared = parent(opened.server_pid)
+        os.kill(shared, signal.SIGKILL)
+        wait_until(lambda: not is_running(shared))
+        assert run(opened, "honest").status is JobStatus.OK
+        with lane() as later:  # a new one is started for it
+            assert parent(later.server_pid) not in (shared, os.getpid())
+            assert run(later, "honest").status is JobStatus.OK
+            os.kill(opened.server_pid, signal.SIGKILL)
+            assert run(opened, "honest").status is JobStatus.INFRA_ERROR
+            assert run(opened, "honest").status is JobStatus.OK
+            assert parent(opened.server_pid) == parent(later.server_pid)
+
+
+def test_a_request_that_was_interrupted_is_answered_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with lane() as opened:
+        before = set(children_of(parent(opened.server_pid)))
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(warm_process, "select", SimpleNamespace(select=interrupt))
+            with pytest.raises(KeyboardInterrupt), lane():
+                raise AssertionError("it opened")
+        with lane() as later:
+            assert run(later, "honest").status is JobStatus.OK
+            ours = {opened.server_pid, later.server_pid}
+            wait_until(lambda: set(children_of(parent(later.server_pid))) - before <= ours)
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes whose parent this is."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if parent(int(entry.name)) == pid and is_running(int(entry.name)):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_many_lanes_open_at_once() -> None:
+    opened: list[SandboxLane] = []
+    lock = threading.Lock()
+
+    def open_one(_: int) -> None:
+        one = SandboxLane(warm=())
+        one.__enter__()
+        with lock:
+            opened.append(one)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(open_one, range(8)))
+    try:
+        assert len({one.server_pid for one in opened}) == 8
+        assert len({parent(one.server_pid) for one in opened}) == 1
+    finally:
+        for one in opened:
+            one.close()
+    assert not any(key[0] == os.getpid() and not key[1].modules[:-1] for key in warm_process._shared)
+
+
+def test_a_process_that_cannot_be_started_is_told_with_what_it_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_process, "SERVER_COMMAND", "raise SystemExit('nothing works today')")
+    with pytest.raises(SandboxError, match="nothing works today"), lane(environment={"NOT": "started"}):
+        raise AssertionError("it opened")
