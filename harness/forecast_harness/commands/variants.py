@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,9 @@ from forecast_harness.variants.kernels.user_kernel import UserKernel, is_covered
 
 if TYPE_CHECKING:
     from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+    from forecast_harness.variants.verification.lanes import VerificationLanes
     from forecast_harness.variants.verification.verify import VariantVerification
+    from forecast_harness.verify.plan import VerificationPlan
 
 _COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
 
@@ -49,6 +52,36 @@ def _make(options: argparse.Namespace, output: Output) -> int:
     began = time.monotonic()
     require_packages("variants", "torch", "triton")
     output.remark(f"reading {options.what}")
+    with contextlib.ExitStack() as held:
+        lanes: _PlannedLanes | None = None
+        if options.verify:
+            lanes = _PlannedLanes.of(options)
+            held.enter_context(lanes.lanes)
+            if Path(options.what.partition(":")[0]).is_file():
+                lanes.lanes.open_ahead(1)  # it imports torch while the kernel's file does
+        return _make_and_verify(options, output, lanes, began)
+
+
+@dataclass(frozen=True)
+class _PlannedLanes:
+    """Where variants are verified."""
+
+    plan: VerificationPlan
+    lanes: VerificationLanes
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> _PlannedLanes:
+        """Raises `UsageError` for a device or a level that is not there."""
+        from forecast_harness.variants.verification.lanes import VerificationLanes, lane_count
+        from forecast_harness.variants.verification.verify import VARIANT_PLAN
+
+        plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)
+        return cls(plan, VerificationLanes(lambda: open_lane(options, plan), lane_count()))
+
+
+def _make_and_verify(
+    options: argparse.Namespace, output: Output, lanes: _PlannedLanes | None, began: float
+) -> int:
     if options.llm is not None:
         from forecast_autotune.llm.providers import provider
 
@@ -65,8 +98,8 @@ def _make(options: argparse.Namespace, output: Output) -> int:
         output.remark(f"refused: {text}")
     results: list[tuple[Variant, VariantVerification]] = []
     seconds = {"reading": time.monotonic() - began}
-    if options.verify and found:
-        results, spent = _verify_variants(options, output, target, store, found)
+    if lanes is not None and found:
+        results, spent = _verify_variants(options, output, target, store, found, lanes)
         seconds |= spent
     _check_saved(store)
     data = {
@@ -172,32 +205,32 @@ def _read(path: Path, target: UserKernel) -> Iterator[Variant]:
 
 
 def _verify_variants(
-    options: argparse.Namespace, output: Output, target: UserKernel, store: Store, found: Sequence[Variant]
+    options: argparse.Namespace,
+    output: Output,
+    target: UserKernel,
+    store: Store,
+    found: Sequence[Variant],
+    where: _PlannedLanes,
 ) -> tuple[list[tuple[Variant, VariantVerification]], dict[str, float]]:
     """Verify for every kind of call that is known, what has no check on this device yet; where the seconds went."""
     from forecast_harness.commands.variant_verification import VariantWork
-    from forecast_harness.variants.verification.lanes import VerificationLanes, lane_count
-    from forecast_harness.variants.verification.verify import VARIANT_PLAN
 
-    subjects = target.subjects(store)
-    plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)
+    subjects, plan = target.subjects(store), where.plan
     device = INTERPRETER if plan.device == "cpu" else _slug(plan.index)
     results: list[tuple[Variant, VariantVerification]] = []
     surveys: list[KernelSurvey] = []
-    lanes = VerificationLanes(lambda: open_lane(options, plan), lane_count(len(found)))
+    work = VariantWork(options.path, output, where.lanes, plan, device, target.kernel.source_sha256)
+    for subject in subjects:
+        if is_covered(subject, [s.signature for s in surveys]):
+            continue
+        left = [v for v in found if not _has_check(v, subject, device)]
+        if not left:
+            continue
+        known, verified = work.verify(subject, left, store.put_variant)
+        surveys.append(known)
+        results += verified
     closing = time.monotonic()
-    with lanes:
-        work = VariantWork(options.path, output, lanes, plan, device, target.kernel.source_sha256)
-        for subject in subjects:
-            if is_covered(subject, [s.signature for s in surveys]):
-                continue
-            left = [v for v in found if not _has_check(v, subject, device)]
-            if not left:
-                continue
-            known, verified = work.verify(subject, left, store.put_variant)
-            surveys.append(known)
-            results += verified
-        closing = time.monotonic()
+    where.lanes.close()
     return results, {**work.seconds.to_json(), "closing": time.monotonic() - closing}
 
 

@@ -23,10 +23,9 @@ _PROCESSORS_PER_LANE = 1
 """A lane's cells wait for the device and for the judge as often as they compile."""
 
 
-def lane_count(items: int) -> int:
-    """Lanes for so many things to verify on this machine's processors; at least one."""
-    most = min(_MOST_LANES, len(os.sched_getaffinity(0)) // _PROCESSORS_PER_LANE)
-    return max(1, min(items, most))
+def lane_count() -> int:
+    """Lanes at most on this machine's processors; at least one."""
+    return max(1, min(_MOST_LANES, len(os.sched_getaffinity(0)) // _PROCESSORS_PER_LANE))
 
 
 class VerificationLanes:
@@ -47,6 +46,10 @@ class VerificationLanes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all lanes: none can be borrowed any more."""
         for opening in self._openings:
             opening.join()
         close_lanes(self._open)
