@@ -57,8 +57,8 @@ from forecast_autotune.errors import SettingsError
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.devices import verification_plan
 from forecast_harness.search.judging.factory import open_judge
-from forecast_harness.search.judging.pack_judge import PackJudge
-from forecast_harness.search.judging.race_rules import RaceRules
+from forecast_harness.search.judging.packs.judge import PackJudge
+from forecast_harness.search.judging.races.rules import RaceRules
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.search.lanes.ray_lanes import RayJudgePool, load_ray
 from forecast_harness.search.novelty import node_identity

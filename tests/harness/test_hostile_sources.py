@@ -31,7 +31,7 @@ from forecast_harness.search.forecasters.source_features import static_features
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, ProposalRequest, Proposed
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState
-from forecast_harness.search.judging.source_configs import apply_config, configs_of
+from forecast_harness.search.judging.packs.source_configs import apply_config, configs_of
 from forecast_harness.search.novelty import node_identity, signature
 from forecast_harness.search.planning.plugin_answers import ask_plugin
 from forecast_harness.search.proposers import llm_answers

@@ -30,8 +30,8 @@ from forecast_harness.search.history.events import NodeJob, ProposalRequest
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge, Proposer
 from forecast_harness.search.judging.devices import verification_plan
 from forecast_harness.search.judging.factory import open_judge
-from forecast_harness.search.judging.pack_judge import PackJudge
-from forecast_harness.search.judging.race_rules import RaceRules
+from forecast_harness.search.judging.packs.judge import PackJudge
+from forecast_harness.search.judging.races.rules import RaceRules
 from forecast_harness.search.novelty import NoveltyFilter
 from forecast_harness.search.proposers import open_proposer
 from forecast_harness.search.records import Node, NodeResult, SearchTarget

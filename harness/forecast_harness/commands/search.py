@@ -192,7 +192,7 @@ def _require_sound_pack(target: SearchTarget, device: str) -> None:
     """Raises `CommandError` for a pack that cannot tell right from wrong: what is found with it means nothing."""
     from forecast_harness.search.interfaces import LaneFailure
     from forecast_harness.search.judging.devices import verification_plan
-    from forecast_harness.search.judging.pack_judge import PackJudge
+    from forecast_harness.search.judging.packs.judge import PackJudge
 
     try:
         with tempfile.TemporaryDirectory() as scratch:

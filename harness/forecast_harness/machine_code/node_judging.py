@@ -47,7 +47,7 @@ from forecast_harness.search.history.batches import MIN_PROGRESS
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS, HostJudge
-from forecast_harness.search.judging.race_rules import log2_ratio
+from forecast_harness.search.judging.races.rules import log2_ratio
 from forecast_harness.search.records import FullVerification, Node, NodeResult
 from forecast_harness.timing.device import DeviceBusy
 

@@ -21,13 +21,13 @@ from forecast_harness.machine_code.trials.target_trials import SourceBuilder
 from forecast_harness.packs.schema import Pack
 from forecast_harness.sandbox.lane_pools import close_lanes
 from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.judging.cuda_judge import CudaJudge
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.early_opener import EarlyOpener
 from forecast_harness.search.judging.factory import open_judge
-from forecast_harness.search.judging.kernel_judge import KernelJudge
+from forecast_harness.search.judging.kernels.judge import KernelJudge
 from forecast_harness.search.judging.lane_judge import HostJudge
-from forecast_harness.search.judging.pack_judge import PackJudge
+from forecast_harness.search.judging.packs.cuda_judge import CudaJudge
+from forecast_harness.search.judging.packs.judge import PackJudge
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.search.targets import is_cuda_kernel

@@ -4,7 +4,7 @@ LANE_MODULES = (
     "torch",
     "triton",
     "forecast_harness.variants.verification.jobs",
-    "forecast_harness.search.judging.kernel_cell",
-    "forecast_harness.search.judging.kernel_race",
+    "forecast_harness.search.judging.kernels.cell",
+    "forecast_harness.search.judging.kernels.race",
     "forecast_harness.verify.timing_job",
 )

@@ -21,7 +21,7 @@ from forecast_harness.machine_code.opening import MachineCodeLanes, open_machine
 from forecast_harness.search.forecasters import open_forecaster
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.history.state import SearchState
-from forecast_harness.search.judging.cuda_judge import CudaJudge
+from forecast_harness.search.judging.packs.cuda_judge import CudaJudge
 from forecast_harness.search.proposers import open_proposer
 from forecast_harness.search.records import (
     Node,

@@ -10,7 +10,7 @@ from forecast_harness.machine_code.runner.driver import CudaDriver
 from forecast_harness.machine_code.runner.error_kernels import COMPARED_TYPES
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
 from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
-from forecast_harness.search.judging.call_values import relative_error
+from forecast_harness.search.judging.kernels.call_values import relative_error
 
 COUNT = 10_001
 """No multiple of a block."""

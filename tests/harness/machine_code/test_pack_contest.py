@@ -32,7 +32,7 @@ from forecast_harness.machine_code.records import (
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.packs.load import load_pack
 from forecast_harness.packs.schema import Language, Pack, Solution, Workload
-from forecast_harness.search.judging.pack_judge import PackJudge
+from forecast_harness.search.judging.packs.judge import PackJudge
 from forecast_harness.search.targets import open_target
 from forecast_harness.timing.paired_clock import SimulatedPairedClock
 from forecast_harness.timing.paired_comparison import StoppingRules, run_comparison

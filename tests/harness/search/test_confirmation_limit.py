@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 from forecast_harness.search.judging import confirmation_limit
 from forecast_harness.search.judging.confirmation_limit import ConfirmationLimit
-from forecast_harness.search.judging.halving import HalvingRace
-from forecast_harness.search.judging.race_rules import THOROUGH_RULES
+from forecast_harness.search.judging.races.halving import HalvingRace
+from forecast_harness.search.judging.races.rules import THOROUGH_RULES
 from forecast_harness.timing.paired_clock import SimulatedPairedClock
 
 

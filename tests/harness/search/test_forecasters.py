@@ -31,7 +31,7 @@ from forecast_harness.search.forecasters.llm import LLMNodeForecaster, blend_for
 from forecast_harness.search.forecasters.source_features import edit_embedding
 from forecast_harness.search.forecasters.timings import MAX_TIMINGS, Timing, add_timings, to_measurement
 from forecast_harness.search.history.events import NodeForecastRequest
-from forecast_harness.search.judging.race_rules import drift_corrected_seconds
+from forecast_harness.search.judging.races.rules import drift_corrected_seconds
 from forecast_harness.search.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
 
 PACK = SearchTarget(

@@ -32,8 +32,8 @@ from forecast_harness.search.history.events import (
 )
 from forecast_harness.search.interfaces import ConfirmationEnded
 from forecast_harness.search.judging import confirmation_limit
-from forecast_harness.search.judging.kernel_judge import KernelJudge
-from forecast_harness.search.judging.race_rules import RaceRules
+from forecast_harness.search.judging.kernels.judge import KernelJudge
+from forecast_harness.search.judging.races.rules import RaceRules
 from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.targets import configs_for, open_target

@@ -17,12 +17,12 @@ from forecast_autotune.records import Outcome, codec
 from forecast_harness.sandbox.api import ResourceLimits
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
-from forecast_harness.search.judging import pack_judge
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.factory import open_judge
-from forecast_harness.search.judging.pack_judge import PackJudge
-from forecast_harness.search.judging.race_rules import RaceRules
-from forecast_harness.search.judging.source_configs import configs_of
+from forecast_harness.search.judging.packs import judge as pack_judge
+from forecast_harness.search.judging.packs.judge import PackJudge
+from forecast_harness.search.judging.packs.source_configs import configs_of
+from forecast_harness.search.judging.races.rules import RaceRules
 from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.targets import open_target
 from forecast_harness.verify.plan import VerificationPlan

@@ -17,7 +17,7 @@ from forecast_harness.search.forecasters import open_forecaster, pack_tracing
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.forecasters.triton import UNTESTED_DIFFERENCE_SD, TritonForecaster
 from forecast_harness.search.history.events import NodeForecastRequest
-from forecast_harness.search.judging.source_configs import configs_of
+from forecast_harness.search.judging.packs.source_configs import configs_of
 from forecast_harness.search.records import Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import open_target
 

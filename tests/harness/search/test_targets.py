@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import codec
 from forecast_harness.packs import load_pack
-from forecast_harness.search.judging.source_configs import apply_config, configs_of, diverse_configs
+from forecast_harness.search.judging.packs.source_configs import apply_config, configs_of, diverse_configs
 from forecast_harness.search.records import SearchTarget, TargetKind
 from forecast_harness.search.targets import open_target, pack_of, solution_of
 

@@ -50,8 +50,8 @@ _WARM = (
     "triton",
     "forecast_harness.machine_code.recording.warm_up",
     "forecast_harness.machine_code.recording.job",
-    "forecast_harness.search.judging.kernel_cell",
-    "forecast_harness.search.judging.kernel_race",
+    "forecast_harness.search.judging.kernels.cell",
+    "forecast_harness.search.judging.kernels.race",
     "forecast_autotune.features.trace",
 )
 """What builds and traces import."""

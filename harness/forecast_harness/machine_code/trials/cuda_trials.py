@@ -12,7 +12,7 @@ from forecast_harness.machine_code.compilation.compile_workers import BuildReque
 from forecast_harness.machine_code.trials.drawn_trials import DrawnTrials
 from forecast_harness.machine_code.trials.target_trials import TrialConfig
 from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.judging.source_configs import configs_to_time, is_compatible
+from forecast_harness.search.judging.packs.source_configs import configs_to_time, is_compatible
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import cuda_signature_of
 from forecast_harness.verify.plan import VerificationPlan

@@ -34,9 +34,9 @@ from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
 from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.judging.call_values import HOST_PERIOD, fill_tensor
-from forecast_harness.search.judging.kernel_race import MAX_RELATIVE_ERROR
-from forecast_harness.search.judging.timed_calls import TimedCall
+from forecast_harness.search.judging.kernels.call_values import HOST_PERIOD, fill_tensor
+from forecast_harness.search.judging.kernels.race import MAX_RELATIVE_ERROR
+from forecast_harness.search.judging.kernels.timed_calls import TimedCall
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import configs_for, decided_config, subjects_of
 from forecast_harness.timing.plausibility import impossible_time

@@ -11,7 +11,7 @@ from forecast_harness.machine_code.trials.drawn_trials import DrawnTrials
 from forecast_harness.machine_code.trials.target_trials import TrialConfig
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.judging.source_configs import apply_config, configs_to_time, own_configs
+from forecast_harness.search.judging.packs.source_configs import apply_config, configs_to_time, own_configs
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.verify.plan import VerificationPlan
 

@@ -27,8 +27,8 @@ from forecast_harness.packs.schema import PackFormat
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
 from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
 from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
-from forecast_harness.search.judging.source_configs import SourceConfig as TunedConfig
-from forecast_harness.search.judging.source_configs import apply_config, configs_of, diverse_configs
+from forecast_harness.search.judging.packs.source_configs import SourceConfig as TunedConfig
+from forecast_harness.search.judging.packs.source_configs import apply_config, configs_of, diverse_configs
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import pack_of
 
@@ -42,7 +42,7 @@ _MAX_CACHED_TRACES = 64
 _FILES_PER_JOB = 8
 """Configs of one source that a cell traces one after the other: to start a cell takes longer than to trace."""
 _TRACE_LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
-_TRACE_JOB = "forecast_harness.search.judging.pack_cell:main"
+_TRACE_JOB = "forecast_harness.search.judging.packs.cell:main"
 _LaunchRecord = dict[str, Any]
 """One launch of a kernel, as `pack_cell.trace` tells it."""
 

@@ -20,7 +20,7 @@ from forecast_harness.search.targets import subjects_of
 _MOST_KEPT = 64
 """Sources whose traces are kept whole, the latest; of others it is what `keep` has named."""
 TRACE_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
-_TRACE_JOB = "forecast_harness.search.judging.kernel_race:trace"
+_TRACE_JOB = "forecast_harness.search.judging.kernels.race:trace"
 RunJobs = Callable[[Sequence[SandboxJob]], Sequence[JobResult]]
 """Does jobs in sandboxes, under `TRACE_LIMITS`."""
 

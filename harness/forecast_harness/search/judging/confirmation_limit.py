@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from forecast_harness.search.judging.race_rules import RaceRules
+from forecast_harness.search.judging.races.rules import RaceRules
 
 _CONTEST_SHARE, _LEAST_CONTEST_S = 1 / 6, 2.0
 """Of the seconds of a confirmation, for one contest: there are two, and the finalist is verified. A contest gets two

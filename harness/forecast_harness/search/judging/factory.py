@@ -23,13 +23,13 @@ def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Pat
     if target.kind is TargetKind.KERNEL:
         if device == "cpu":
             raise SettingsError(f"{target.name}: {NO_KERNELS_ON_CPU}")
-        from forecast_harness.search.judging.kernel_judge import KernelJudge
+        from forecast_harness.search.judging.kernels.judge import KernelJudge
 
         return KernelJudge(target, plan, folder, number=index)
     if is_cuda_kernel(target):
-        from forecast_harness.search.judging.cuda_judge import CudaJudge
+        from forecast_harness.search.judging.packs.cuda_judge import CudaJudge
 
         return CudaJudge(target, plan, folder, number=index)
-    from forecast_harness.search.judging.pack_judge import PackJudge
+    from forecast_harness.search.judging.packs.judge import PackJudge
 
     return PackJudge(target, plan, folder, number=index)

@@ -16,7 +16,7 @@ from forecast_harness.sandbox.lane_pools import Closable, close_lanes
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.early_opener import EarlyOpener
-from forecast_harness.search.judging.race_rules import log2_ratio
+from forecast_harness.search.judging.races.rules import log2_ratio
 from forecast_harness.search.records import NodeResult
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.verify.lane_modules import LANE_MODULES

@@ -20,10 +20,9 @@ from forecast_harness.search.forecasters.timings import Timing
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import ConfirmationEnded, LaneFailure
-from forecast_harness.search.judging.call_kinds import CallKinds
 from forecast_harness.search.judging.confirmation_lanes import ConfirmationLanes, ConfirmationOpener
 from forecast_harness.search.judging.confirmation_limit import ConfirmationLimit
-from forecast_harness.search.judging.held_race import HeldRace
+from forecast_harness.search.judging.kernels.call_kinds import CallKinds
 from forecast_harness.search.judging.lane_judge import (
     SandboxNodeJudge,
     overall_judgement,
@@ -32,7 +31,8 @@ from forecast_harness.search.judging.lane_judge import (
     seconds_of_side,
     seed_beside,
 )
-from forecast_harness.search.judging.race_rules import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
+from forecast_harness.search.judging.races.held_race import HeldRace
+from forecast_harness.search.judging.races.rules import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
 from forecast_harness.search.records import FullVerification, Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import configs_for, decided_config, subjects_of
 from forecast_harness.timing.device import DeviceBusy, exclusive
@@ -53,7 +53,7 @@ from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, Solut
 
 _CONTESTS = 2
 """Of a finalist and the seed, each in processes of its own; a finalist that is not faster in one has no other."""
-_RACE_JOB = "forecast_harness.search.judging.kernel_race:race"
+_RACE_JOB = "forecast_harness.search.judging.kernels.race:race"
 
 
 class KernelJudge(SandboxNodeJudge):

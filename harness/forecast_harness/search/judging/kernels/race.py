@@ -12,10 +12,10 @@ from typing import Any
 
 from forecast_autotune.records import Config, Outcome
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault, JobContext
-from forecast_harness.search.judging.halving import HalvingRace
-from forecast_harness.search.judging.held_race import wait_to_be_let_go
-from forecast_harness.search.judging.race_rules import RaceRules, drift_corrected_seconds
-from forecast_harness.search.judging.timed_calls import TimedCall
+from forecast_harness.search.judging.kernels.timed_calls import TimedCall
+from forecast_harness.search.judging.races.halving import HalvingRace
+from forecast_harness.search.judging.races.held_race import wait_to_be_let_go
+from forecast_harness.search.judging.races.rules import RaceRules, drift_corrected_seconds
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.variants.kernels.base_kernel import BaseKernel
 from forecast_harness.verify.cost_control import PhaseTimer
@@ -23,7 +23,7 @@ from forecast_harness.verify.launches.answers import read_error, read_times
 from forecast_harness.verify.timing_job import ContestantRejected
 from forecast_harness.verify.verdict import Reason, ReasonCode
 
-CELL_MODULE = "forecast_harness.search.judging.kernel_cell"
+CELL_MODULE = "forecast_harness.search.judging.kernels.cell"
 SOURCE_FILES = ("against.py", "variant.py")
 _WARM_UP_LAUNCHES = 3
 MAX_RELATIVE_ERROR = 0.1

@@ -19,7 +19,7 @@ from forecast_autotune.variants.entry import KernelEntry
 from forecast_harness.sandbox.cell_process import load
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
 from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes
-from forecast_harness.search.judging.call_values import fill_tensor, relative_error
+from forecast_harness.search.judging.kernels.call_values import fill_tensor, relative_error
 from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.timing.graph_replay import ReplayBuffers
 from forecast_harness.variants.verification.compile_ahead import compile_side_by_side

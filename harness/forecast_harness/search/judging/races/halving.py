@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from forecast_harness.search.judging.race_rules import RaceRules, standard_error
+from forecast_harness.search.judging.races.rules import RaceRules, standard_error
 from forecast_harness.timing.paired_clock import PairedClock
 from forecast_harness.timing.paired_comparison import measure_block
 from forecast_harness.timing.sign_test import SignTest

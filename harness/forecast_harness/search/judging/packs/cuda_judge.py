@@ -22,9 +22,9 @@ from forecast_harness.packs.schema import Solution
 from forecast_harness.sandbox.api import JobResult, SandboxError, SandboxJob, SandboxLane
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.judging.pack_judge import PackJudge
-from forecast_harness.search.judging.race_rules import QUICK_RULES, RaceRules
-from forecast_harness.search.judging.source_configs import SourceConfig
+from forecast_harness.search.judging.packs.judge import PackJudge
+from forecast_harness.search.judging.packs.source_configs import SourceConfig
+from forecast_harness.search.judging.races.rules import QUICK_RULES, RaceRules
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import cuda_signature_of
 from forecast_harness.verify.plan import VerificationPlan

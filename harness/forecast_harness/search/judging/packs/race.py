@@ -21,8 +21,8 @@ import torch
 
 from forecast_harness.packs.schema import Language, Pack
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext
-from forecast_harness.search.judging.halving import HalvingRace
-from forecast_harness.search.judging.race_rules import RaceRules, drift_corrected_seconds
+from forecast_harness.search.judging.races.halving import HalvingRace
+from forecast_harness.search.judging.races.rules import RaceRules, drift_corrected_seconds
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.timing.processors import reserve_processors
 from forecast_harness.verify.judge import SolutionJudge

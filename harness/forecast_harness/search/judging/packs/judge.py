@@ -25,13 +25,13 @@ from forecast_harness.search.judging.lane_judge import (
     reasons_text,
     truncated_feedback,
 )
-from forecast_harness.search.judging.race_rules import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
-from forecast_harness.search.judging.source_configs import (
+from forecast_harness.search.judging.packs.source_configs import (
     SourceConfig,
     apply_config,
     configs_to_time,
     own_configs,
 )
+from forecast_harness.search.judging.races.rules import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
 from forecast_harness.search.records import FullVerification, Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import pack_of, solution_of
 from forecast_harness.timing import paired_comparison
@@ -42,7 +42,7 @@ from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import check_pack, reason_of_result, verify
 from forecast_harness.verify.verdict import Judgement, ReasonCode, SolutionVerdict
 
-_RACE_JOB = "forecast_harness.search.judging.pack_race:main"
+_RACE_JOB = "forecast_harness.search.judging.packs.race:main"
 
 
 class PackJudge(SandboxNodeJudge):

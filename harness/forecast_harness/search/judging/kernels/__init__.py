@@ -1,0 +1,1 @@
+"""Variants of a Triton kernel, judged: recorded calls, verification, races in sandboxes."""
