@@ -13,6 +13,7 @@ from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.variants import Check, Variant
 from forecast_harness.commands.count_line import CountLine
 from forecast_harness.variants.verification.base_binaries import BaseBinaries
+from forecast_harness.variants.verification.lanes import run_each
 from forecast_harness.variants.verification.verify import (
     VariantVerification,
     refused_variant,
@@ -24,8 +25,8 @@ from forecast_harness.verify.cost_control import PhaseTimer
 if TYPE_CHECKING:
     from forecast_harness.machine_code.variant_gate import VariantGate
     from forecast_harness.sandbox.api import SandboxLane
+    from forecast_harness.sandbox.lane_pools import LanePool
     from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
-    from forecast_harness.variants.verification.lanes import VerificationLanes
     from forecast_harness.verify.plan import VerificationPlan
 
 _ROUNDS_WITHOUT_GATE = 2
@@ -41,7 +42,7 @@ class VariantWork:
     """Whether a runner looks at variants before they are verified: `machine-code`, `host-code` for never, or `auto`
     where there are many."""
     output: Output
-    lanes: VerificationLanes
+    lanes: LanePool
     plan: VerificationPlan
     device: str
     """The slug that checks name."""
@@ -98,7 +99,7 @@ class VariantWork:
                 )
 
             with self.seconds.phase("verify"):
-                for number, result in self.lanes.run_each(variants, judged):
+                for number, result in run_each(self.lanes, variants, judged):
                     found[number] = result
                     self._verified += 1
                     keep(variants[number], result.checks)

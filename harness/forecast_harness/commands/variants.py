@@ -29,8 +29,8 @@ from forecast_harness.commands.judge import build_plan, open_lane
 from forecast_harness.variants.kernels.user_kernel import UserKernel, is_covered
 
 if TYPE_CHECKING:
+    from forecast_harness.sandbox.lane_pools import LanePool
     from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
-    from forecast_harness.variants.verification.lanes import VerificationLanes
     from forecast_harness.variants.verification.verify import VariantVerification
     from forecast_harness.verify.plan import VerificationPlan
 
@@ -67,16 +67,17 @@ class _PlannedLanes:
     """Where variants are verified."""
 
     plan: VerificationPlan
-    lanes: VerificationLanes
+    lanes: LanePool
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> _PlannedLanes:
         """Raises `UsageError` for a device or a level that is not there."""
-        from forecast_harness.variants.verification.lanes import VerificationLanes, lane_count
+        from forecast_harness.sandbox.lane_pools import LanePool
+        from forecast_harness.variants.verification.lanes import lane_count
         from forecast_harness.variants.verification.verify import VARIANT_PLAN
 
         plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)
-        return cls(plan, VerificationLanes(lambda: open_lane(options, plan), lane_count()))
+        return cls(plan, LanePool(lambda: open_lane(options, plan), lane_count()))
 
 
 def _make_and_verify(

@@ -1,11 +1,16 @@
-"""How several lanes, each used by threads of a pool, come to an end."""
+"""Several lanes, used by threads: opened when they are first needed, lent to one at a time, ended together."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from types import TracebackType
 from typing import Protocol, TypeVar
+
+from forecast_harness.sandbox.lane import SandboxLane
 
 _GIVE_UP_AGAIN_S = 0.2
 
@@ -42,3 +47,75 @@ def close_lanes(lanes: list[C]) -> None:
         with ThreadPoolExecutor(len(lanes), "close-lane") as pool:
             list(pool.map(lambda lane: lane.close(), lanes))
         lanes.clear()
+
+
+class LanePool:
+    """Lanes that are opened when they are first needed; use as a context manager, or `close` it."""
+
+    def __init__(self, opener: Callable[[], SandboxLane], most: int) -> None:
+        """`opener` makes a lane that is not open yet; `most`: lanes that may be open at once."""
+        self._opener, self.most = opener, most
+        self._free: queue.SimpleQueue[SandboxLane | BaseException] = queue.SimpleQueue()
+        self._open: list[SandboxLane] = []
+        self._openings: list[threading.Thread] = []
+        self._begun = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> LanePool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all lanes: none can be borrowed any more."""
+        for opening in self._openings:
+            opening.join()
+        close_lanes(self._open)
+
+    def give_up(self) -> None:
+        """End the jobs that are under way now."""
+        for lane in tuple(self._open):
+            lane.give_up()
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[SandboxLane]:
+        """A lane that nobody else uses meanwhile. Raises `SandboxError` where none can be opened."""
+        lane = self._take()
+        try:
+            yield lane
+        finally:
+            self._free.put(lane)
+
+    def open_ahead(self, count: int) -> None:
+        """Begin to open so many lanes, as far as there may be, while others still decide what to do with them."""
+        with self._lock:
+            for _ in range(min(count, self.most) - self._begun):
+                self._begin()
+
+    def _take(self) -> SandboxLane:
+        with self._lock:
+            if self._free.empty() and self._begun < self.most:
+                self._begin()
+        found = self._free.get()
+        if isinstance(found, BaseException):
+            self._free.put(found)  # whoever waits, too, would wait for ever
+            raise found
+        return found
+
+    def _begin(self) -> None:
+        self._begun += 1
+        self._openings.append(threading.Thread(target=self._open_one, name="open-lane"))
+        self._openings[-1].start()
+
+    def _open_one(self) -> None:
+        try:
+            lane = self._opener()
+            lane.__enter__()
+        except BaseException as error:
+            self._free.put(error)
+            return
+        self._open.append(lane)
+        self._free.put(lane)

@@ -43,7 +43,7 @@ def test_closing_ends_what_is_under_way(lanes: TracingLanes) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    while len(lanes._open) < 2:
+    while len(lanes._lanes._open) < 2:
         time.sleep(0.05)
     lanes.close()
     thread.join(40.0)

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from forecast_harness.sandbox.api import SandboxError, SandboxLane
-from forecast_harness.variants.verification.lanes import VerificationLanes, lane_count
+from forecast_harness.sandbox.lane_pools import LanePool
+from forecast_harness.variants.verification.lanes import lane_count, run_each
 
 
 class Lane:
@@ -41,8 +42,8 @@ def test_lanes_are_used_by_one_at_a_time_and_closed() -> None:
         lane.users -= 1
         return item * item
 
-    with VerificationLanes(opened, 2) as lanes:
-        assert dict(lanes.run_each(range(6), do)) == {n: n * n for n in range(6)}
+    with LanePool(opened, 2) as lanes:
+        assert dict(run_each(lanes, range(6), do)) == {n: n * n for n in range(6)}
         assert len(made) == 2
     assert all(lane.closed for lane in made)
 
@@ -55,10 +56,10 @@ def test_one_lane_works_in_order_and_a_failure_ends_it() -> None:
         return 1 // (2 - item)
 
     with (
-        VerificationLanes(lambda: cast("SandboxLane", Lane()), 1) as lanes,
+        LanePool(lambda: cast("SandboxLane", Lane()), 1) as lanes,
         pytest.raises(ZeroDivisionError),
     ):
-        list(lanes.run_each(range(5), do))
+        list(run_each(lanes, range(5), do))
     assert seen == [0, 1, 2]
 
 
@@ -70,9 +71,9 @@ def test_there_is_always_a_lane_and_never_one_without_work() -> None:
         made.append(Lane())
         return cast("SandboxLane", made[-1])
 
-    with VerificationLanes(opened, 8) as lanes:
+    with LanePool(opened, 8) as lanes:
         lanes.open_ahead(2)
-        assert dict(lanes.run_each([5, 6], lambda item, lane: item)) == {0: 5, 1: 6}
+        assert dict(run_each(lanes, [5, 6], lambda item, lane: item)) == {0: 5, 1: 6}
     assert len(made) == 2
 
 
@@ -90,7 +91,7 @@ def test_lanes_open_side_by_side_before_they_are_needed() -> None:
         made.append(SlowLane())
         return cast("SandboxLane", made[-1])
 
-    with VerificationLanes(opened, 3) as lanes:
+    with LanePool(opened, 3) as lanes:
         lanes.open_ahead(5)
         lanes.open_ahead(2)
         with lanes.borrowed() as lane:
@@ -103,5 +104,5 @@ def test_a_lane_that_does_not_open_is_told_to_all_who_wait() -> None:
     def broken() -> SandboxLane:
         raise SandboxError("no device")
 
-    with VerificationLanes(broken, 2) as lanes, pytest.raises(SandboxError, match="no device"):
-        list(lanes.run_each(range(4), lambda item, lane: item))
+    with LanePool(broken, 2) as lanes, pytest.raises(SandboxError, match="no device"):
+        list(run_each(lanes, range(4), lambda item, lane: item))

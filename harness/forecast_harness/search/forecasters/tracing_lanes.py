@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.jobs import JobResult, SandboxError
-from forecast_harness.sandbox.lane_pools import close_lanes, end_pools
+from forecast_harness.sandbox.lane_pools import LanePool, end_pools
 
 _MOST_LANES = 8
 _PROCESSORS_PER_LANE = 2
@@ -23,15 +22,16 @@ def lane_count() -> int:
 
 
 class TracingLanes:
-    """Lanes without a device that are opened when they are first needed, each by a thread of its own."""
+    """Lanes without a device for short jobs. Any thread may ask."""
 
     def __init__(self, folder: Path | None, limits: ResourceLimits, count: int = 0) -> None:
         """`folder` is for scratch files; `count`: lanes at most, 0 for what suits the machine."""
-        self._folder, self._limits = folder, limits
-        self._pool = ThreadPoolExecutor(count or lane_count(), "tracing")
-        self._own = threading.local()
-        self._open: list[SandboxLane] = []
-        self._closed = False
+        most = count or lane_count()
+        self._limits, self._closed = limits, False
+        self._pool = ThreadPoolExecutor(most, "tracing")
+        self._lanes = LanePool(
+            lambda: SandboxLane(scratch=folder, environment={"TRITON_INTERPRET": "0"}), most
+        )
 
     def run(self, jobs: Sequence[SandboxJob]) -> list[JobResult]:
         """Results of the jobs, in their order. Raises `SandboxError` where no lane can be opened, and after `close`."""
@@ -45,20 +45,11 @@ class TracingLanes:
     def close(self) -> None:
         """End all lanes, and what they are at."""
         self._closed = True
-        end_pools([self._pool], self._give_up)
-        close_lanes(self._open)
-
-    def _give_up(self) -> None:
-        for lane in tuple(self._open):
-            lane.give_up()
+        end_pools([self._pool], self._lanes.give_up)
+        self._lanes.close()
 
     def _run(self, job: SandboxJob) -> JobResult:
-        lane: SandboxLane | None = getattr(self._own, "lane", None)
-        if lane is None:
-            lane = SandboxLane(scratch=self._folder, environment={"TRITON_INTERPRET": "0"})
-            lane.__enter__()
-            self._own.lane = lane
-            self._open.append(lane)
-        if self._closed:
-            raise SandboxError("the tracing lanes are closed")
-        return lane.run(job, self._limits)
+        with self._lanes.borrowed() as lane:
+            if self._closed:
+                raise SandboxError("the tracing lanes are closed")
+            return lane.run(job, self._limits)
