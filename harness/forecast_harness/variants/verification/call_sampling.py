@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -179,7 +180,7 @@ class RecordedCalls:
                 flat.zero_()
             if len(a.shape) == 1 and _is_index_dtype(dtype) and torch.rand((), generator=generator) < 0.5:
                 flat = flat.sort().values  # pointers to where rows begin ascend: else there is nothing to do
-            memory[a.name] = torch.where(gap_mask(a), _unset(flat), flat) if len(flat) else flat
+            memory[a.name] = torch.where(gap_mask(a), _unset(flat), flat) if _has_gaps(a) else flat
         scalars = {a.name: _scalar_value(a) for a in arguments if a.kind != "tensor"}
         return DrawnCall(arguments, memory, scalars, grid)
 
@@ -299,12 +300,18 @@ def _unset(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(like) if like.dtype == torch.bool else raw.view(like.dtype)
 
 
+def _has_gaps(tensor: Argument) -> bool:
+    """Whether some of its memory may belong to no element."""
+    strides = [s for n, s in zip(tensor.shape, tensor.stride, strict=True) if n > 1]
+    return not all(strides) or math.prod(tensor.shape) < memory_span(tensor)
+
+
 def _random_values(
     count: int, dtype: torch.dtype, regime: str, least: int, generator: torch.Generator
 ) -> torch.Tensor:
     if regime == HUGE_REGIME and dtype.is_floating_point:
-        wide = draw((count,), torch.float64, "normal", generator)
-        return (wide * min(1e4, torch.finfo(dtype).max / 8)).to(dtype)
+        wide = torch.float64 if dtype.itemsize > 4 else torch.float32
+        return (draw((count,), wide, "normal", generator) * min(1e4, torch.finfo(dtype).max / 8)).to(dtype)
     if dtype.is_floating_point or dtype == torch.bool:
         return draw((count,), dtype, "normal" if regime == HUGE_REGIME else regime, generator)
     if _is_index_dtype(dtype):  # into the smallest of all dimensions they are within bounds

@@ -34,29 +34,30 @@ def draw(
     if not dtype.is_floating_point:
         return torch.randint(0, 128, size, generator=generator, device=device).to(dtype).cpu()
     info = torch.finfo(dtype)
-    normal = torch.randn(size, generator=generator, dtype=torch.float64, device=device)
+    # Single precision is drawn four times as fast, and no narrower dtype shows the difference.
+    wide = torch.float64 if info.bits > 32 else torch.float32
+    if regime == "zeros":
+        return torch.zeros(size, dtype=dtype)
     if regime == "uniform":
-        normal = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-    elif regime == "offset":
-        normal = normal + 5
+        return torch.rand(size, generator=generator, dtype=wide, device=device).to(dtype).cpu()
+    normal = torch.randn(size, generator=generator, dtype=wide, device=device)
+    if regime == "offset":
+        normal += 5
     elif regime == "large":
-        normal = normal * min(1e3, math.sqrt(info.max) / 16)
+        normal *= min(1e3, math.sqrt(info.max) / 16)
     elif regime == "tiny":
-        normal = normal * max(1e-3, math.sqrt(info.smallest_normal))
+        normal *= max(1e-3, math.sqrt(info.smallest_normal))
     elif regime == "denormal":
         small = torch.rand(size, generator=generator, device=device) < 0.5
         normal = torch.where(small, normal * info.smallest_normal * 0.25, normal)
     elif regime == "cauchy":
-        normal = (normal / torch.randn(size, generator=generator, dtype=torch.float64, device=device)).clamp(
-            -1e3, 1e3
-        )
-    elif regime == "zeros":
-        normal = torch.zeros(size, dtype=torch.float64, device=device)
+        normal /= torch.randn(size, generator=generator, dtype=wide, device=device)
+        normal = normal.clamp(-1e3, 1e3)
     elif regime in ("nan", "inf") and normal.numel():
         flat = normal.reshape(-1)
         where = torch.randint(0, flat.numel(), (_SPECIAL_VALUES,), generator=generator, device=device)
         bad = [math.nan] * 3 if regime == "nan" else [math.inf, -math.inf, math.inf]
-        flat[where] = torch.tensor(bad, dtype=torch.float64, device=device)
+        flat[where] = torch.tensor(bad, dtype=wide, device=device)
     if info.bits == 8:
         normal = normal.clamp(info.min, info.max)
     return normal.to(dtype).cpu()
