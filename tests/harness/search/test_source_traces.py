@@ -56,3 +56,38 @@ def test_only_what_is_missing_is_traced_and_all_of_it_together() -> None:
     first, second = [asked for asked in cells.asked if asked]
     assert first == {"one": [1, 2], "broken": [1, 2]}
     assert second == {"one": [4, 8], "two": [1]}
+
+
+def test_idle_sandboxes_share_the_configs_of_a_source() -> None:
+    many = [replace(BASE.configs[0], num_warps=1 << n) for n in range(40)]
+    idle = [8]
+    cells = Sandboxes()
+    split: list[list[int]] = []
+
+    def noted(jobs: Sequence[SandboxJob]) -> list[JobResult]:
+        split.append([len(job.payload["configs"]) for job in jobs])
+        return cells(jobs)
+
+    with contextlib.closing(SourceTraces(TARGET)) as traces:
+        traces.trace_in(noted, lambda: idle[0])
+        (found,) = traces.get("one", many)
+        assert set(found.texts) == set(many)
+        idle[0] = 0
+        traces.get("two", many)
+        idle[0] = 3
+        traces.prepare({"three": many, "four": many})
+    assert [one for one in split if one] == [[20, 20], [40], [40, 40]]
+
+
+def test_a_source_of_which_a_part_cannot_be_traced_has_no_trace() -> None:
+    many = [replace(BASE.configs[0], num_warps=1 << n) for n in range(40)]
+    cells = Sandboxes()
+
+    def failing(jobs: Sequence[SandboxJob]) -> list[JobResult]:
+        lost = JobResult(JobStatus.CANDIDATE_ERROR, Fault.EXCEPTION)
+        odd = [any(c["num_warps"] == 2 for c in job.payload["configs"]) for job in jobs]
+        return [lost if bad else answer for bad, answer in zip(odd, cells(jobs), strict=True)]
+
+    with contextlib.closing(SourceTraces(TARGET)) as traces:
+        traces.trace_in(failing, lambda: 8)
+        assert traces.get("one", many) == ()

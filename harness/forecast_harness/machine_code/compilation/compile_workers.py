@@ -232,10 +232,13 @@ class CompileWorkers:
 
         Raises `SandboxError` after the end.
         """
+        self._add_pending(len(jobs))
         try:
             return list(self._beside.map(lambda job: self._kept_or_run(job, limits), jobs))
         except (CancelledError, RuntimeError) as error:
             raise SandboxError("the compile workers have ended") from error
+        finally:
+            self._add_pending(-len(jobs))
 
     def _kept_or_run(self, job: SandboxJob, limits: ResourceLimits) -> JobResult:
         kept = self.answers.get(job) if self.answers is not None else None

@@ -109,7 +109,7 @@ class KernelTrials:
 
         Raises `MachineCodeError` where it does not run, and what the runner raises.
         """
-        self._tracer.trace_in(lambda jobs: builder.run_jobs(jobs, TRACE_LIMITS))
+        self._tracer.trace_in(lambda jobs: builder.run_jobs(jobs, TRACE_LIMITS), lambda: builder.idle)
         base, said = subjects_of(self._target)[0], "it has no configs"
         # Its forecasts are asked for next.
         threading.Thread(target=self._tracer.prepare_source, args=(base.source,), daemon=True).start()

@@ -21,6 +21,8 @@ _MOST_KEPT = 64
 """Sources whose traces are kept whole, the latest; of others it is what `keep` has named."""
 TRACE_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
 _TRACE_JOB = "forecast_harness.search.judging.kernels.race:trace"
+_FEWEST_TOGETHER = 16
+"""Configs of one source that one sandbox traces at least: to be ready for the first takes as long as some ten more."""
 RunJobs = Callable[[Sequence[SandboxJob]], Sequence[JobResult]]
 """Does jobs in sandboxes, under `TRACE_LIMITS`."""
 
@@ -56,6 +58,7 @@ class SourceTraces:
         self._arch = int(device.arch or 90)
         self._lanes = TracingLanes(folder, TRACE_LIMITS)
         self._run: RunJobs = self._lanes.run
+        self._idle: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()
         self._found: dict[str, tuple[CallTrace, ...]] = {}
         self._tracing: dict[str, threading.Event] = {}
@@ -71,9 +74,9 @@ class SourceTraces:
             cls._shared[key] = made, users + 1
         return made
 
-    def trace_in(self, run: RunJobs) -> None:
-        """Have sandboxes trace from here on that others have opened."""
-        self._run = run
+    def trace_in(self, run: RunJobs, idle: Callable[[], int] = lambda: 0) -> None:
+        """Have sandboxes trace from here on that others have opened; `idle`: how many have nothing to do."""
+        self._run, self._idle = run, idle
 
     def prepare(self, asked: Mapping[str, Sequence[Config]]) -> None:
         """Trace what is not known yet of these, together. Raises `ForecastAutotuneError` without a sandbox."""
@@ -85,8 +88,10 @@ class SourceTraces:
             ours = {s: threading.Event() for s in missing}
             self._tracing |= ours
         try:
-            results = self._run([self._job(s, c) for s, c in missing.items()])
-            for (source, configs), result in zip(missing.items(), results, strict=True):
+            each = self._idle() // max(1, len(missing))
+            parts = [(s, part) for s, c in missing.items() for part in _parts(c, each)]
+            results = self._run([self._job(source, configs) for source, configs in parts])
+            for (source, configs), result in zip(parts, results, strict=True):
                 self._add(source, _read(result, configs))
         finally:
             with self._lock:
@@ -156,6 +161,12 @@ class SourceTraces:
             "arch": self._arch,
         }
         return SandboxJob(_TRACE_JOB, payload, {"variant.py": source})
+
+
+def _parts(configs: Sequence[Config], most: int) -> list[Sequence[Config]]:
+    """As many as `most`, about equal, unless they would be too small; one at least."""
+    count = max(1, min(most, len(configs) // _FEWEST_TOGETHER))
+    return [configs[n::count] for n in range(count)]
 
 
 def _read(result: JobResult, configs: Sequence[Config]) -> tuple[CallTrace, ...]:

@@ -6,7 +6,7 @@ All sources of a search are variants of one problem: what was timed of some of t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,9 +96,9 @@ class VariantTracer:
         self.surrogate = default_surrogate()
         self.version = f"{self.surrogate.name}-{self.surrogate.version}"
 
-    def trace_in(self, run: RunJobs) -> None:
+    def trace_in(self, run: RunJobs, idle: Callable[[], int]) -> None:
         """See `SourceTraces`."""
-        self._traces.trace_in(run)
+        self._traces.trace_in(run, idle)
 
     def learn(self, source: str, timings: Mapping[Config, Timing]) -> None:
         """Have forecasts from now on heed what became of some of a source's configs; see `add_timings`.
