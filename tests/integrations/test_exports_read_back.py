@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import sys
 from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,6 +28,7 @@ from forecast_autotune.records import (
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.exchange.exports import write_export
 from forecast_autotune.store.exchange.exports.tuned_problem import triton_text
+from tests.integrations.null import double
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
 
@@ -75,6 +80,53 @@ def test_a_config_is_written_as_triton_writes_it() -> None:
     given = triton.Config({"BLOCK": 64, "GROUP": 8}, num_warps=8, num_stages=2)
     ours = triton_text(Config.of({"BLOCK": 64, "GROUP": 8}, num_warps=8, num_stages=2))
     assert str(given).startswith(ours)
+
+
+def test_triton_dejavu_restores_an_exported_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec("triton_dejavu")
+    if found is None:
+        pytest.skip("needs the package triton_dejavu")
+    # Its storage alone, 0.7.5: its tuner cannot be imported beside a current Triton, nor without a device.
+    package = ModuleType("triton_dejavu")
+    package.__path__ = list(found.submodule_search_locations or ())
+    package.__dict__["__version__"] = "0.7.5"
+    monkeypatch.setitem(sys.modules, "triton_dejavu", package)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+    monkeypatch.setenv("TRITON_DEJAVU_STORAGE", str(tmp_path / "dejavu"))
+    (tmp_path / "dejavu").mkdir()
+    storage = importlib.import_module("triton_dejavu.dejavu_storage")
+
+    monkeypatch.setattr(
+        storage, "_get_weak_fn_hash", lambda fn: fn.__name__
+    )  # names a folder; needs an old Triton
+    place = (double, "configs", "key", "options")
+    assert storage.DejavuStorage().restore_autotuner_cache(*place) == {}
+    (theirs,) = (tmp_path / "dejavu").rglob("cache.json")
+    problems = [
+        Problem.of(Kernel("double", extra={"module": double.__module__}), (), H200, key=[n, "torch.float16"])
+        for n in ("1024", "2048")
+    ]
+    best = [Candidate(Config.of({"BLOCK": b, "EVEN": b > 64}, num_warps=8, num_stages=2)) for b in (64, 128)]
+    given = [
+        table(p, {c: 0.5, matmul().measurements[0].candidate: 0.9})
+        for p, c in zip(problems, best, strict=True)
+    ]
+    (ours,) = write_export("triton-dejavu", tmp_path, given, []).files
+    assert json.loads(ours.read_text())["signature"] == json.loads(theirs.read_text())["signature"]
+    theirs.write_text(ours.read_text())
+    restored = storage.DejavuStorage()
+    cache = restored.restore_autotuner_cache(*place)
+    assert {key: str(config) for key, config in cache.items()} == {
+        (n, "torch.float16"): str(triton.Config({"BLOCK": b, "EVEN": b > 64}, num_warps=8, num_stages=2))
+        for n, b in (("1024", 64), ("2048", 128))
+    }
+    # What it adds joins ours: a key that is there already is not added under another text.
+    timings = {key: [0.3, 0.2, 0.4] for key in (*cache, ("4096", "torch.float16"))}
+    more = {**cache, ("4096", "torch.float16"): triton.Config({"BLOCK": 256})}
+    restored.add_autotuner_cache(more, *place, 4, timings, 100, 25, 1.0, False, ["n"])
+    written = json.loads(theirs.read_text())
+    assert list(written["cache"]) == [str((n, "torch.float16")) for n in ("1024", "2048", "4096")]
+    assert written["timings"]["('1024', 'torch.float16')"] == [0.5, 0.5, 0.5]
 
 
 def test_autoheuristic_adds_to_an_exported_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,8 +247,9 @@ def test_dejavu_gets_keys_and_configs_as_triton_shows_them(tmp_path: Path) -> No
         "BLOCK_SIZE_K: 64, BLOCK_SIZE_M: 64, BLOCK_SIZE_N: 128, GROUP_SIZE_M: 8, num_warps: 4, num_ctas: 1, "
         "num_stages: 4, maxnreg: None"
     )
-    assert data["cache"] == {"(1024, 'torch.float16')": shown, "(2048, 'torch.float16')": shown}
-    assert data["timings"]["(1024, 'torch.float16')"]["values"] == [1.0, 1.0, 1.0]
+    assert data["cache"] == {"('1024', 'torch.float16')": shown, "('2048', 'torch.float16')": shown}
+    assert data["timings"]["('1024', 'torch.float16')"] == [1.0, 1.0, 1.0]
+    assert data["timings_data"]["labels"] == ["ms", "min_ms", "max_ms"]
 
 
 def test_what_was_decided_counts_over_what_was_fastest(tmp_path: Path) -> None:
