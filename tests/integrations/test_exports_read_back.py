@@ -26,8 +26,10 @@ from forecast_autotune.records import (
     Problem,
 )
 from forecast_autotune.records.table import Table
+from forecast_autotune.store.exchange.autoheuristic import import_autoheuristic
 from forecast_autotune.store.exchange.exports import write_export
 from forecast_autotune.store.exchange.exports.tuned_problem import triton_text
+from forecast_autotune.store.exchange.triton_dejavu import import_triton_dejavu
 from tests.integrations.null import double
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
@@ -127,6 +129,14 @@ def test_triton_dejavu_restores_an_exported_cache(tmp_path: Path, monkeypatch: p
     written = json.loads(theirs.read_text())
     assert list(written["cache"]) == [str((n, "torch.float16")) for n in ("1024", "2048", "4096")]
     assert written["timings"]["('1024', 'torch.float16')"] == [0.5, 0.5, 0.5]
+    # And what it has written is read.
+    imported = import_triton_dejavu(theirs, H200)
+    assert [(t.problem.key[0], t.measurements[0].ms) for t in imported] == [
+        ("1024", 0.5),
+        ("2048", 0.5),
+        ("4096", 0.3),
+    ]
+    assert str(imported[0].measurements[0].candidate) == str(best[0])
 
 
 def test_autoheuristic_adds_to_an_exported_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,3 +182,6 @@ def test_autoheuristic_adds_to_an_exported_log(tmp_path: Path, monkeypatch: pyte
     after = path.read_text().splitlines()
     assert after[:-1] == before
     assert after[-1] in before, "the same choice of the same product, in the same columns"
+    # And what it has written is read.
+    (imported,) = import_autoheuristic(path, here)
+    assert [m.ms for m in imported.measurements if m.candidate.variant == "triton::mm"] == [0.5, 0.5]
