@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import shutil
 import sys
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -29,6 +31,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.store.exchange.autoheuristic import import_autoheuristic
 from forecast_autotune.store.exchange.exports import write_export
 from forecast_autotune.store.exchange.exports.tuned_problem import triton_text
+from forecast_autotune.store.exchange.kernel_tuner import import_kernel_tuner, is_kernel_tuner_cache
 from forecast_autotune.store.exchange.triton_dejavu import import_triton_dejavu
 from tests.integrations.null import double
 
@@ -67,6 +70,34 @@ def test_kernel_tuner_simulates_a_run_from_an_exported_cache(tmp_path: Path) -> 
     )
     assert sorted(r["time"] for r in results) == pytest.approx([0.5, 0.6, 0.7, 0.8])
     assert (about["best_config"]["BLOCK"], about["best_config"]["num_warps"]) == (64, 4)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_a_cache_that_kernel_tuner_wrote_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel in C, which Kernel Tuner compiles and runs on this machine."""
+    pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
+    from kernel_tuner import tune_kernel
+
+    source = """
+    float twice(float *out, float *x) {
+        for (int i = 0; i < 1024; i += LANES)
+            for (int lane = 0; lane < LANES; lane++) out[i + lane] = 2 * x[i + lane];
+        return 1.0 + LANES;
+    }
+    """
+    x = np.ones(1024, np.float32)
+    path = tmp_path / "cache.json"
+    given: dict[str, Any] = {"LANES": [1, 2, 3, 4]}
+    monkeypatch.chdir(tmp_path)  # it compiles in the working directory
+    options = {"cache": str(path), "lang": "C", "restrictions": ["LANES != 3"], "quiet": True}
+    tune_kernel("twice", source, 1024, [np.zeros_like(x), x], given, **options)
+    assert is_kernel_tuner_cache(path)
+    imported = import_kernel_tuner(path, Device("this machine", "cpu"))
+    found = {dict(m.candidate.config.kwargs)["LANES"]: m for m in imported.measurements}
+    assert {lanes: m.ms for lanes, m in found.items()} == {1: 2.0, 2: 3.0, 4: 5.0}, (
+        "what the function returned"
+    )
+    assert imported.problem.kernel.name == "twice"
 
 
 def test_t4_results_keep_the_schema_of_the_package(tmp_path: Path) -> None:
