@@ -53,9 +53,9 @@ ALLOWED_SKIPS = (
     r"\w+ does not contain this, as its table says",
     r"level \w+ does not contain writes",
     r"mounting a small file system is not permitted here",
-    # A package beside ours whose pins (numpy 1.26, among others) no environment of the CI can meet, and one whose
-    # releases follow the newest torch alone; and one that no index has.
-    r"needs the package (?:flag_gems|helion|triton_dejavu)",
+    # A package beside ours whose pins (numpy 1.26, among others) no environment of the CI can meet, and one that no
+    # index has.
+    r"needs the package (?:flag_gems|triton_dejavu)",
     # Run by itself once the extra is installed (.ci/run).
     r"needs the extra docs",
     # Another version than the one under test; the jobs of the CI cover the oldest and the newest.
