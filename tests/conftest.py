@@ -53,8 +53,9 @@ ALLOWED_SKIPS = (
     r"\w+ does not contain this, as its table says",
     r"level \w+ does not contain writes",
     r"mounting a small file system is not permitted here",
-    # Packages beside ours, whose pins (numpy 1.26, among others) no environment of the CI can meet.
-    r"needs the package (?:flag_gems|helion|kernel_tuner)",
+    # A package beside ours whose pins (numpy 1.26, among others) no environment of the CI can meet, and one that no
+    # index has.
+    r"needs the package (?:flag_gems|triton_dejavu)",
     # Run by itself once the extra is installed (.ci/run).
     r"needs the extra docs",
     # Another version than the one under test; the jobs of the CI cover the oldest and the newest.
@@ -139,6 +140,7 @@ LONGEST = (
     "benchmarks/test_llm_faults.py",
     "core/store/remote/test_remote_store.py",
     "integrations/triton/test_warm.py",
+    "integrations/tilelang/test_kernel.py",
     "harness/sandbox/test_sandbox_parts.py",
 )
 """Modules of ten seconds and more. They are begun first, so that no process of `-n` is alone with one at the end."""

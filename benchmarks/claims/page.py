@@ -19,6 +19,7 @@ AREAS = {
     "store": "The store",
     "fleet": "A fleet",
     "devices": "Other devices",
+    "bridges": "Other tools",
     "corpus": "Recorded data",
 }
 """Heading by area, in the order of the page."""

@@ -202,6 +202,8 @@ def api_page() -> str:
     import forecast_autotune
 
     homes = _homes_of_public_names()
+    from forecast_autotune import languages, testing
+
     groups: dict[str, list[str]] = {}
     for name in sorted(forecast_autotune.__all__, key=str.lower):
         groups.setdefault(_group(homes[name]), []).append(name)
@@ -220,10 +222,16 @@ def api_page() -> str:
     lines += [
         "## Contract tests",
         "",
-        "A surrogate, policy, measurer or store of your own inherits the tests that ours pass:",
+        "A surrogate, policy, measurer, store or kernel of another language of your own inherits the tests that ours "
+        "pass. All of these names can be imported from `forecast_autotune.testing`:",
         "",
-        "::: forecast_autotune.testing\n    options:\n      members: [SurrogateContract, PolicyContract, "
-        "MeasurerContract, StoreContract, TableMeasurer, example_table, query_of]\n      summary: false\n",
+        *(_api_entry(name, _home_of(testing, name)) for name in testing.__all__),
+        "## Kernels of other languages",
+        "",
+        "What [another language](../how_to/another_language.md) offers and is tuned by. All of these names can be "
+        "imported from `forecast_autotune.languages`:",
+        "",
+        *(_api_entry(name, _home_of(languages, name)) for name in languages.__all__),
     ]
     return "\n".join(lines)
 
@@ -269,6 +277,14 @@ def _api_entry(name: str, home: str) -> str:
                 other = statement.value.id
                 return f"### {name}\n\nAnother name of [`{other}`][{home}.{other}].\n"
     return f"::: {home}.{name}\n    options:\n      heading: {name}\n"
+
+
+def _home_of(package: Any, name: str) -> str:
+    """The module that a package's `__init__` takes a name from."""
+    for statement in _module(package.__name__).body:
+        if isinstance(statement, ast.ImportFrom) and name in {alias.name for alias in statement.names}:
+            return str(statement.module)
+    raise LookupError(f"{package.__name__} imports no {name}")
 
 
 def _group(home: str) -> str:

@@ -24,7 +24,7 @@ from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.store.bundles.discovery import VARIABLE, bundle_folders
+from forecast_autotune.store.bundles.discovery import VARIABLE, bundle_folders, loaded_kernel_files
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
 from forecast_autotune.store.files import KernelName, StoreNotes, kernel_of
 from forecast_autotune.store.merging.rows import KernelRows, canonical_line
@@ -205,4 +205,5 @@ def _tables_of(rows: KernelRows) -> dict[str, Table]:
 def layer_configuration() -> tuple[str, ...]:
     """What says which layers there are: a store opened under another one has others."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    return str(main), *(os.environ.get(name, "") for name in (VARIABLE, *_REMOTE))
+    named = (os.environ.get(name, "") for name in (VARIABLE, *_REMOTE))
+    return str(main), *named, *loaded_kernel_files()

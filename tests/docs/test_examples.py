@@ -30,6 +30,7 @@ FACTS = {
     "export_import": (r"here: +measured 16 of 16", r"there: measured 0 of 16, known before: 16,"),
     "patch_library": (r"\npatched: (?:[3-9]|1[0-5]) of 16 ", r"unpatched: 16 of 16 "),
     "space": (r"product of the lists: 144, allowed by the constraints: 114", r"measured: 4"),
+    "tilelang_matmul": (r"candidates: 18,", r"a second time: stored, 0 measured"),
     "torch_compile_cpu": (r"measured so far: 2\n(?:.*\n)*.*measured so far: 2",),
 }
 """Numbers that must be what the docstring shows, or within bounds: of others only the words are compared."""
@@ -93,9 +94,10 @@ def test_an_example_prints_what_it_says(path: Path, tmp_path: Path) -> None:
         ("import torch", "torch"),
         ("import triton", "triton"),
         ("forecast_train", "lightgbm"),
+        ("import tilelang", "tilelang"),
     ):
         if text in source and importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}")
+            pytest.skip(f"needs the package {package}")
     if "torch_compile" in path.stem and not shutil.which("g++"):
         pytest.skip("torch.compile needs a C++ compiler on a CPU")
     printed = run(path, tmp_path)

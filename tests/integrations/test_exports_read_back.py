@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import shutil
+import sys
 from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -22,8 +28,12 @@ from forecast_autotune.records import (
     Problem,
 )
 from forecast_autotune.records.table import Table
+from forecast_autotune.store.exchange.autoheuristic import import_autoheuristic
 from forecast_autotune.store.exchange.exports import write_export
 from forecast_autotune.store.exchange.exports.tuned_problem import triton_text
+from forecast_autotune.store.exchange.kernel_tuner import import_kernel_tuner, is_kernel_tuner_cache
+from forecast_autotune.store.exchange.triton_dejavu import import_triton_dejavu
+from tests.integrations.null import double
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
 
@@ -62,6 +72,34 @@ def test_kernel_tuner_simulates_a_run_from_an_exported_cache(tmp_path: Path) -> 
     assert (about["best_config"]["BLOCK"], about["best_config"]["num_warps"]) == (64, 4)
 
 
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_a_cache_that_kernel_tuner_wrote_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel in C, which Kernel Tuner compiles and runs on this machine."""
+    pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
+    from kernel_tuner import tune_kernel
+
+    source = """
+    float twice(float *out, float *x) {
+        for (int i = 0; i < 1024; i += LANES)
+            for (int lane = 0; lane < LANES; lane++) out[i + lane] = 2 * x[i + lane];
+        return 1.0 + LANES;
+    }
+    """
+    x = np.ones(1024, np.float32)
+    path = tmp_path / "cache.json"
+    given: dict[str, Any] = {"LANES": [1, 2, 3, 4]}
+    monkeypatch.chdir(tmp_path)  # it compiles in the working directory
+    options = {"cache": str(path), "lang": "C", "restrictions": ["LANES != 3"], "quiet": True}
+    tune_kernel("twice", source, 1024, [np.zeros_like(x), x], given, **options)
+    assert is_kernel_tuner_cache(path)
+    imported = import_kernel_tuner(path, Device("this machine", "cpu"))
+    found = {dict(m.candidate.config.kwargs)["LANES"]: m for m in imported.measurements}
+    assert {lanes: m.ms for lanes, m in found.items()} == {1: 2.0, 2: 3.0, 4: 5.0}, (
+        "what the function returned"
+    )
+    assert imported.problem.kernel.name == "twice"
+
+
 def test_t4_results_keep_the_schema_of_the_package(tmp_path: Path) -> None:
     pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
     import jsonschema
@@ -75,6 +113,61 @@ def test_a_config_is_written_as_triton_writes_it() -> None:
     given = triton.Config({"BLOCK": 64, "GROUP": 8}, num_warps=8, num_stages=2)
     ours = triton_text(Config.of({"BLOCK": 64, "GROUP": 8}, num_warps=8, num_stages=2))
     assert str(given).startswith(ours)
+
+
+def test_triton_dejavu_restores_an_exported_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec("triton_dejavu")
+    if found is None:
+        pytest.skip("needs the package triton_dejavu")
+    # Its storage alone, 0.7.5: its tuner cannot be imported beside a current Triton, nor without a device.
+    package = ModuleType("triton_dejavu")
+    package.__path__ = list(found.submodule_search_locations or ())
+    package.__dict__["__version__"] = "0.7.5"
+    monkeypatch.setitem(sys.modules, "triton_dejavu", package)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+    monkeypatch.setenv("TRITON_DEJAVU_STORAGE", str(tmp_path / "dejavu"))
+    (tmp_path / "dejavu").mkdir()
+    storage = importlib.import_module("triton_dejavu.dejavu_storage")
+
+    monkeypatch.setattr(
+        storage, "_get_weak_fn_hash", lambda fn: fn.__name__
+    )  # names a folder; needs an old Triton
+    place = (double, "configs", "key", "options")
+    assert storage.DejavuStorage().restore_autotuner_cache(*place) == {}
+    (theirs,) = (tmp_path / "dejavu").rglob("cache.json")
+    problems = [
+        Problem.of(Kernel("double", extra={"module": double.__module__}), (), H200, key=[n, "torch.float16"])
+        for n in ("1024", "2048")
+    ]
+    best = [Candidate(Config.of({"BLOCK": b, "EVEN": b > 64}, num_warps=8, num_stages=2)) for b in (64, 128)]
+    given = [
+        table(p, {c: 0.5, matmul().measurements[0].candidate: 0.9})
+        for p, c in zip(problems, best, strict=True)
+    ]
+    (ours,) = write_export("triton-dejavu", tmp_path, given, []).files
+    assert json.loads(ours.read_text())["signature"] == json.loads(theirs.read_text())["signature"]
+    theirs.write_text(ours.read_text())
+    restored = storage.DejavuStorage()
+    cache = restored.restore_autotuner_cache(*place)
+    assert {key: str(config) for key, config in cache.items()} == {
+        (n, "torch.float16"): str(triton.Config({"BLOCK": b, "EVEN": b > 64}, num_warps=8, num_stages=2))
+        for n, b in (("1024", 64), ("2048", 128))
+    }
+    # What it adds joins ours: a key that is there already is not added under another text.
+    timings = {key: [0.3, 0.2, 0.4] for key in (*cache, ("4096", "torch.float16"))}
+    more = {**cache, ("4096", "torch.float16"): triton.Config({"BLOCK": 256})}
+    restored.add_autotuner_cache(more, *place, 4, timings, 100, 25, 1.0, False, ["n"])
+    written = json.loads(theirs.read_text())
+    assert list(written["cache"]) == [str((n, "torch.float16")) for n in ("1024", "2048", "4096")]
+    assert written["timings"]["('1024', 'torch.float16')"] == [0.5, 0.5, 0.5]
+    # And what it has written is read.
+    imported = import_triton_dejavu(theirs, H200)
+    assert [(t.problem.key[0], t.measurements[0].ms) for t in imported] == [
+        ("1024", 0.5),
+        ("2048", 0.5),
+        ("4096", 0.3),
+    ]
+    assert str(imported[0].measurements[0].candidate) == str(best[0])
 
 
 def test_autoheuristic_adds_to_an_exported_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +213,6 @@ def test_autoheuristic_adds_to_an_exported_log(tmp_path: Path, monkeypatch: pyte
     after = path.read_text().splitlines()
     assert after[:-1] == before
     assert after[-1] in before, "the same choice of the same product, in the same columns"
+    # And what it has written is read.
+    (imported,) = import_autoheuristic(path, here)
+    assert [m.ms for m in imported.measurements if m.candidate.variant == "triton::mm"] == [0.5, 0.5]

@@ -13,6 +13,7 @@ from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Decision, Evidence, Kernel, Measurement, Outcome, Problem, RiskVerdict
 from forecast_autotune.records.table import Table, table_lines, write_tables
 from forecast_autotune.store import Store
+from forecast_autotune.store.exchange.exports import write_export
 from forecast_autotune.store.files import host_name
 from forecast_autotune.testing import example_table
 from forecast_autotune.variants import Variant
@@ -93,7 +94,7 @@ def write_store(root: Path) -> None:
 
 
 def write_imports(folder: Path) -> list[SampleFile]:
-    """Files that `import` takes: tables, packed and not, Helion's log, Kernel Tuner's and Triton's caches."""
+    """Files that `import` takes: tables, packed and not, and files of five other tools."""
     folder.mkdir(parents=True)
     tables = sample_tables()
     write_tables(folder / "table.jsonl", tables)
@@ -111,6 +112,9 @@ def write_imports(folder: Path) -> list[SampleFile]:
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(timings), encoding="utf-8")
     named = ("--device-name", "NVIDIA H200")
+    measured = [table for table in tables if any(m.ok for m in table.measurements)]
+    (dejavu, *_) = write_export("triton-dejavu", folder / "dejavu", measured, []).files
+    (folder / "mm.txt").write_text(_autoheuristic_log(), encoding="utf-8")
     return [
         SampleFile(folder / "table.jsonl"),
         SampleFile(folder / "packed.jsonl.gz"),
@@ -119,6 +123,8 @@ def write_imports(folder: Path) -> list[SampleFile]:
         SampleFile(folder / "tuner.json"),
         SampleFile(folder / "tuner.json.gz"),
         SampleFile(folder / "triton", named),
+        SampleFile(dejavu, named),
+        SampleFile(folder / "mm.txt", named),
     ]
 
 
@@ -133,6 +139,15 @@ def _helion_log() -> str:
         status, ms = ("error", "") if number == 5 else ("ok", f"{1.0 + number / 8}")
         rows.append(f'r1,{status},{ms},0.4,"Config(block_sizes=[{16 << number}, 64], num_warps=4)"')
     return "\n".join(rows) + "\n"
+
+
+def _autoheuristic_log() -> str:
+    about = {"shared_memory": 232448, "device_capa": [9, 0], "name": "mm"}
+    about |= {"numerical_features": ["m", "k", "n"], "categorical_features": ["mat1_dtype"]}
+    tiles = "type=triton_BLOCK-M=64_BLOCK-K=16_BLOCK-N={}_numstages=2_numwarps=4"
+    rows = [f"64,32,128,torch.float16,{tiles.format(16 << number)},0.{number + 1}" for number in range(4)]
+    failed = "64,32,128,torch.float16,extern_mm,inf"
+    return "\n".join([json.dumps(about), "m,k,n,mat1_dtype,choice,feedback", *rows, failed]) + "\n"
 
 
 def _kernel_tuner_cache() -> dict[str, object]:

@@ -178,7 +178,8 @@ def _import(commands: Commands) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="tables, caches of Kernel Tuner, Inductor, Triton (its directory), Helion's .csv; - is stdin",
+        help="tables, caches of Kernel Tuner, triton-dejavu, Inductor, Triton (its directory), logs of Helion and "
+        "AutoHeuristic; - is stdin",
     )
     imports.add_argument(
         "--triton-cache",

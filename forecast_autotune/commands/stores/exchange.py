@@ -20,6 +20,7 @@ from forecast_autotune.records import Device
 from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.store.exchange.autoheuristic import import_autoheuristic, is_autoheuristic_log
 from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, write_export
 from forecast_autotune.store.exchange.flaggems import import_flaggems, is_flaggems_cache
 from forecast_autotune.store.exchange.helion import import_helion, is_helion_log
@@ -30,6 +31,7 @@ from forecast_autotune.store.exchange.kernel_tuner import (
 )
 from forecast_autotune.store.exchange.refusals import Refusals
 from forecast_autotune.store.exchange.triton_cache import import_triton_cache
+from forecast_autotune.store.exchange.triton_dejavu import import_triton_dejavu, is_triton_dejavu_cache
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Variant
 
@@ -99,8 +101,8 @@ def import_(options: argparse.Namespace, output: Output) -> int:
     """Read table files and other tuners' timings; add what the store does not hold."""
     if not options.files and options.triton_cache is None:
         raise UsageError(
-            "nothing to import: give table files, cache files of Kernel Tuner or Inductor, logs of Helion, a "
-            "Triton cache directory, or --triton-cache"
+            "nothing to import: give table files, cache files of Kernel Tuner, triton-dejavu or Inductor, logs of "
+            "Helion or AutoHeuristic, a Triton cache directory, or --triton-cache"
         )
     files = [Path(name) for name in options.files]
     caches = [path for path in files if path.is_dir()]
@@ -154,7 +156,7 @@ def read_any_table(
     other: Callable[[dict[str, Any]], None] | None = None,
     refuse: Refuse | None = None,
 ) -> list[Table]:
-    """The tables of one file: ours, Kernel Tuner's, Helion's, FlagGems' or Inductor's; standard input is always ours.
+    """The tables of one file, ours or of a tool that `import` knows; standard input is always ours.
 
     `device` says where another tool measured; `other` gets the lines of our files that are of other types, and
     `refuse` rows that break a rule, which are raised without it.
@@ -167,6 +169,10 @@ def read_any_table(
         return import_flaggems(path, device_from_name(device) if device else None, refuse=refuse)
     if is_kernel_tuner_cache(path):
         return [import_kernel_tuner(path, device_from_name(device) if device else None, refuse=refuse)]
+    if is_triton_dejavu_cache(path):
+        return import_triton_dejavu(path, device_from_name(device) if device else None, refuse=refuse)
+    if is_autoheuristic_log(path):
+        return import_autoheuristic(path, device_from_name(device) if device else None, refuse=refuse)
     for name in plugins.names(IMPORTERS):
         found: list[Table] | None = plugins.load(IMPORTERS, name)(path, device, refuse)
         if found is not None:

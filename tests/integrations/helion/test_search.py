@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
+if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 5):
+    pytest.skip("Helion supports Triton from 3.5 on", allow_module_level=True)
 pytest.importorskip("helion", reason="needs the package helion")
 import helion
 import helion.language as hl

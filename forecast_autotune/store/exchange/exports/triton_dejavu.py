@@ -32,25 +32,24 @@ def write_triton_dejavu(folder: Path, problems: Sequence[TunedProblem]) -> Expor
             "signature": f"JITFunction({first.kernel.extra.get('module', '')}:{first.kernel.name})",
             "total_bench_time_s": sum(t.decision.cost.wall_s for t in every if t.decision),
             "evaluated_configs": max(len(t.rows) for t in every),
+            "keys": None,
             "cache": {},
             "timings": {},
+            "timings_data": {
+                "labels": ["ms", "min_ms", "max_ms"],
+                "rep_t_ms": None,
+                "warmup_t_ms": None,
+                "cuda_graphs": False,
+            },
         }
         for tuned in every:
             assert tuned.chosen is not None
-            key = _key_text(tuned.problem.key)
+            key = str(tuned.problem.key)  # of words alone, numbers too, as triton-dejavu keeps them
             data["cache"][key] = triton_text(tuned.chosen.config)
             row = tuned.rows.get(tuned.chosen)
             if row is not None and row.ok:
-                low, high = row.p20_ms or row.ms, row.p80_ms or row.ms
-                # `lables` is how the format spells it.
-                data["timings"][key] = {"values": [row.ms, low, high], "lables": ["ms", "min_ms", "max_ms"]}
+                data["timings"][key] = [row.ms, row.p20_ms or row.ms, row.p80_ms or row.ms]
             report.problems += 1
             report.measurements += len(tuned.rows)
         report.write(path, data)
     return report
-
-
-def _key_text(key: Sequence[str]) -> str:
-    """The key as `str` of a tuple shows it: numbers bare, words quoted."""
-    shown = [part if part.lstrip("-").isdigit() else repr(part) for part in key]
-    return f"({', '.join(shown)}{',' if len(shown) == 1 else ''})"

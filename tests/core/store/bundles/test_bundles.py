@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -279,6 +280,35 @@ def test_a_folder_beside_the_program_and_packages_are_found(
     with pytest.warns(StoreWarning, match="gone"):
         assert Store.default().decision(problem()) is not None
     assert "kernels_of_mine" not in sys.modules
+
+
+def test_a_kernel_of_the_hub_brings_its_bundle_when_it_is_loaded(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after the store was first asked, whatever the package `kernels` is."""
+    loaded: list[SimpleNamespace] = []
+    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_loaded_kernels=lambda: loaded))
+    assert Store.default().decision(problem()) is None
+    variant = tmp_path / "build" / "torch-cuda"
+    bundle(tmp_path).rename(tmp_path / "made")
+    shutil.copytree(tmp_path / "made", variant / discovery.BESIDE / "h200")
+    loaded.append(SimpleNamespace(module=SimpleNamespace(__file__=str(variant / "__init__.py"))))
+    assert discovery.bundle_folders() == [variant / discovery.BESIDE / "h200"]
+    assert Store.default().decision(problem()) is not None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        SimpleNamespace(),
+        SimpleNamespace(get_loaded_kernels=lambda: [SimpleNamespace()]),
+        SimpleNamespace(get_loaded_kernels=lambda: [SimpleNamespace(module=SimpleNamespace(__file__=None))]),
+        SimpleNamespace(get_loaded_kernels=lambda: 1 / 0),
+    ],
+)
+def test_another_package_of_that_name_brings_nothing(other: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kernels", other)
+    assert discovery.loaded_kernel_files() == []
 
 
 def test_a_bundled_decision_is_used_without_a_measurement(

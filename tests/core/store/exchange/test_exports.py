@@ -139,8 +139,55 @@ def test_devices_have_files_of_their_own_and_amd_its_options(tmp_path: Path) -> 
 
 def test_sglang_has_a_folder_for_each_release_of_triton(tmp_path: Path) -> None:
     name, data = only_file(export("sglang-moe", tmp_path, table(first(16), {config(16): 1.0})), tmp_path)
-    assert name == "triton_3_6_0/E=8,N=14336,device_name=NVIDIA_H200.json"
+    assert name == "configs/triton_3_6_0/E=8,N=14336,device_name=NVIDIA_H200.json"
     assert list(data) == ["16"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "suffix"),
+    [
+        ({"use_fp8_w8a8": True, "group_n": 128, "group_k": 64}, ",dtype=fp8_w8a8,block_shape=[128, 64]"),
+        ({"use_fp8_w8a8": True, "per_channel_quant": True}, ",dtype=fp8_w8a8,per_channel_quant=True"),
+        ({"use_int8_w8a8": True, "per_channel_quant": False}, ",dtype=int8_w8a8"),
+    ],
+)
+def test_sglang_spaces_the_block_and_names_quantization_by_channel(
+    tmp_path: Path, flags: dict[str, Any], suffix: str
+) -> None:
+    given = table(first(16, **flags), {config(16): 1.0})
+    name, _ = only_file(export("sglang-moe", tmp_path, given), tmp_path)
+    assert Path(name).name == f"E=8,N=14336,device_name=NVIDIA_H200{suffix}.json"
+
+
+def test_variants_of_the_h200_share_a_file_in_vllm_alone(tmp_path: Path) -> None:
+    given = table(first(16, device=Device("NVIDIA H200 NVL", "cuda", "90")), {config(16): 1.0})
+    theirs, _ = only_file(export("vllm-moe", tmp_path, given), tmp_path)
+    other, _ = only_file(export("sglang-moe", tmp_path, given), tmp_path)
+    assert theirs == "E=8,N=14336,device_name=NVIDIA_H200.json"
+    assert Path(other).name == "E=8,N=14336,device_name=NVIDIA_H200_NVL.json"
+
+
+def test_packed_weights_count_twice_in_vllm_and_once_in_sglang(tmp_path: Path) -> None:
+    """Rows of int4 weights hold two in a byte; the width of vLLM's name counts weights, SGLang's bytes."""
+    flags: dict[str, Any] = {"use_int4_w4a16": True}
+    one = table(product(16, (8, 4096, 512), 2, **flags), {config(16): 1.0})
+    other = table(product(32, (8, 1024, 1024), 1, **flags), {config(16): 1.0})
+    report = export("vllm-moe", tmp_path, one, other)
+    name, _ = only_file(report, tmp_path)
+    assert name == "E=8,N=2048,device_name=NVIDIA_H200,dtype=int4_w4a16.json"
+    assert report.problems == 2, "the second product is of the same layer"
+    theirs, _ = only_file(export("sglang-moe", tmp_path, one, other), tmp_path)
+    assert Path(theirs).name == "E=8,N=1024,device_name=NVIDIA_H200,dtype=int4_w4a16.json"
+
+
+def test_only_sglang_is_told_of_its_own_option(tmp_path: Path) -> None:
+    blocks = dict(config(16, USE_TMA=True, grf_mode=256).config.kwargs)
+    chosen = Candidate(Config.of(blocks, num_warps=4, num_stages=4, num_ctas=2))
+    given = table(first(16), {chosen: 1.0})
+    _, theirs = only_file(export("vllm-moe", tmp_path, given), tmp_path)
+    _, other = only_file(export("sglang-moe", tmp_path, given), tmp_path)
+    assert "USE_TMA" not in theirs["16"]
+    assert (other["16"]["USE_TMA"], other["16"]["grf_mode"], other["16"]["num_ctas"]) == (True, 256, 2)
 
 
 def test_other_kernels_and_configs_are_left_out_and_named(tmp_path: Path) -> None:
@@ -200,8 +247,9 @@ def test_dejavu_gets_keys_and_configs_as_triton_shows_them(tmp_path: Path) -> No
         "BLOCK_SIZE_K: 64, BLOCK_SIZE_M: 64, BLOCK_SIZE_N: 128, GROUP_SIZE_M: 8, num_warps: 4, num_ctas: 1, "
         "num_stages: 4, maxnreg: None"
     )
-    assert data["cache"] == {"(1024, 'torch.float16')": shown, "(2048, 'torch.float16')": shown}
-    assert data["timings"]["(1024, 'torch.float16')"]["values"] == [1.0, 1.0, 1.0]
+    assert data["cache"] == {"('1024', 'torch.float16')": shown, "('2048', 'torch.float16')": shown}
+    assert data["timings"]["('1024', 'torch.float16')"] == [1.0, 1.0, 1.0]
+    assert data["timings_data"]["labels"] == ["ms", "min_ms", "max_ms"]
 
 
 def test_what_was_decided_counts_over_what_was_fastest(tmp_path: Path) -> None:

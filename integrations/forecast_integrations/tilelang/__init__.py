@@ -1,0 +1,1 @@
+"""TileLang kernels, tuned by forecasts."""

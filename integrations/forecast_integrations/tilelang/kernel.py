@@ -1,0 +1,109 @@
+"""A TileLang kernel as the tuner takes it: an example of how another language joins.
+
+    kernel = TileLangKernel(matmul, {"a": a, "b": b, "c": c}, {"c": a @ b})
+    tuned = tune_language(kernel, Space({"BLOCK_M": [16, 64], "BLOCK_N": [64, 128]}))
+    tuned.compiled(a, b, c)
+
+On the target `c`, TileLang's kernels run on the host's cores, so that all of this works without a GPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.languages import HOST_CLOCK, timed_launches
+from forecast_autotune.records import Argument, Config, Device, Kernel, Problem, digest
+
+Timer = Callable[[Callable[[], object]], Sequence[float]]
+
+
+class TileLangKernel:
+    """See `forecast_autotune.languages.LanguageKernel`."""
+
+    def __init__(
+        self,
+        build: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        expected: Mapping[str, Any],
+        *,
+        helpers: Sequence[Callable[..., Any]] = (),
+        target: str = "c",
+        flags: Sequence[str] = ("-O3",),
+        timer: Timer = timed_launches,
+        protocol: str = HOST_CLOCK,
+        device: Device | None = None,
+        tolerance: float = 1e-3,
+    ) -> None:
+        """`build(**parameters of a config)` gives a `T.prim_func`; `helpers` are functions of yours that it calls.
+
+        `arguments` are the tensors of a launch, in order; those in `expected` are written, and compared with it.
+        On a GPU give `target="cuda"`, its `device`, and a `timer` that uses events, with a `protocol` of its name.
+        """
+        self.protocol = protocol
+        self._build, self._helpers = build, helpers
+        self._arguments, self._expected = arguments, expected
+        self._target, self._flags = target, list(flags)
+        self._timer, self._device, self._tolerance = timer, device, tolerance
+
+    @property
+    def quiet(self) -> bool:
+        """The target `c` runs on the cores that compile."""
+        return self._target != "c"
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The kernel by its source, tensors by dtype, shape and strides, the compiler by its version and flags."""
+        source = inspect.getsource(self._build)
+        name = digest(source, *map(inspect.getsource, self._helpers))
+        return Problem.of(
+            Kernel(self._build.__name__, "tilelang", source, name),
+            [self._describe(n, tensor) for n, tensor in self._arguments.items()],
+            self._device or host_device(),
+            key=[self._target, *self._flags],
+            toolchain={"tilelang": version("tilelang")},
+        )
+
+    def _describe(self, name: str, tensor: Any) -> Argument:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        aligned = tensor.data_ptr() % 16 == 0
+        return Argument(name, "tensor", dtype, tuple(tensor.shape), tuple(tensor.stride()), aligned)
+
+    def compile(self, config: Config) -> Any:
+        """TileLang's own compiled kernel, which is called with the tensors."""
+        import tilelang
+
+        made = self._build(**dict(config.kwargs))
+        return tilelang.compile(made, target=self._target, compile_flags=self._flags)
+
+    def check(self, compiled: Any) -> str:
+        """Compare what is written; nothing of an earlier launch can pass for it."""
+        for name in self._expected:
+            self._arguments[name].fill_(float("nan"))
+        compiled(*self._arguments.values())
+        for name, wanted in self._expected.items():
+            worst = float((self._arguments[name] - wanted).abs().max())
+            if not worst <= self._tolerance * max(1.0, float(wanted.abs().max())):
+                return f"{name} is {worst:g} off"
+        return ""
+
+    def time(self, compiled: Any) -> Sequence[float]:
+        """Launches by the timer."""
+        return self._timer(lambda: compiled(*self._arguments.values()))
+
+
+def host_device() -> Device:
+    """The host's processor as a device; its model's name where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = models[0] if models else platform.processor() or platform.machine()
+    return Device(name, "cpu", platform.machine(), multiprocessors=os.cpu_count() or 1)
