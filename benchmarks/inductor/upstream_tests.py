@@ -89,7 +89,9 @@ def pytest_runtest_protocol(item):
 def pytest_runtest_logreport(report):
     if report.when == "call" or report.outcome != "passed":
         word = {"passed": "passed", "skipped": "skipped", "failed": "failed"}[report.outcome]
-        why = "" if report.outcome == "passed" else str(report.longrepr)[-300:]
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = crash.message[:300] if crash else str(report.longrepr)[-300:]
+        why = "" if report.outcome == "passed" else why
         _say(test=report.nodeid, outcome=word, why=why, seconds=report.duration)
 """
 """Says outcomes as they come, since a process may die; ends what takes too long; runs the wanted tests alone."""
@@ -150,7 +152,7 @@ class TestRun:
             began = {line["test"] for line in lines if line.get("outcome") == "began"}
             for line in lines:
                 if line.get("outcome") in ("passed", "skipped", "failed"):
-                    found[line["test"]] = line
+                    found[line["test"]] = {**line, "why": without_folders(line["why"])}
             if time.monotonic() >= until:
                 break
             for test in began - set(found):
@@ -189,6 +191,11 @@ class TestRun:
             log = (folder / "log").read_text(encoding="utf-8", errors="replace")
             lines = said.read_text(encoding="utf-8").splitlines() if said.exists() else []
             return [*map(json.loads, lines), {"status": process.returncode, "log": log[-2000:]}]
+
+
+def without_folders(text: str) -> str:
+    """A message without the folders of this machine, which are its own affair: of a path, the file's name is kept."""
+    return re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", "", text)
 
 
 def sample(names: Sequence[str], share: float, seed: int) -> list[str]:
@@ -311,7 +318,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         counts = f"{row['collected']:6} {row['sampled']:6} {pairs[0]:>15} {pairs[1]:>15}"
         lines.append(f"{row['file']:32} {counts} {len(row['lost']):5} {len(row['gained']):7}")
         for kind, arm in (("lost", "ours"), ("gained", "plain")):
-            lines += [f"  {kind}: {t}: {row['repeated'][arm][t].get('why', '')[-160:]}" for t in row[kind]]
+            lines += [f"  {kind}: {t}: {row['repeated'][arm][t].get('why', '')[:160]}" for t in row[kind]]
     return "\n".join(lines)
 
 

@@ -52,7 +52,7 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path) -> None:
     assert found["failed"] == {"plain": 0, "ours": 1}
     assert found["lost"] == ["test_cases.py::test_passes_alone"]
     assert (found["gained"], found["chance"]) == ([], [])
-    assert "lost: test_cases.py::test_passes_alone: " in upstream.table([found])
+    assert "lost: test_cases.py::test_passes_alone: AssertionError" in upstream.table([found])
 
 
 def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
@@ -65,6 +65,12 @@ def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: P
     (tmp_path / "test_late.py").write_text("import a_module_that_nobody_has\n", encoding="utf-8")
     with pytest.raises(RuntimeError, match="a_module_that_nobody_has"):
         run.collect("test_late.py")
+
+
+def test_messages_name_no_folder_of_this_machine() -> None:
+    said = "('/a/b-1/test_x.py', 3, 'Skipped: 1/2, https://a.example/b/c') in /opt/lib/python3.11/torch/x.py"
+    want = "('test_x.py', 3, 'Skipped: 1/2, https://a.example/b/c') in x.py"
+    assert upstream.without_folders(said) == want
 
 
 def test_a_share_is_seeded_and_keeps_the_order() -> None:
