@@ -46,7 +46,7 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
     given = argparse.Namespace(share=1.0, seed=0, each=600, python=sys.executable)
     found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0)
-    assert (found["collected"], found["came_to"]) == (5, {"plain": 5, "ours": 5})
+    assert (found["collected"], found["came_to"], found["compared"]) == (5, {"plain": 5, "ours": 5}, 5)
     assert found["passed"] == {"plain": 3, "ours": 2}
     assert found["skipped"] == found["died"] == {"plain": 1, "ours": 1}
     assert found["failed"] == {"plain": 0, "ours": 1}
@@ -105,3 +105,6 @@ def test_only_what_both_came_to_is_compared() -> None:
         "ours": said("passed", "died", "passed"),
     }
     assert upstream.differences(outcomes) == (["t1"], ["t2"])
+    assert upstream.compared(outcomes) == ["t0", "t1", "t2"]
+    found = upstream.counts(outcomes)
+    assert (found["passed"], found["died"]) == ({"plain": 2, "ours": 2}, {"plain": 0, "ours": 1})
