@@ -89,7 +89,9 @@ def pytest_runtest_protocol(item):
 def pytest_runtest_logreport(report):
     if report.when == "call" or report.outcome != "passed":
         word = {"passed": "passed", "skipped": "skipped", "failed": "failed"}[report.outcome]
-        why = "" if report.outcome == "passed" else str(report.longrepr)[-300:]
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = crash.message[:300] if crash else str(report.longrepr)[-300:]
+        why = "" if report.outcome == "passed" else why
         _say(test=report.nodeid, outcome=word, why=why, seconds=report.duration)
 """
 """Says outcomes as they come, since a process may die; ends what takes too long; runs the wanted tests alone."""
@@ -150,7 +152,7 @@ class TestRun:
             began = {line["test"] for line in lines if line.get("outcome") == "began"}
             for line in lines:
                 if line.get("outcome") in ("passed", "skipped", "failed"):
-                    found[line["test"]] = line
+                    found[line["test"]] = {**line, "why": without_folders(line["why"])}
             if time.monotonic() >= until:
                 break
             for test in began - set(found):
@@ -191,6 +193,11 @@ class TestRun:
             return [*map(json.loads, lines), {"status": process.returncode, "log": log[-2000:]}]
 
 
+def without_folders(text: str) -> str:
+    """A message without the folders of this machine, which are its own affair: of a path, the file's name is kept."""
+    return re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", "", text)
+
+
 def sample(names: Sequence[str], share: float, seed: int) -> list[str]:
     """A seeded share of the tests, at least one, in their order."""
     count = min(len(names), max(1, round(share * len(names)))) if names else 0
@@ -200,14 +207,26 @@ def sample(names: Sequence[str], share: float, seed: int) -> list[str]:
 
 def differences(outcomes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[list[str], list[str]]:
     """Tests that passed in the plain arm alone, and in ours alone, of those that both came to."""
-    both = [test for test in outcomes["plain"] if test in outcomes["ours"]]
+    both = compared(outcomes)
     passed = {arm: {t for t in both if outcomes[arm][t]["outcome"] == "passed"} for arm in RUNNERS}
     return sorted(passed["plain"] - passed["ours"]), sorted(passed["ours"] - passed["plain"])
 
 
+def compared(outcomes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Tests that both arms came to: where one had more time, its further tests say nothing of the other."""
+    return [test for test in outcomes["plain"] if test in outcomes["ours"]]
+
+
+def counts(outcomes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, int]]:
+    """How many of the compared tests had each outcome, by arm."""
+    both = compared(outcomes)
+    words = ("passed", "skipped", "failed", "died")
+    return {w: {arm: sum(outcomes[arm][t]["outcome"] == w for t in both) for arm in outcomes} for w in words}
+
+
 def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: float) -> dict[str, Any]:
     """Both arms over one file's sample, and what differs once more."""
-    runs = {arm: TestRun(arm, tests, arguments.python, arguments.each) for arm in RUNNERS}
+    runs = {arm: TestRun(arm, tests, str(arguments.python), arguments.each) for arm in RUNNERS}
     names = runs["plain"].collect(name)
     wanted = sample(names, arguments.share, arguments.seed)
     begin = time.monotonic()
@@ -222,16 +241,13 @@ def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: flo
         for arm, run in runs.items()
     }
     chance = [t for t in again if repeated["plain"][t].get("outcome") == repeated["ours"][t].get("outcome")]
-    words = ("passed", "skipped", "failed", "died")
     return {
         "file": name,
         "collected": len(names),
         "sampled": len(wanted),
         "came_to": {arm: len(found) for arm, found in outcomes.items()},
-        **{
-            word: {arm: sum(o["outcome"] == word for o in found.values()) for arm, found in outcomes.items()}
-            for word in words
-        },
+        "compared": len(compared(outcomes)),
+        **counts(outcomes),
         "lost": [t for t in lost if t not in chance],
         "gained": [t for t in gained if t not in chance],
         "chance": chance,
@@ -251,7 +267,7 @@ def parse() -> argparse.Namespace:
     made.add_argument("--seed", type=int, default=0, help="of the share")
     made.add_argument("--seconds", type=float, default=2400.0, help="for all files together")
     made.add_argument("--each", type=int, default=120, help="seconds that one test may take")
-    made.add_argument("--python", default=sys.executable, help="an interpreter with torch, pytest and us")
+    made.add_argument("--python", type=Path, default=Path(sys.executable), help="with torch, pytest and us")
     arguments = parse_arguments(made, on_host=True)
     if not 0 < arguments.share <= 1:
         made.error(f"--share must be above 0 and at most 1, got {arguments.share:g}")
@@ -284,23 +300,20 @@ def main() -> int:
             row["wall_s"] = time.monotonic() - begin
             found.append(row)
             report.add("files", row)
-            say(f"{file}: {row['sampled']} of {row['collected']} tests, passed {row['passed']}")
-    lost = [test for row in found for test in row["lost"]]
+            say(f"{file}: {row['compared']} of {row['collected']} tests, passed {row['passed']}")
     print(table(found), flush=True)
-    report.finish(
-        {
-            "torch": version,
-            "share": arguments.share,
-            "collected": sum(row["collected"] for row in found),
-            "sampled": sum(row["sampled"] for row in found),
-            "passed": {arm: sum(row["passed"][arm] for row in found) for arm in RUNNERS},
-            "skipped": {arm: sum(row["skipped"][arm] for row in found) for arm in RUNNERS},
-            "lost": lost,
-            "gained": [test for row in found for test in row["gained"]],
-            "chance": sum(len(row["chance"]) for row in found),
-        }
-    )
-    return 1 if lost else 0
+    report.finish({"torch": version, "share": arguments.share, **summary(found)})
+    return 1 if report.data["summary"]["lost"] else 0
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all files came to."""
+    return {
+        **{word: sum(row[word] for row in rows) for word in ("collected", "sampled", "compared")},
+        **{w: {arm: sum(row[w][arm] for row in rows) for arm in RUNNERS} for w in ("passed", "skipped")},
+        **{kind: [test for row in rows for test in row[kind]] for kind in ("lost", "gained")},
+        "chance": sum(len(row["chance"]) for row in rows),
+    }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -308,10 +321,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"{'file':32} {'tests':>6} {'ran':>6} {'passed':>15} {'skipped':>15} {'lost':>5} {'gained':>7}"]
     for row in rows:
         pairs = [f"{row[word]['plain']} / {row[word]['ours']}" for word in ("passed", "skipped")]
-        counts = f"{row['collected']:6} {row['sampled']:6} {pairs[0]:>15} {pairs[1]:>15}"
-        lines.append(f"{row['file']:32} {counts} {len(row['lost']):5} {len(row['gained']):7}")
+        numbers = f"{row['collected']:6} {row['compared']:6} {pairs[0]:>15} {pairs[1]:>15}"
+        lines.append(f"{row['file']:32} {numbers} {len(row['lost']):5} {len(row['gained']):7}")
         for kind, arm in (("lost", "ours"), ("gained", "plain")):
-            lines += [f"  {kind}: {t}: {row['repeated'][arm][t].get('why', '')[-160:]}" for t in row[kind]]
+            lines += [f"  {kind}: {t}: {row['repeated'][arm][t].get('why', '')[:160]}" for t in row[kind]]
     return "\n".join(lines)
 
 

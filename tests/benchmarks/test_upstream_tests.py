@@ -46,13 +46,13 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
     given = argparse.Namespace(share=1.0, seed=0, each=600, python=sys.executable)
     found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0)
-    assert (found["collected"], found["came_to"]) == (5, {"plain": 5, "ours": 5})
+    assert (found["collected"], found["came_to"], found["compared"]) == (5, {"plain": 5, "ours": 5}, 5)
     assert found["passed"] == {"plain": 3, "ours": 2}
     assert found["skipped"] == found["died"] == {"plain": 1, "ours": 1}
     assert found["failed"] == {"plain": 0, "ours": 1}
     assert found["lost"] == ["test_cases.py::test_passes_alone"]
     assert (found["gained"], found["chance"]) == ([], [])
-    assert "lost: test_cases.py::test_passes_alone: " in upstream.table([found])
+    assert "lost: test_cases.py::test_passes_alone: AssertionError" in upstream.table([found])
 
 
 def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
@@ -65,6 +65,12 @@ def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: P
     (tmp_path / "test_late.py").write_text("import a_module_that_nobody_has\n", encoding="utf-8")
     with pytest.raises(RuntimeError, match="a_module_that_nobody_has"):
         run.collect("test_late.py")
+
+
+def test_messages_name_no_folder_of_this_machine() -> None:
+    said = "('/a/b-1/test_x.py', 3, 'Skipped: 1/2, https://a.example/b/c') in /opt/lib/python3.11/torch/x.py"
+    want = "('test_x.py', 3, 'Skipped: 1/2, https://a.example/b/c') in x.py"
+    assert upstream.without_folders(said) == want
 
 
 def test_a_share_is_seeded_and_keeps_the_order() -> None:
@@ -99,3 +105,6 @@ def test_only_what_both_came_to_is_compared() -> None:
         "ours": said("passed", "died", "passed"),
     }
     assert upstream.differences(outcomes) == (["t1"], ["t2"])
+    assert upstream.compared(outcomes) == ["t0", "t1", "t2"]
+    found = upstream.counts(outcomes)
+    assert (found["passed"], found["died"]) == ({"plain": 2, "ours": 2}, {"plain": 0, "ours": 1})
