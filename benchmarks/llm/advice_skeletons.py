@@ -1,7 +1,7 @@
 """Claim: a language model of 135 M parameters cannot choose a kernel's cost function, nor the constants of one.
 
     python -m benchmarks.llm.advice_skeletons --out benchmarks/results/llm_advice_skeletons_smollm2_135m.json \
-        --model FOLDER --name SmolLM2-135M-Instruct [--adapter FOLDER] [--kernels 44] [--each 3]
+        --model FOLDER --name SmolLM2-135M-Instruct [--adapter FOLDER] [--kernels 42] [--each 3]
 
 A skeleton is the cost function that a strong model wrote for a kernel (`benchmarks/data/advice.jsonl.gz`), its
 named constants left open. The small model states likelihoods only; of each kernel the question (source and
@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.lib import result_files
 from benchmarks.lib.advice.choices import constant_summary, skeleton_summary
@@ -72,8 +71,6 @@ _ASKED = (
     "\nThe time of one launch as a cost function of config, arguments and device; `?` is a constant that "
     "measurements will correct:\n```python\n"
 )
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -195,9 +192,18 @@ class Asking:
     def __init__(self, scorer: ContinuationScorer, prompt: int, tokens: int) -> None:
         self.scorer, self.prompt, self.tokens = scorer, prompt, tokens
         self._unknown = scorer.begin(_UNKNOWN_KERNEL + _ASKED)
+        self._without: dict[str, float] = {}
+        """Scores after the question that names no kernel: a skeleton may be a rival several times."""
 
     def skeletons(self, past: Prefix, texts: Sequence[str]) -> list[float]:
         """Mean log-likelihood of the first tokens of each."""
+        if past is not self._unknown:
+            return self._means(past, texts)
+        if new := [text for text in dict.fromkeys(texts) if text not in self._without]:
+            self._without |= dict(zip(new, self._means(past, new), strict=True))
+        return [self._without[text] for text in texts]
+
+    def _means(self, past: Prefix, texts: Sequence[str]) -> list[float]:
         return [float(told.mean()) for told in self.scorer.log_likelihoods(past, texts, self.tokens)]
 
     def constants(
@@ -276,10 +282,10 @@ def options() -> argparse.Namespace:
     made.add_argument("--model", type=Path, required=True, help="a folder")
     made.add_argument("--name", required=True, help="of the model, for the result")
     made.add_argument("--adapter", type=Path, help="a LoRA adapter, asked after the model itself")
-    made.add_argument("--kernels", type=int, default=44)
+    made.add_argument("--kernels", type=int, default=42)
     made.add_argument("--each", type=int, default=3, help="problems of a kernel")
-    made.add_argument("--prompt", type=int, default=1024, help="most tokens of a question")
-    made.add_argument("--tokens", type=int, default=192, help="of a skeleton")
+    made.add_argument("--prompt", type=int, default=768, help="most tokens of a question")
+    made.add_argument("--tokens", type=int, default=160, help="of a skeleton")
     made.add_argument("--seed", type=int, default=0)
     return result_files.parse_arguments(made, on_host=True)
 
