@@ -236,31 +236,52 @@ class Asking:
         return found
 
 
-def ask_kernel(
-    asking: Asking, kernel: AdvisedKernel, choice: SkeletonChoice, problems: Sequence[RecordedTimes]
-) -> dict[str, Any]:
-    """What the model said of one kernel, and what every choice is worth."""
-    begin = time.perf_counter()
-    asked = question(kernel, asking.scorer, asking.prompt)
-    constants = deciding_constants(choice.functions[0], problems[0].subject, CONSTANTS)
-    answers = asking.answers(asked, choice, constants)
-    seconds = time.perf_counter() - begin
-    ways = choices_of_constants(choice.functions[0], constants, problems)
-    return {
+@dataclass(frozen=True)
+class AskedKernel:
+    """A kernel with what there is to choose, and what every choice is worth."""
+
+    kernel: AdvisedKernel
+    choice: SkeletonChoice
+    constants: tuple[int, ...]
+    worth: dict[str, Any]
+    """What is known without any model, as it goes to the result file."""
+
+
+def prepared(kernel: AdvisedKernel, others: Sequence[AdvisedKernel], seed: int) -> AskedKernel | None:
+    """Draw and evaluate the choices of a kernel; None where too few skeletons can be evaluated."""
+    problems = [RecordedTimes.of(t) for t in kernel.tables]
+    choice = draw_choice(kernel, others, problems, seed)
+    if choice is None:
+        return None
+    function = choice.functions[0]
+    constants = deciding_constants(function, problems[0].subject, CONSTANTS)
+    ways = choices_of_constants(function, constants, problems)
+    worth = {
         "kernel": kernel.name,
         "family": kernel.family,
         "problems": [t.problem.extra["label"] for t in kernel.tables],
         "skeletons": choice.kernels,
         "figures": [asdict(cost_figures(f, problems)) for f in choice.functions],
-        "constants": [choice.functions[0].constants[i].name for i in constants],
+        "constants": [function.constants[i].name for i in constants],
         "ways": [[list(way), f.spearman, f.log_regret] for way, f in ways.items()],
-        "shared names": {
-            "as written": [shared_names(s.text, asked) for s in choice.as_written],
-            "own names": [shared_names(s.text, asked) for s in choice.own_names],
-        },
+    }
+    return AskedKernel(kernel, choice, tuple(constants), worth)
+
+
+def ask_kernel(asking: Asking, work: AskedKernel) -> dict[str, Any]:
+    """What the model said of one kernel."""
+    begin = time.perf_counter()
+    asked = question(work.kernel, asking.scorer, asking.prompt)
+    answers = asking.answers(asked, work.choice, work.constants)
+    return {
+        "kernel": work.kernel.name,
         "answers": answers,
+        "shared names": {
+            "as written": [shared_names(s.text, asked) for s in work.choice.as_written],
+            "own names": [shared_names(s.text, asked) for s in work.choice.own_names],
+        },
         "tokens": asking.scorer.length(asked),
-        "seconds": round(seconds, 2),
+        "seconds": round(time.perf_counter() - begin, 2),
     }
 
 
@@ -296,15 +317,10 @@ def main() -> int:
     named = argparse.Namespace(**{**vars(given), "model": given.name})
     report = result_files.ResultFile(named, "llm_advice_skeletons", seed=given.seed)
     kernels = advised_kernels(given.each, given.seed)
-    work = []
-    for kernel in spread_over_families(kernels, given.kernels, given.seed):
-        problems = [RecordedTimes.of(t) for t in kernel.tables]
-        choice = draw_choice(kernel, kernels, problems, given.seed)
-        if choice is not None:
-            work.append((kernel, choice, problems))
-        else:
-            say(f"{kernel.name}: too few skeletons of other families can be evaluated")
-    say(f"{len(work)} kernels")
+    drawn = spread_over_families(kernels, given.kernels, given.seed)
+    work = [w for w in (prepared(k, kernels, given.seed) for k in drawn) if w is not None]
+    report.data["raw"]["kernels"] = [w.worth for w in work]
+    say(f"{len(work)} of {len(drawn)} kernels have enough skeletons of other families")
     summary: dict[str, Any] = {"advice": file_digest(ADVICE_TABLE)}
     for way, adapter in (("as it comes", None), ("with the adapter", given.adapter)):
         if way != "as it comes" and adapter is None:
@@ -312,10 +328,11 @@ def main() -> int:
         scorer = ContinuationScorer(str(given.model), None if adapter is None else str(adapter))
         asking = Asking(scorer, given.prompt, given.tokens)
         rows = []
-        for kernel, choice, problems in work:
-            rows.append(ask_kernel(asking, kernel, choice, problems))
-            report.data["raw"].setdefault(way, []).append(rows[-1])
-            say(f"{way}: {len(rows)} of {len(work)}: {kernel.name}, {rows[-1]['seconds']:.1f} s")
+        for one in work:
+            answer = ask_kernel(asking, one)
+            report.add(way, answer)
+            rows.append({**one.worth, **answer})
+            say(f"{way}: {len(rows)} of {len(work)}: {one.kernel.name}, {answer['seconds']:.1f} s")
         summary[way] = {"dtype": scorer.dtype, **summarised(rows)}
         report.finish(summary)
     return 0

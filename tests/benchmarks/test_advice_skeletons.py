@@ -107,6 +107,18 @@ def test_constants_that_change_no_order_are_not_asked_for() -> None:
     assert [value_text(x) for x in (0.0625, 1200.0, 1 / 3, 6.0)] == ["0.0625", "1200", "0.333", "6"]
 
 
+def test_a_choice_without_a_positive_cost_says_nothing() -> None:
+    times = RecordedTimes.of(TABLE)
+    function = parse_cost_function(
+        "def cost(config, args, device, launch):\n"
+        "    return config.BLOCK + 33 - constant(16, label='saved')\n"
+    )
+    assert deciding_constants(function, times.subject, 3) == [0]
+    ways = choices_of_constants(function, [0], [times])
+    assert ways[(4,)].spearman == 0.0
+    assert ways[(3,)] == ways[(2,)] == cost_figures(function, [times])
+
+
 def row(name: str, with_it: list[float], alone: list[float], constants: list[list[float]]) -> dict[str, Any]:
     told = {"as written": with_it, "constants": constants}
     zero = {"as written": alone, "constants": [[0.0] * 5 for _ in constants]}
@@ -178,14 +190,14 @@ def test_a_kernel_of_the_corpus_is_asked_and_its_choices_are_summed_up(scorer: C
     chosen = advice_skeletons.spread_over_families(kernels, 22, 0)
     assert len({k.family for k in chosen}) == 22
     kernel = min(chosen, key=lambda k: len(k.tables[0].by_candidate()))
-    problems = [RecordedTimes.of(t) for t in kernel.tables]
-    choice = advice_skeletons.draw_choice(kernel, kernels, problems, 0)
-    assert choice is not None
+    work = advice_skeletons.prepared(kernel, kernels, 0)
+    assert work is not None
+    choice = work.choice
     assert choice.kernels[0] == kernel.name
     families = {k.name: k.family for k in kernels}
     assert kernel.family not in {families[name] for name in choice.kernels[1:]}
     asking = advice_skeletons.Asking(scorer, prompt=600, tokens=40)
-    found = advice_skeletons.ask_kernel(asking, kernel, choice, problems)
+    found = {**work.worth, **advice_skeletons.ask_kernel(asking, work)}
     assert found["tokens"] < 1600
     summary = advice_skeletons.summarised([found, found])
     assert summary["skeletons"]["own names"]["likelihood"]["own_first"]["count"] == 2

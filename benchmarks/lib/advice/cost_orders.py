@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.llm.advice.language import CostFunction
-from forecast_autotune.llm.advice.subject import AdviceSubject
+from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
 from forecast_autotune.records.table import Table
 
 Array = npt.NDArray[np.float64]
@@ -80,7 +80,11 @@ def deciding_constants(function: CostFunction, subject: AdviceSubject, count: in
     """Numbers of the constants that change the costs of candidates most, the first one first; no time is read."""
     effects = []
     for constant in function.constants:
-        low, high = (function.evaluate(subject, {constant.name: move}).log2 for move in (-1.0, 1.0))
+        try:
+            low, high = (function.evaluate(subject, {constant.name: move}).log2 for move in (-1.0, 1.0))
+        except AdviceError:  # it decides whether there is a cost at all
+            effects.append(np.inf)
+            continue
         effects.append(float(np.std(high - low)))
     ranked = sorted(range(len(effects)), key=lambda i: -effects[i])[:count]
     return sorted(i for i in ranked if effects[i] > _LEAST_EFFECT)
@@ -91,20 +95,30 @@ def choices_of_constants(
 ) -> dict[tuple[int, ...], OrderFigures]:
     """Figures for every way to choose one of `FACTORS` for each constant: numbers of factors, mean over problems.
 
-    Raises `AdviceError` where the function cannot be evaluated.
+    A choice with which a problem cannot be evaluated says nothing there: all costs alike.
     """
     ways = list(product(range(len(FACTORS)), repeat=len(constants)))
+    names = [function.constants[constant].name for constant in constants]
     moves = np.log2([[FACTORS[i] for i in way] for way in ways])
     by_problem = []
     for problem in problems:
         n = problem.subject.size
-        shifts = {
-            function.constants[constant].name: np.repeat(moves[:, place], n)
-            for place, constant in enumerate(constants)
-        }
-        costs = function.evaluate(problem.subject.repeated(len(ways)), shifts).log2.reshape(len(ways), n)
+        shifts = {name: np.repeat(moves[:, place], n) for place, name in enumerate(names)}
+        try:
+            costs = function.evaluate(problem.subject.repeated(len(ways)), shifts).log2.reshape(len(ways), n)
+        except AdviceError:  # by one of the choices: which one is found out one by one
+            costs = np.array(
+                [_cost_or_nothing(function, dict(zip(names, m, strict=True)), problem) for m in moves]
+            )
         by_problem.append([order_figures(row, problem) for row in costs])
     return {way: mean_figures(found) for way, found in zip(ways, zip(*by_problem, strict=True), strict=True)}
+
+
+def _cost_or_nothing(function: CostFunction, shifts: Mapping[str, float], problem: RecordedTimes) -> Array:
+    try:
+        return function.evaluate(problem.subject, shifts).log2
+    except AdviceError:
+        return np.zeros(problem.subject.size)
 
 
 def value_text(value: float) -> str:
