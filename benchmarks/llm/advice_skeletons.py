@@ -8,12 +8,12 @@ named constants left open. The small model states likelihoods only; of each kern
 arguments, cut to `--prompt` tokens) is read once.
 
 Skeletons: the kernel's own one and three of other families, of similar length and drawn by lot, by the mean
-log-likelihood of their first `--tokens` tokens after the question; once as they were written, and once with the
-names of the kernel's own arguments and meta-parameters, so that names do not give the answer away and all can be
-evaluated. Constants: of the own skeleton, the three that change the costs most, each among 1/4 to 4 times the value
-that the strong model stated, by the log-likelihood of the number's text in its place. Choices by: `likelihood`;
-`without the kernel`, the same after a question that names no kernel; `difference` of the two (pointwise mutual
-information); `shared names`, no model.
+log-likelihood of their first `--tokens` tokens after the question, from `cost` on and without labels of constants;
+once as they were written, and once with the names of the kernel's own arguments and meta-parameters, so that names
+do not give the answer away and all can be evaluated. Constants: of the own skeleton, the three that change the costs
+most, each among 1/4 to 4 times the value that the strong model stated, by the log-likelihood of the number's text in
+its place, after its label. Choices by: `likelihood`; `without the kernel`, the same after a question that names no
+kernel; `difference` of the two (pointwise mutual information); `shared names`, no model.
 
 What a choice is worth: rank correlation of its costs with the recorded H200 times, and how far the best of the five
 configs that it puts first is above the best of all; means over up to `--each` problems of a kernel, then over
@@ -223,7 +223,7 @@ class Asking:
     def answers(self, asked: str, choice: SkeletonChoice, constants: Sequence[int]) -> dict[str, Any]:
         """All scores of one kernel: after its question, and after one that names no kernel."""
         own, function = choice.as_written[0], choice.functions[0]
-        texts = [s.text for s in (*choice.as_written, *choice.own_names[1:])]
+        texts = [s.outline for s in (*choice.as_written, *choice.own_names[1:])]
         found: dict[str, Any] = {}
         for name, past in (("likelihood", self.scorer.begin(asked)), ("without the kernel", self._unknown)):
             scores = self.skeletons(past, texts)
@@ -277,8 +277,8 @@ def ask_kernel(asking: Asking, work: AskedKernel) -> dict[str, Any]:
         "kernel": work.kernel.name,
         "answers": answers,
         "shared names": {
-            "as written": [shared_names(s.text, asked) for s in work.choice.as_written],
-            "own names": [shared_names(s.text, asked) for s in work.choice.own_names],
+            "as written": [shared_names(s.outline, asked) for s in work.choice.as_written],
+            "own names": [shared_names(s.outline, asked) for s in work.choice.own_names],
         },
         "tokens": asking.scorer.length(asked),
         "seconds": round(time.perf_counter() - begin, 2),
@@ -306,7 +306,7 @@ def options() -> argparse.Namespace:
     made.add_argument("--kernels", type=int, default=42)
     made.add_argument("--each", type=int, default=3, help="problems of a kernel")
     made.add_argument("--prompt", type=int, default=768, help="most tokens of a question")
-    made.add_argument("--tokens", type=int, default=160, help="of a skeleton")
+    made.add_argument("--tokens", type=int, default=208, help="of a skeleton")
     made.add_argument("--seed", type=int, default=0)
     return result_files.parse_arguments(made, on_host=True)
 

@@ -50,6 +50,9 @@ def test_a_skeleton_holds_the_structure_and_no_value_of_a_constant() -> None:
     assert "start = constant(label='start of a program', value=?)" in found.text
     for hidden in ("3.5", "0.25", "24", "secret", "comment", "1.5", "spread"):
         assert hidden not in found.text
+    assert found.outline.startswith("def cost(")
+    assert "    start = constant(?)\n    lanes = constant(?)\n" in found.outline
+    assert found.outline.index("def rounds(") > found.outline.index("return start * rounds(")
     before = [found.before(i) for i in range(3)]
     assert before[0].endswith("programs * constant(value=")
     assert before[2].endswith("constant(label='lanes', value=")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forecast_autotune.llm.advice.language import parse_cost_function
+from forecast_autotune.llm.advice.language import ENTRY, parse_cost_function
 from forecast_autotune.llm.advice.subject import LAUNCH_OPTIONS, AdviceError
 from forecast_autotune.records import Problem
 
@@ -23,6 +23,9 @@ class Skeleton:
 
     parts: tuple[str, ...]
     """The text between the open constants: one more than there are constants."""
+
+    outline: str
+    """The same, from `cost` on and with `constant(?)` for each constant: little is said before the structure."""
 
     @property
     def text(self) -> str:
@@ -42,16 +45,26 @@ def open_skeleton(text: str) -> Skeleton:
     `CostFunction.constants`. Raises `AdviceError` for a text outside of the language.
     """
     constants = parse_cost_function(text).constants
-    opener = _ConstantOpener()
-    tree = ast.parse(text)
-    tree.body = [opener.visit(node) for node in tree.body if isinstance(node, ast.FunctionDef)]
+    opener = _ConstantOpener(labels=True)
+    opened = [opener.visit(node) for node in _functions(text)]
     if opener.values != [c.value for c in constants]:
         raise AdviceError("the constants of a skeleton must be those of its cost function, in their order")
-    return Skeleton(tuple(_PLACE.split(ast.unparse(tree))))
+    short = _ConstantOpener(labels=False)
+    entry_first = sorted((short.visit(node) for node in _functions(text)), key=lambda f: f.name != ENTRY)
+    return Skeleton(tuple(_PLACE.split(_unparsed(opened))), _PLACE.sub(OPEN, _unparsed(entry_first)))
+
+
+def _functions(text: str) -> list[ast.FunctionDef]:
+    return [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+
+
+def _unparsed(functions: Sequence[ast.FunctionDef]) -> str:
+    return "\n\n".join(map(ast.unparse, functions))
 
 
 class _ConstantOpener(ast.NodeTransformer):
-    def __init__(self) -> None:
+    def __init__(self, labels: bool) -> None:
+        self.labels = labels
         self.values: list[float] = []
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -61,6 +74,8 @@ class _ConstantOpener(ast.NodeTransformer):
         given |= {str(k.arg): k.value for k in node.keywords}
         place = ast.Name(f"__open_{len(self.values)}__")
         self.values.append(float(ast.literal_eval(given["value"])))
+        if not self.labels:
+            return ast.Call(node.func, [place], [])
         label = [ast.keyword("label", given["label"])] if "label" in given else []
         return ast.Call(node.func, [], [*label, ast.keyword("value", place)])
 
