@@ -1,4 +1,4 @@
-"""Claim: a language model of 135 M parameters cannot choose a kernel's cost function, nor the constants of one.
+"""Claim: a model of 135 M parameters knows a kernel's cost function by its names only, and none of its constants.
 
     python -m benchmarks.llm.advice_skeletons --out benchmarks/results/llm_advice_skeletons_smollm2_135m.json \
         --model FOLDER --name SmolLM2-135M-Instruct [--adapter FOLDER] [--kernels 42] [--each 3]
