@@ -27,11 +27,6 @@ class Skeleton:
     outline: str
     """The same, from `cost` on and with `constant(?)` for each constant: little is said before the structure."""
 
-    @property
-    def text(self) -> str:
-        """All of it, with every constant open."""
-        return OPEN.join(self.parts)
-
     def before(self, constant: int) -> str:
         """What stands before the value of a constant, by its number; earlier constants are open."""
         return OPEN.join(self.parts[: constant + 1])
