@@ -6,7 +6,8 @@
 Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`,
 or a seeded share of each file's tests, in processes with empty caches: under plain pytest, and under
 `forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, alone: what differs
-then is a difference, the rest is chance. Prints a table, and ends with 1 if a test passes without us alone.
+then in the same way is a difference, the rest is chance. Prints a table, and ends with 1 if a test passes without
+us alone.
 
 The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
 installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
@@ -205,19 +206,33 @@ def sample(names: Sequence[str], share: float, seed: int) -> list[str]:
     return [name for name in names if name in kept]
 
 
-def differences(outcomes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[list[str], list[str]]:
+Outcomes = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""By arm and test."""
+
+
+def differences(outcomes: Outcomes) -> tuple[list[str], list[str]]:
     """Tests that passed in the plain arm alone, and in ours alone, of those that both came to."""
     both = compared(outcomes)
-    passed = {arm: {t for t in both if outcomes[arm][t]["outcome"] == "passed"} for arm in RUNNERS}
+    passed = {arm: {t for t in both if outcomes[arm][t].get("outcome") == "passed"} for arm in RUNNERS}
     return sorted(passed["plain"] - passed["ours"]), sorted(passed["ours"] - passed["plain"])
 
 
-def compared(outcomes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+def standing(first: Outcomes, repeated: Outcomes) -> dict[str, list[str]]:
+    """What is `lost` and `gained` both times, and what has shown to be `chance`: a difference the other way, too."""
+    (lost, gained), (lost_again, gained_again) = differences(first), differences(repeated)
+    return {
+        "lost": [t for t in lost if t in lost_again],
+        "gained": [t for t in gained if t in gained_again],
+        "chance": [*(t for t in lost if t not in lost_again), *(t for t in gained if t not in gained_again)],
+    }
+
+
+def compared(outcomes: Outcomes) -> list[str]:
     """Tests that both arms came to: where one had more time, its further tests say nothing of the other."""
     return [test for test in outcomes["plain"] if test in outcomes["ours"]]
 
 
-def counts(outcomes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, int]]:
+def counts(outcomes: Outcomes) -> dict[str, dict[str, int]]:
     """How many of the compared tests had each outcome, by arm."""
     both = compared(outcomes)
     words = ("passed", "skipped", "failed", "died")
@@ -240,7 +255,6 @@ def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: flo
         arm: {t: run.outcomes(name, [t], time.monotonic() + 2 * arguments.each).get(t, {}) for t in again}
         for arm, run in runs.items()
     }
-    chance = [t for t in again if repeated["plain"][t].get("outcome") == repeated["ours"][t].get("outcome")]
     return {
         "file": name,
         "collected": len(names),
@@ -248,9 +262,7 @@ def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: flo
         "came_to": {arm: len(found) for arm, found in outcomes.items()},
         "compared": len(compared(outcomes)),
         **counts(outcomes),
-        "lost": [t for t in lost if t not in chance],
-        "gained": [t for t in gained if t not in chance],
-        "chance": chance,
+        **standing(outcomes, repeated),
         "outcomes": outcomes,
         "repeated": repeated,
     }

@@ -55,6 +55,29 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path) -> None:
     assert "lost: test_cases.py::test_passes_alone: AssertionError" in upstream.table([found])
 
 
+def test_a_difference_that_turns_round_is_chance() -> None:
+    def arms(plain: dict[str, str], ours: dict[str, str]) -> upstream.Outcomes:
+        return {"plain": _told(plain), "ours": _told(ours)}
+
+    first = arms(
+        {"stays": "passed", "turns": "passed", "goes": "passed", "comes": "failed"},
+        {"stays": "failed", "turns": "failed", "goes": "failed", "comes": "passed"},
+    )
+    again = arms(
+        {"stays": "passed", "turns": "failed", "goes": "passed", "comes": "failed"},
+        {"stays": "died", "turns": "passed", "goes": "passed", "comes": "passed"},
+    )
+    assert upstream.standing(first, again) == {
+        "lost": ["stays"],
+        "gained": ["comes"],
+        "chance": ["goes", "turns"],
+    }
+
+
+def _told(words: dict[str, str]) -> dict[str, dict[str, str]]:
+    return {test: {"outcome": word} for test, word in words.items()}
+
+
 def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_late.py").write_text(HANGS, encoding="utf-8")
     run = upstream.TestRun("plain", tmp_path, sys.executable, 1)
