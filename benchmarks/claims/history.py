@@ -40,7 +40,7 @@ class Staleness:
 
 
 class History:
-    """The first-parent history of a repository's HEAD."""
+    """The first-parent history of a repository's HEAD; what came by a merge counts from the merge on."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -75,7 +75,27 @@ class History:
         return self._index(commit) is not None
 
     def _index(self, commit: str) -> int | None:
-        return next((i for i, known in enumerate(self.commits) if commit and known.startswith(commit)), None)
+        """Its place in the history, or that of the merge that brought it."""
+        if not commit:
+            return None
+        place = next((i for i, known in enumerate(self.commits) if known.startswith(commit)), None)
+        return self._merge_of(commit) if place is None and self.complete else place
+
+    @cache  # noqa: B019 - one object a process
+    def _merge_of(self, commit: str) -> int | None:
+        """Place of the oldest commit that this one is an ancestor of."""
+        holds = lambda place: self._is_ancestor(commit, self.commits[place])  # noqa: E731
+        if not holds(0):
+            return None
+        newer, older = 0, len(self.commits)  # the first holds it, and what is older than the merge does not
+        while older - newer > 1:
+            middle = (newer + older) // 2
+            newer, older = (middle, older) if holds(middle) else (newer, middle)
+        return newer
+
+    def _is_ancestor(self, commit: str, of: str) -> bool:
+        command = ["git", "merge-base", "--is-ancestor", commit, of]
+        return subprocess.run(command, cwd=self.root, capture_output=True, check=False).returncode == 0
 
     def staleness(self, claim: Claim) -> Staleness | None:
         """What happened since; None if the commit of the measurement is not in the history."""
@@ -103,7 +123,9 @@ class History:
                 touched = touched or not change.moved_only
             if touched:
                 commits.append(commit)
-        then = self._blobs(self.commits[since])
+        # Of what was measured beside the history, only what the merge itself has changed is not looked at for renames.
+        measured = claim.origin.base_commit
+        then = self._blobs(measured if not self.commits[since].startswith(measured) else self.commits[since])
         paths = [f for f in files if then.get(then_names[f] or "") != self._present_blob(f)]
         deleted = any(now is None and name in then for name, now in present.items())
         stale = deleted or any(self._differs(then.get(then_names[f] or ""), f) for f in paths)

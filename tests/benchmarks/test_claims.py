@@ -187,6 +187,29 @@ def test_sources_are_followed_through_a_move(repository: Path, code: str, stale:
     assert found.paths == (("package/other.py",) if code != CODE else ())
 
 
+@pytest.mark.parametrize("edited", [False, True])
+def test_what_was_measured_on_a_merged_branch_is_known(repository: Path, edited: bool) -> None:
+    main = git(repository, "branch", "--show-current").strip()
+    git(repository, "checkout", "-q", "-b", "beside")
+    (repository / "package/code.py").write_text(CODE.replace("2 * x", "x * 2"))
+    write_result(repository, commit(repository, "Multiply"))
+    commit(repository, "Measure beside")
+    git(repository, "checkout", "-q", main)
+    (repository / "other.py").write_text("X = 1\n")
+    commit(repository, "Go on")
+    git(repository, "merge", "-q", "--no-edit", "beside")
+    if edited:
+        (repository / "package/code.py").write_text(CODE)
+        commit(repository, "Edit")
+    (claim,) = load_claims(repository)[0]
+    history = History(repository)
+    assert history.knows(claim.origin.base_commit)
+    assert not history.knows("0123456789abcdef")
+    found = history.staleness(claim)
+    assert found is not None
+    assert (found.stale, len(found.commits)) == (edited, int(edited))
+
+
 def test_new_and_deleted_sources_are_changes(repository: Path) -> None:
     (claim,) = load_claims(repository)[0]
     (repository / "package/new.py").write_text("X = 1\n")
