@@ -64,7 +64,7 @@ class SandboxLane:
     folder is made in it.
     environment: variables on top of the allow-list `PATH`, `LANG`, `LC_ALL`, `TZ`, `LD_LIBRARY_PATH`,
     `CUDA_HOME`, `CUDA_PATH`, `OMP_NUM_THREADS` and `TRITON_INTERPRET`. Candidates can read all of them.
-    warm: modules that the server imports once, so that forks have them; trusted, and none may use a device.
+    warm: modules that are imported once for all lanes that name the same; trusted, and none may use a device.
     niceness: how far its processes stand back for others where processors are short, 0 to 19.
 
     One job at a time; `run` may be called from several threads and waits its turn. Raises `SandboxError` on

@@ -95,6 +95,7 @@ def test_one_that_turns_wrong_while_it_is_timed_is_caught(judging: SandboxLane) 
     rules = StoppingRules(first=200, second=200, least=200, enough=200, most=200)
     right = named("right", MANY_TIMES.replace("3000", "4"))
     entries = compare_solutions(SOFTMAX, [right, drifting], judging, plan=QUICK, rules=rules)
+    assert entries[0].verdict.reasons == ()
     assert entries[1].outcome == ""
     assert {r.code for r in entries[1].verdict.reasons} == {ReasonCode.WRONG_VALUES}
 

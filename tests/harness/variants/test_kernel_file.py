@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ pytest.importorskip("triton")
 
 from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import SettingsError
-from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE, import_place
+from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE, import_file, import_place
 from forecast_harness.variants.kernels.user_kernel import UserKernel
 
 OPS = """import triton
@@ -82,3 +84,25 @@ def test_a_package_that_the_module_needs_is_not_mistaken_for_it(package: str) ->
 def test_a_module_without_a_python_source_is_refused() -> None:
     with pytest.raises(SettingsError, match="no Python source"):
         import_place("math")
+
+
+def test_a_package_of_the_users_may_be_called_as_an_installed_one_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "installed" / "kernels_of_one_name"
+    own = tmp_path / "own" / "kernels_of_one_name" / "part"
+    for folder in (installed, own, own.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").write_text("")
+    (installed / "hub.py").write_text("WHERE = 'installed'\n")
+    (own / "helper.py").write_text("WHERE = 'own'\n")
+    (own / "code.py").write_text("from kernels_of_one_name.part.helper import WHERE\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "installed"), *sys.path])
+    hub = importlib.import_module("kernels_of_one_name.hub")
+    try:
+        assert import_file(own / "code.py").WHERE == "own"
+        assert importlib.import_module("kernels_of_one_name.hub") is hub
+        assert "kernels_of_one_name.part" not in sys.modules
+    finally:
+        for name in [n for n in sys.modules if n.startswith("kernels_of_one_name")]:
+            del sys.modules[name]

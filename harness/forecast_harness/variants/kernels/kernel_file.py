@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,7 +57,8 @@ def import_file(path: Path) -> ModuleType:
         sys.path.insert(0, str(root))
     if "." in name:
         # Its siblings may import it by this name, too.
-        return importlib.import_module(name)
+        with _without_others(name.partition(".")[0], root):
+            return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -71,6 +74,31 @@ def import_file(path: Path) -> ModuleType:
             sys.modules[name] = before
         raise
     return module
+
+
+@contextlib.contextmanager
+def _without_others(package: str, root: Path) -> Iterator[None]:
+    """Set a loaded package of this name aside that does not lie in `root`: an installed one may be called `kernels`.
+
+    It has its name back afterwards; what was imported meanwhile is known to its own modules alone.
+    """
+    loaded = sys.modules.get(package)
+    if loaded is None or any(Path(p).parent == root for p in getattr(loaded, "__path__", ())):
+        yield
+        return
+
+    def taken() -> dict[str, ModuleType]:
+        return {n: m for n, m in sys.modules.items() if n == package or n.startswith(f"{package}.")}
+
+    others = taken()
+    for name in others:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name in taken():
+            del sys.modules[name]
+        sys.modules.update(others)
 
 
 def find_kernel(module: ModuleType, name: str) -> Any:
