@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +15,7 @@ import pytest
 
 from forecast_harness.sandbox import warm_process
 from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
+from forecast_harness.sandbox.containment import linux
 from tests.harness.lanes import lane, run
 from tests.waiting import is_running, wait_until
 
@@ -24,6 +25,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox nee
 def parent(pid: int) -> int:
     """The process that this one was forked from."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def open_files(pid: int) -> list[str]:
+    """What its descriptors lead to, but for those that it closes meanwhile."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(entry.readlink()))
+    return found
 
 
 def test_lanes_that_need_the_same_have_one_parent_and_it_ends_with_the_last() -> None:
@@ -50,7 +60,8 @@ def test_a_lane_sees_its_own_folder_and_no_other_lanes() -> None:
     with lane() as one, lane() as two:
         folders = [Path(f"/proc/{opened.server_pid}/cwd").readlink() for opened in (one, two)]
         assert len(set(folders)) == 2
-        inherited = [str(entry.readlink()) for entry in Path(f"/proc/{two.server_pid}/fd").iterdir()]
+        inherited = open_files(two.server_pid)
+    assert any(str(folders[1]) in name for name in inherited), "its own log"
     assert not any(str(folders[0]) in name for name in inherited)
 
 
@@ -71,7 +82,7 @@ def test_open_lanes_outlive_the_process_that_they_were_forked_from() -> None:
 
 def test_a_request_that_was_interrupted_is_answered_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     with lane() as opened:
-        before = set(children_of(parent(opened.server_pid)))
+        before = set(linux.children(parent(opened.server_pid)))
 
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
@@ -83,20 +94,7 @@ def test_a_request_that_was_interrupted_is_answered_to_nobody(monkeypatch: pytes
         with lane() as later:
             assert run(later, "honest").status is JobStatus.OK
             ours = {opened.server_pid, later.server_pid}
-            wait_until(lambda: set(children_of(parent(later.server_pid))) - before <= ours)
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes whose parent this is."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if parent(int(entry.name)) == pid and is_running(int(entry.name)):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+            wait_until(lambda: set(linux.children(parent(later.server_pid))) - before <= ours)
 
 
 def test_many_lanes_open_at_once() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 pytest.importorskip("torch")
@@ -23,7 +25,7 @@ def test_no_gap_is_overlooked(dimensions: list[tuple[int, int]]) -> None:
     distinct = {0}
     for n, step in dimensions:
         distinct = {at + i * step for at in distinct for i in range(n)}
-    if len(distinct) < len(gap_mask(tensor)) and len(distinct) == _count(shape):
+    if len(distinct) < len(gap_mask(tensor)) and len(distinct) == math.prod(shape):
         assert _has_gaps(tensor)  # of a tensor whose elements do not overlap
 
 
@@ -31,10 +33,3 @@ def test_a_tensor_without_gaps_is_known_as_such() -> None:
     assert not _has_gaps(Argument("x", "tensor", "float32", (3, 4), (4, 1), True))
     assert not _has_gaps(Argument("x", "tensor", "float32", (3, 1, 4), (4, 0, 1), True))
     assert _has_gaps(Argument("x", "tensor", "float32", (3, 4), (5, 1), True))
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    found = 1
-    for n in shape:
-        found *= n
-    return found
