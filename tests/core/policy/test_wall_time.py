@@ -119,6 +119,13 @@ def test_a_risk_that_is_not_accepted_is_waited_for() -> None:
     assert "risk that a better one is untried" in plan.reason
 
 
+def test_two_times_are_enough_where_a_third_cannot_win() -> None:
+    for third, more in ((3.0, []), (-1.0, [2])):
+        plan = WallTime().plan(state([0.0, 0.1, third], 20.0, sd=0.1, measured={0: 1.0, 1: 1.1}))
+        assert rows(plan) == more, plan.reason
+    assert rows(WallTime().plan(state([0.0, 3.0, 3.0], sd=0.1, measured={0: 1.0}))), "one is a guess"
+
+
 def test_it_ends_where_nothing_can_win() -> None:
     plan = WallTime().plan(state([0.0, 0.1, 0.2, 3.0, 4.0], measured={0: 1.0, 1: 1.1, 2: 1.2}))
     assert plan.measure == ()
