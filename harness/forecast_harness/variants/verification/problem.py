@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from forecast_autotune.records import Argument, Config
+from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import SandboxError
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.variants.verification.base_runner import (
@@ -101,18 +102,18 @@ class VariantProblem:
         meta = config.parameters()
         grid = drawn.grid(meta)
         scalars = with_heuristics(drawn, self._layers, meta, self._takes)
+        unchanged = _contents(tensors)
 
         def judge(
-            given: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor]
+            given: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor], *, asks_domain: bool = True
         ) -> tuple[CheckFinding, float]:
             memory = {**given, **outputs}
             try:
-                plain = known if given is tensors else self._launch_base(drawn, memory)
+                plain = known if _contents(given) == unchanged else self._launch_base(drawn, memory)
             except BaseKernelError as error:
                 raise SandboxError(f"the base kernel failed on {drawn.label}: {error}") from error
-            return self._compare_outputs(
-                drawn, memory, plain, dict(zip(outputs, written, strict=True)), config
-            )
+            named = dict(zip(outputs, written, strict=True))
+            return self._compare_outputs(drawn, memory, plain, named, config if asks_domain else None)
 
         label = f"{drawn.label}, {config}"
         self._arguments[label] = arguments
@@ -126,6 +127,7 @@ class VariantProblem:
             output_bytes=sum(t.numel() * t.element_size() for t in outputs.values()),
             # Values of a user's own function may hang together: they are not changed one by one.
             vary=(lambda generator: tensors) if isinstance(self._source, UserCalls) else None,
+            matches=lambda given, written: judge(given, written, asks_domain=False)[0] is None,
         )
 
     def _form(self, drawn: DrawnCall, config: Config) -> Hashable | None:
@@ -185,7 +187,9 @@ class VariantProblem:
         listed = self._subject.configs
         others = dict.fromkeys((config, *listed[:: max(1, len(listed) // _OTHER_CONFIGS)]))
         others.pop(self._survey.config, None)
-        for one in others:
+        for number, one in enumerate(others):
+            if number == 1:  # the variant's own says most, and mostly enough
+                self._reference.compile_ahead(self._calls_of_base(drawn, [*others][1:]))
             try:
                 other = launch_base(self._reference, drawn, memory, one, self._layers).memory
             except BaseKernelError:
@@ -194,6 +198,22 @@ class VariantProblem:
             if compare_outputs(got, wanted)[0] is not None:
                 return True
         return False
+
+    def _calls_of_base(self, drawn: DrawnCall, configs: Sequence[Config]) -> list[dict[str, Any]]:
+        """A call with each of these configs, as `compile_ahead` takes them."""
+        tensors = {
+            a.name: [a.dtype, memory_span(a), int(not a.aligned)]
+            for a in drawn.arguments
+            if a.kind == "tensor"
+        }
+        found: list[dict[str, Any]] = []
+        for config in configs:
+            meta = config.parameters()
+            if (grid := drawn.grid(meta)) is not None:
+                scalars = with_heuristics(drawn, self._layers, meta)
+                call = call_arguments(drawn.arguments, scalars, grid, config)
+                found.append({"tensors": tensors, "call": call})
+        return found
 
     def _run_widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
         wide = {n: widened(t, self._device) for n, t in memory.items()}
@@ -220,8 +240,9 @@ class VariantProblem:
         memory: TensorMemory,
         plain: BaseKernelRun,
         written: Mapping[str, torch.Tensor],
-        config: Config,
+        config: Config | None,
     ) -> tuple[CheckFinding, float]:
+        """`config`: under which the base is asked, too, where outputs differ; None: wrong is wrong."""
         wide = self._run_widened(drawn, memory)
         got: list[torch.Tensor] = []
         wanted: list[ExpectedOutput] = []
@@ -236,13 +257,18 @@ class VariantProblem:
         finding, worst = compare_outputs(got, wanted)
         if finding is None:
             return None, worst
-        if self._base_differs(drawn, memory, wanted, config):
+        if config is not None and self._base_differs(drawn, memory, wanted, config):
             return None, OUTSIDE_DOMAIN
         names = list(written)
         code, text = finding
         for n, name in enumerate(names):
             text = text.replace(f"output {n}:", f"{name}:")
         return (code, f"{text} ({drawn.label})"), worst
+
+
+def _contents(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
+    """Equal as long as they are the same tensors, and nothing was written into them."""
+    return {name: (id(t), t._version) for name, t in tensors.items()}
 
 
 def _has_nonfinite(drawn: DrawnCall, ran: BaseKernelRun) -> bool:
