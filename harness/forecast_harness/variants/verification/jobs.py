@@ -17,6 +17,11 @@ from forecast_harness.packs.schema import Definition, Language, Pack, Workload
 from forecast_harness.packs.specs import TensorSpec
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault, JobContext, SandboxError
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.verification.base_binaries import (
+    WRITE_ENTRY,
+    binaries_as_arrays,
+    launchers_among,
+)
 from forecast_harness.variants.verification.base_runner import BaseKernelRunner
 from forecast_harness.variants.verification.call_sampling import CALL_REGIMES
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY, call_without_values
@@ -91,6 +96,8 @@ def examine(work: JobContext) -> CellAnswer:
             asked["takes"],
         )
         with work.cell() as cell:
+            if launchers := launchers_among(binaries_as_arrays(asked.get("binaries") or {})):
+                cell.ask(WRITE_ENTRY, {}, launchers)
             judge = SolutionJudge(_variant_pack(subject, problem.deterministic), problem, cell, plan, seed)
             try:
                 reasons = judge.prepare(VARIANT_FILE, "run", Language.TRITON)
