@@ -166,7 +166,11 @@ class SolutionJudge:
     ) -> LaunchCase:
         """Fresh arguments; None draws hidden axes."""
         with self._phase_timer.phase("draw"):
-            return self._problem.case(axes, DrawSpec(regime, layout, self.generator, self._compute_device))
+            return self._problem.case(axes, self.draw_spec(regime, layout))
+
+    def draw_spec(self, regime: str, layout: str = "contiguous") -> DrawSpec:
+        """How arguments are drawn here."""
+        return DrawSpec(regime, layout, self.generator, self._compute_device)
 
     def timed_case(self, work: Workload) -> LaunchCase:
         """Fresh arguments of a workload; those of large ones are sent at once, and changed in place later.
