@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+import torch
 
 from forecast_autotune.records import Argument, Config
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault
