@@ -96,8 +96,10 @@ def _make_and_verify(
 
         provider().check(options.llm)
     target, store = UserKernel.of(options.what), open_store(options)
-    reading.close()
+    if options.llm is not None:
+        reading.close()  # writing takes minutes
     made, refused = _collect_variants(options, target, store)
+    reading.close()
     asked = bool(options.mechanical or options.sources or options.llm)
     found = made if asked else store.variants(target.kernel.source_sha256)
     if options.judgements is not None:

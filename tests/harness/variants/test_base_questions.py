@@ -45,8 +45,9 @@ class Doubler:
         self.compiled.append(len(calls))
 
 
-def drawn(reference: Doubler, config: Config = OWN) -> LaunchCase:
-    asked = replace(subject(DOUBLE, vector_call(), vector_call(100)), configs=LISTED)
+def drawn(reference: Doubler, config: Config = OWN, dtype: str = "float32") -> LaunchCase:
+    calls = vector_call(dtype=dtype), vector_call(100, dtype=dtype)
+    asked = replace(subject(DOUBLE, *calls), configs=LISTED)
     known = KernelSurvey(
         ("out",), (), OWN, True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
     )
@@ -57,14 +58,15 @@ def drawn(reference: Doubler, config: Config = OWN) -> LaunchCase:
     return case
 
 
-def test_the_result_on_what_was_drawn_is_known_already() -> None:
+@pytest.mark.parametrize(("dtype", "runs"), [("float32", 1), ("float16", 2)])
+def test_the_result_on_what_was_drawn_is_known_already(dtype: str, runs: int) -> None:
     base = Doubler()
-    case = drawn(base)
+    case = drawn(base, dtype=dtype)
     assert case.check([2 * case.tensors["x"]])[0] is None
     assert base.ran == []
     nearly = case.twin(torch.Generator().manual_seed(1))
     assert nearly.check([2 * nearly.tensors["x"]])[0] is None
-    assert base.ran == [OWN], "other values are the base's to work on"
+    assert base.ran == [OWN] * runs, "other values are the base's to work on, in its wider dtype, too"
 
 
 def test_values_that_changed_in_place_are_given_to_the_base_anew() -> None:
