@@ -36,7 +36,7 @@ def configs_to_launch(listed: Sequence[Config], most: int = MOST_CONFIGS) -> lis
         ):
             break
         news = [
-            (len(_values(c) - seen_values), len(_pairs(c) - seen_pairs), -_work_of_a_warp(c)) for c in left
+            (len(_values(c) - seen_values), len(_pairs(c) - seen_pairs), -work_of_a_warp(c)) for c in left
         ]
         chosen.append(left.pop(news.index(max(news))))
         seen_values |= _values(chosen[-1])
@@ -53,7 +53,7 @@ def _pairs(config: Config) -> set[Hashable]:
     return {(a, b) for n, a in enumerate(values) for b in values[n + 1 :]}
 
 
-def _work_of_a_warp(config: Config) -> float:
+def work_of_a_warp(config: Config) -> float:
     """About how many elements of its tiles a warp has to work on."""
     numbers = [v for _, v in config.kwargs if isinstance(v, int) and not isinstance(v, bool) and v > 0]
     return math.prod(numbers) / max(1, config.num_warps)

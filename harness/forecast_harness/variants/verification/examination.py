@@ -12,7 +12,7 @@ from forecast_harness.sandbox.api import CandidateFault, Cell, Fault
 from forecast_harness.variants.verification.call_sampling import CALL_REGIMES
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY, call_without_values
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE
-from forecast_harness.variants.verification.problem import VariantProblem
+from forecast_harness.variants.verification.problem import ProposedCall, VariantProblem
 from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.problems.problem import LaunchCase
@@ -68,7 +68,9 @@ class VariantExamination:
             if reasons := preparing.result():
                 return reasons
         # What the base kernel refused was drawn anew, and may be of another form.
-        self._compile([call_without_values(case) for case in (*self._drawn.values(), *trials)])
+        calls = [call_without_values(case) for case in (*self._drawn.values(), *trials)]
+        self._judge.rng.shuffle(calls)
+        self._compile(calls)
         return []
 
     def _prepare(self, calls: Sequence[Mapping[str, Any]]) -> list[Reason]:
@@ -91,16 +93,17 @@ class VariantExamination:
         return [*enumerate(regimes), *((None, regime) for regime in (*varied, *_KERNEL_TRIAL_REGIMES))]
 
     def _propose(self) -> list[dict[str, Any]]:
-        """Draw what the base kernel will be asked about, and tell how the variant is called then."""
-        calls: list[dict[str, Any]] = []
-        held = 0
+        """Draw what the base kernel will be asked about, and tell how the variant is called then.
+
+        What takes longest to compile comes first; which call is for what, the order does not tell.
+        """
+        found: list[ProposedCall] = []
         for number, regime in self._wanted():
-            if held >= _MOST_HELD_BYTES:
+            if sum(proposed.bytes for proposed in found) >= _MOST_HELD_BYTES:
                 break
-            call, size = self._problem.propose(_axes(number), self._judge.draw_spec(regime))
-            calls.append(call)
-            held += size
-        return calls
+            found.append(self._problem.propose(_axes(number), self._judge.draw_spec(regime)))
+        self._judge.rng.shuffle(found)
+        return [proposed.call for proposed in sorted(found, key=lambda p: p.work, reverse=True)]
 
     def _draw(self, preparing: Future[list[Reason]]) -> list[LaunchCase]:
         """Cases for every config, and for the trials, which are kept for them and returned.

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,7 @@ from forecast_harness.variants.verification.call_sampling import (
     with_heuristics,
 )
 from forecast_harness.variants.verification.compiled_forms import CompiledForms, call_form
+from forecast_harness.variants.verification.config_choice import work_of_a_warp
 from forecast_harness.variants.verification.kernel_survey import (
     call_source,
     launch_base,
@@ -54,6 +55,17 @@ _OTHER_CONFIGS = 4
 """Configs of the base, about, that are tried where a variant differs from it."""
 _MOST_REFUSED_DRAWS = 8
 """Draws that the base may refuse in a row."""
+
+
+class ProposedCall(NamedTuple):
+    """How a variant will be called, unless the base refuses what was drawn."""
+
+    call: dict[str, Any]
+    """As `compile_calls` takes it."""
+    bytes: int
+    """Held for it from now on."""
+    work: float
+    """Of a warp, which tells about how long it takes to compile."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +163,8 @@ class VariantProblem:
             matches=lambda given, written: judge(given, written, asks_domain=False)[0] is None,
         )
 
-    def propose(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> tuple[dict[str, Any], int]:
-        """Draw what `case` will give when it is next asked so, unless the base refuses it.
-
-        How the variant is called then, as `compile_calls` takes it, and the bytes that are held for it.
-        """
+    def propose(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> ProposedCall:
+        """Draw what `case` will give when it is next asked so, unless the base refuses it."""
         number = _config_number(axes)
         wanted = self._next_config(number)
         drawn = self._source.draw(how.regime, how.generator, wanted)
@@ -163,7 +172,7 @@ class VariantProblem:
         proposal = _Proposal(drawn, wanted, config)
         self._proposals.setdefault((number, how.regime), deque()).append(proposal)
         size = sum(t.numel() * t.element_size() for t in drawn.memory.values())
-        return self._compiled_call(drawn, config, self._takes), size
+        return ProposedCall(self._compiled_call(drawn, config, self._takes), size, work_of_a_warp(config))
 
     def _next_proposal(self, number: int | None, regime: str) -> _Proposal | None:
         """The next that was drawn for such a case, and is launched with a config that can run."""
