@@ -40,7 +40,8 @@ from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.argument_codec import decode_arguments
 from forecast_harness.verify.problems.external_tasks import problem_of
-from forecast_harness.verify.problems.problem import DrawSpec, load_module
+from forecast_harness.verify.problems.module_loading import load_module
+from forecast_harness.verify.problems.problem import DrawSpec
 from forecast_harness.verify.run import verify
 
 STAGES = ("exploits", "honest", "kernels", "overhead", "faults")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from forecast_harness.sandbox.api import CellAnswer, Fault, JobContext, SandboxError, Suspicion, TensorBytes
@@ -34,6 +35,35 @@ def twice(work: JobContext) -> dict[str, Any]:
         one.close()
         second = two.ask(_RUN, work.payload).value
     return {"first": first, "second": second}
+
+
+def at_once(work: JobContext) -> dict[str, Any]:
+    """Threads that each open, ask and close cells, while another one waits for a cell that answers late."""
+
+    def in_turns(number: int) -> list[int]:
+        found = []
+        for _ in range(4):
+            with work.cell() as cell:
+                found.append(cell.ask(_RUN, {**work.payload, "arguments": [number]}).value)
+        return found
+
+    late = {"file": "attacks.py", "function": "returns_late", "arguments": [1.5]}
+    with work.cell() as slow, ThreadPoolExecutor(4) as pool:
+        waiting = pool.submit(slow.ask, _RUN, late)
+        told = list(pool.map(in_turns, (1, 2, 3)))
+        return {"told": told, "late": waiting.result().value}
+
+
+def dies_beside(work: JobContext) -> dict[str, Any]:
+    """One thread's cell dies while another thread opens cells: each hears of its own."""
+    with work.cell() as dying, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(dying.ask, _RUN, {"file": "attacks.py", "function": "crashes"})
+        values = []
+        for _ in range(4):
+            with work.cell() as cell:
+                values.append(cell.ask(_RUN, work.payload).value)
+        fault = getattr(waiting.exception(), "fault", Fault.NONE)
+    return {"fault": fault, "values": values}
 
 
 def recovers(work: JobContext) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One line of counts while a command works: written over itself on a terminal, now and then elsewhere."""
+"""One line of counts while a command works: written over itself on a terminal, anew every two seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _TERMINAL_INTERVAL_S, _PIPE_INTERVAL_S = 0.5, 2.0
 class CountLine:
     """Shows what `text()` says, at once and while it lasts; use as a context manager.
 
-    A terminal's line is written anew with the seconds spent. Elsewhere a line is written where the text has changed,
-    at most one every two seconds. The last text is always shown. `quiet` shows nothing.
+    A terminal's line is written anew with the seconds spent. Elsewhere a line is written every two seconds, so that a
+    log shows that work goes on: a text that has not changed with the seconds spent. The last text is always shown.
+    `quiet` shows nothing.
     """
 
     def __init__(self, console: Console, text: Callable[[], str], *, quiet: bool = False) -> None:
@@ -51,15 +52,18 @@ class CountLine:
     def _repeat(self) -> None:
         interval = _TERMINAL_INTERVAL_S if self._console.is_terminal else _PIPE_INTERVAL_S
         while not self._ended.wait(interval):
-            self._show()
+            self._show(again=True)
 
-    def _show(self) -> None:
+    def _show(self, *, again: bool = False) -> None:
+        """Write the text; elsewhere than on a terminal one that was written already only `again`."""
         text = printable(self._text())
+        timed = f"{text} ({time.monotonic() - self._began:.0f} s)"
         if self._console.is_terminal:
-            line = f"{text} ({time.monotonic() - self._began:.0f} s)"[: max(1, self._console.width - 1)]
+            line = timed[: max(1, self._console.width - 1)]
             self._console.file.write(f"\r{line:{self._width}}")
             self._console.file.flush()
             self._width = len(line)
-        elif text != self._shown:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        elif again or text != self._shown:
+            line = timed if text == self._shown else text
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
         self._shown = text

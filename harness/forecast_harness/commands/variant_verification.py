@@ -51,6 +51,7 @@ class VariantWork:
     seconds: PhaseTimer = field(default_factory=PhaseTimer)
     """By what they were spent on; a survey's own begin with `survey_`."""
     _stage: str = ""
+    _begun: int = 0
     _verified: int = 0
     _remark: str = ""
 
@@ -65,7 +66,7 @@ class VariantWork:
         `keep` is told of each as soon as it is there. Raises `VariantError` where nothing can be verified against
         the base kernel, and `CommandError` where `path` insists on what does not work here.
         """
-        self._stage, self._verified, self._remark = "looking at the base kernel", 0, ""
+        self._stage, self._begun, self._verified, self._remark = "looking at the base kernel", 0, 0, ""
         gate: VariantGate | None = None
         found: dict[int, VariantVerification] = {}
         with ExitStack() as stack:
@@ -91,6 +92,7 @@ class VariantWork:
             self._stage = ""
 
             def judged(variant: Variant, lane: SandboxLane) -> VariantVerification:
+                self._begun += 1
                 reason = gate.refusal(variant) if gate is not None else None
                 if reason is not None:
                     return refused_variant(variant, known, self.device, reason)
@@ -113,7 +115,8 @@ class VariantWork:
 
     def _counts(self, gate: VariantGate | None, total: int) -> str:
         before = "" if gate is None else f"{gate.compiled} compiled, {gate.checked} checked, "
-        return f"{before}{self._verified} of {total} variants judged"
+        under_way = f", {self._begun - self._verified} under way" if self._begun > self._verified else ""
+        return f"{before}{self._verified} of {total} variants judged{under_way}"
 
     def _open_gate(self, stack: ExitStack, subject: BaseKernel, count: int) -> VariantGate | None:
         """A gate before so many verifications, where it is wanted, works here and would save more than it takes."""

@@ -25,6 +25,7 @@ from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.judgement import SourceJudgement, read_judgements, source_digest
 from forecast_autotune.variants.signature import INTERPRETER
+from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.judge import build_plan, open_lane
 from forecast_harness.variants.kernels.user_kernel import UserKernel, is_covered
 
@@ -51,15 +52,17 @@ def variants(options: argparse.Namespace, output: Output) -> int:
 def _make(options: argparse.Namespace, output: Output) -> int:
     began = time.monotonic()
     require_packages("variants", "torch", "triton")
-    output.remark(f"reading {options.what}")
     with contextlib.ExitStack() as held:
+        # Its file imports torch, which takes seconds.
+        reading = held.enter_context(contextlib.ExitStack())
+        reading.enter_context(CountLine(output.errors, lambda: f"reading {options.what}"))
         lanes: _PlannedLanes | None = None
         if options.verify:
             lanes = _PlannedLanes.of(options)
             held.enter_context(lanes.lanes)
             if Path(options.what.partition(":")[0]).is_file():
                 lanes.lanes.open_ahead(1)  # it imports torch while the kernel's file does
-        return _make_and_verify(options, output, lanes, began)
+        return _make_and_verify(options, output, lanes, began, reading)
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,22 @@ class _PlannedLanes:
 
 
 def _make_and_verify(
-    options: argparse.Namespace, output: Output, lanes: _PlannedLanes | None, began: float
+    options: argparse.Namespace,
+    output: Output,
+    lanes: _PlannedLanes | None,
+    began: float,
+    reading: contextlib.ExitStack,
 ) -> int:
+    """`reading` ends once the kernel has been read."""
     if options.llm is not None:
         from forecast_autotune.llm.providers import provider
 
         provider().check(options.llm)
     target, store = UserKernel.of(options.what), open_store(options)
+    if options.llm is not None:
+        reading.close()  # writing takes minutes
     made, refused = _collect_variants(options, target, store)
+    reading.close()
     asked = bool(options.mechanical or options.sources or options.llm)
     found = made if asked else store.variants(target.kernel.source_sha256)
     if options.judgements is not None:

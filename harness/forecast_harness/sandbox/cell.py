@@ -7,6 +7,7 @@ import secrets
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,6 +29,8 @@ from forecast_harness.sandbox.jobs import (
 
 _REPORT_TIMEOUT_S = 20.0
 """How long the server may take to report the end of a cell."""
+_GLANCE_S = 0.05
+"""How long a thread waits for the server before it looks whether another one has read what it waits for."""
 _MESSAGE_BYTES = 1 << 17
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _CRASH_SIGNALS = (
@@ -63,10 +66,15 @@ class Suspicion(Exception):
 
 
 class ServerConnection:
-    """A judge's line to its server, shared by all its cells: who reads a message files it for the others."""
+    """A judge's line to its server, shared by all its cells: who reads a message files it for the others.
+
+    Cells may be asked from several threads, each by one: a message that one thread waits for may be read by another,
+    so that none waits for the server alone for long.
+    """
 
     def __init__(self, server: socket.socket) -> None:
         self.server = server
+        self._reading, self._starting = threading.Lock(), threading.Lock()
         self._cells: list[tuple[int, socket.socket, socket.socket]] = []
         self._ended: dict[int, dict[str, Any]] = {}
 
@@ -77,10 +85,12 @@ class ServerConnection:
 
         Raises `SandboxError` when the server is gone.
         """
-        self._say({"op": "cell", "limits": limits.to_json(), "processors": list(processors)})
-        while not self._cells:
-            self._read()
-        return self._cells.pop()
+        with self._starting:  # the next cell that comes is that of this request
+            self._say({"op": "cell", "limits": limits.to_json(), "processors": list(processors)})
+            while not self._cells:
+                select.select([self.server], [], [], _GLANCE_S)
+                self._read()
+            return self._cells.pop()
 
     def stop(self, number: int) -> None:
         """End a cell and wait until nothing is left of it."""
@@ -92,21 +102,30 @@ class ServerConnection:
         """Until the channel has bytes or its end. Raises `EOFError` once the cell has ended without them."""
         while not select.select([channel], [], [], 0)[0]:
             if number in self._ended:
+                if select.select([channel], [], [], 0)[0]:
+                    return  # it answered, and another thread has read that it ended then
                 raise EOFError
-            if channel not in select.select([channel, self.server], [], [])[0]:
+            if channel not in select.select([channel, self.server], [], [], _GLANCE_S)[0]:
                 self._read()
 
     def ended(self, number: int, timeout_s: float) -> dict[str, Any]:
         """The server's report on a cell that is ending. Raises `SandboxError` when none comes in time."""
         limit = time.monotonic() + timeout_s
         while number not in self._ended:
-            left = max(0.0, limit - time.monotonic())
-            if not select.select([self.server], [], [], left)[0]:
+            left = limit - time.monotonic()
+            if left < 0:
                 raise SandboxError(f"the server did not report how a cell ended within {timeout_s:g} s")
+            select.select([self.server], [], [], min(left, _GLANCE_S))
             self._read()
         return self._ended[number]
 
     def _read(self) -> None:
+        """File the next message, if there is one."""
+        with self._reading:
+            if select.select([self.server], [], [], 0)[0]:
+                self._file_message()
+
+    def _file_message(self) -> None:
         try:
             data, fds, _, _ = socket.recv_fds(self.server, _MESSAGE_BYTES, 2)
         except ConnectionError:

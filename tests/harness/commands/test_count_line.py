@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 
 import pytest
 from rich.console import Console
 
+from forecast_harness.commands import count_line
 from forecast_harness.commands.count_line import CountLine
 
 
@@ -24,6 +26,17 @@ def test_counts_are_shown_at_once_and_at_the_end(terminal: bool) -> None:
     assert ("\r" in shown) is terminal
     assert shown.endswith("\n")
     assert all(t.name != "count-line" for t in threading.enumerate())
+
+
+def test_a_log_shows_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(count_line, "_PIPE_INTERVAL_S", 0.01)
+    file = io.StringIO()
+    with CountLine(Console(file=file), lambda: "none of 2 judged"):
+        while file.getvalue().count("\n") < 3:
+            time.sleep(0.01)
+    first, *later = file.getvalue().splitlines()
+    assert first == "none of 2 judged"
+    assert later[0] == "none of 2 judged (0 s)", "the seconds, where nothing else changed"
 
 
 def test_quiet_shows_nothing() -> None:

@@ -131,6 +131,17 @@ def test_cells_of_one_job_do_not_disturb_each_other(each: SandboxLane) -> None:
     assert (result.status, result.value) == (JobStatus.OK, {"first": [40, 40, 40], "second": 40})
 
 
+def test_cells_may_be_asked_from_several_threads(each: SandboxLane) -> None:
+    result = judge(each, "at_once")
+    assert result.status is JobStatus.OK, result.detail
+    assert result.value == {"told": [[2 * n] * 4 for n in (1, 2, 3)], "late": "late"}
+
+
+def test_a_thread_hears_of_its_own_cells_end(each: SandboxLane) -> None:
+    result = judge(each, "dies_beside")
+    assert (result.status, result.value) == (JobStatus.OK, {"fault": "crash", "values": [40] * 4})
+
+
 def test_a_frozen_cell_uses_no_processor(each: SandboxLane) -> None:
     result = judge(each, "freezes", "watches_itself")
     assert result.status is JobStatus.OK, result.detail

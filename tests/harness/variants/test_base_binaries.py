@@ -16,6 +16,7 @@ import triton.language as tl
 from forecast_harness.variants.verification.base_binaries import (
     BaseBinaries,
     binaries_as_arrays,
+    launchers_among,
     read_cache,
     write_cache,
 )
@@ -58,3 +59,20 @@ def test_a_cache_without_binaries_gives_none(monkeypatch: pytest.MonkeyPatch, tm
     (tmp_path / "key" / "__grp__bad.json").write_text("not json")
     (tmp_path / "key" / "__grp__far.json").write_text(json.dumps({"child_paths": {"../far.cubin": "x"}}))
     assert read_cache({}, {}, {}).arrays == {}
+
+
+def test_launchers_are_kept_and_are_all_that_a_variant_may_see(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled(monkeypatch, tmp_path)
+    for folder, name in (("ab", "__triton_launcher.so"), ("cd", "cuda_utils.so")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(b"module")
+    known = BaseBinaries()
+    known.take(read_cache({}, {}, {}).arrays)
+    kept = binaries_as_arrays(known.to_payload())
+    assert {Path(name).suffix for name in kept} == {".json", ".cubin", ".so"}
+    assert {name: bytes(a.data) for name, a in launchers_among(kept).items()} == {
+        "ab/__triton_launcher.so": b"module"
+    }

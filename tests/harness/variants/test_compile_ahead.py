@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,31 @@ def test_in_tritons_mode_all_are_asked_for_and_a_failure_ends_nothing() -> None:
 
     compile_side_by_side([failing, lambda: done.append(1)])
     assert done == [1]
+
+
+class Compiled:
+    """What Triton gives of a compiled kernel."""
+
+    def __init__(self, **signature: str) -> None:
+        self.src = SimpleNamespace(signature=signature)
+        self.metadata = SimpleNamespace(num_ctas=1)
+
+
+def test_a_launcher_is_made_once_for_each_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.driver import driver
+
+    made: list[dict[str, str]] = []
+
+    def launcher(source: SimpleNamespace, metadata: SimpleNamespace) -> None:
+        made.append(source.signature)
+        raise OSError("there is no C compiler")
+
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(launcher_cls=launcher))
+    kinds = [Compiled(x="*fp16"), Compiled(x="*fp32"), Compiled(x="*fp16")]
+    done: list[int] = []
+    compile_side_by_side([lambda c=c: c for c in kinds] + [lambda: done.append(1)], own_threads=True)
+    assert sorted(m["x"] for m in made) == ["*fp16", "*fp32"]
+    assert done == [1], "what is no kernel has no launcher"
 
 
 def test_the_cell_is_told_forms_and_no_values() -> None:

@@ -49,3 +49,13 @@ def test_no_more_are_launched_than_show_every_value_and_every_schedule() -> None
     assert {c.num_warps for c in chosen} == {1, 2, 4, 8}
     assert {dict(c.kwargs)["BLOCK"] for c in chosen} == {64, 128, 256, 512}
     assert len(configs_to_launch(alike[:FEWEST_CONFIGS])) == FEWEST_CONFIGS
+
+
+def test_of_equally_unlike_configs_the_largest_tile_is_shared_by_more_warps() -> None:
+    tiles = [
+        Config(kwargs=(("M", m), ("N", n)), num_warps=warps, num_stages=stages)
+        for m, n, warps, stages in itertools.product((64, 128, 256), (64, 128, 256), (4, 8), (3, 4))
+    ]
+    chosen = configs_to_launch(tiles)
+    assert {c.num_warps for c in chosen if dict(c.kwargs) == {"M": 256, "N": 256}} == {8}
+    assert {c.num_warps for c in chosen} == {4, 8}

@@ -1,7 +1,8 @@
 """The base kernel's binaries: compiled once while it is surveyed, used by every verification against it.
 
 What is kept is Triton's own cache, under Triton's own keys: source, config, options, toolchain. Only a cell that runs
-the base kernel and nothing else writes it, and only such cells read it: what a variant runs in never sees it.
+the base kernel and nothing else writes it, and only such cells read it: what a variant runs in never sees it, but for
+the modules that kernels of equal signatures are launched through, which Triton makes of the signature alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from forecast_harness.sandbox.jobs import CellAnswer, TensorArrays, TensorBytes
@@ -21,6 +22,8 @@ _GROUP = "__grp__"
 """Before the name of the file that says which files belong to a binary."""
 _KEPT = (".json", ".cubin")
 """Of these files, what a launch needs; the others are stages on the way."""
+_LAUNCHERS = "*/__triton_launcher*"
+"""Modules that releases up to 3.6 launch through: one for each signature, which tells types alone."""
 _MOST_BYTES = 32 << 20
 
 
@@ -43,8 +46,16 @@ class BaseBinaries:
 
 def binaries_as_arrays(payload: Mapping[str, str]) -> dict[str, TensorBytes]:
     """What `write_cache` is given, from `BaseBinaries.to_payload`."""
-    found = {name: base64.b64decode(data) for name, data in payload.items()}
-    return {name: TensorBytes("uint8", (len(data),), data) for name, data in found.items()}
+    return _as_arrays({name: base64.b64decode(data) for name, data in payload.items()})
+
+
+def launchers_among(arrays: Mapping[str, TensorBytes]) -> dict[str, TensorBytes]:
+    """Those of the files that a variant may be launched through, too."""
+    return {name: array for name, array in arrays.items() if PurePath(name).match(_LAUNCHERS)}
+
+
+def _as_arrays(files: Mapping[str, bytes]) -> dict[str, TensorBytes]:
+    return {name: TensorBytes("uint8", (len(data),), data) for name, data in files.items()}
 
 
 def read_cache(
@@ -59,7 +70,12 @@ def read_cache(
         if (size := sum(map(len, whole.values()))) > left or len(whole) <= 1:
             continue
         left -= size
-        found |= {name: TensorBytes("uint8", (len(data),), data) for name, data in whole.items()}
+        found |= _as_arrays(whole)
+    for launcher in sorted(_cache_folder().glob(_LAUNCHERS)):
+        data = launcher.read_bytes()
+        if len(data) <= left:
+            left -= len(data)
+            found |= _as_arrays({f"{launcher.parent.name}/{launcher.name}": data})
     return CellAnswer({}, found)
 
 

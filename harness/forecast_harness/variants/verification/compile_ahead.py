@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -54,13 +55,14 @@ def compile_calls(
 
 
 def compile_side_by_side(each: Iterable[Callable[[], Any]], *, own_threads: bool = False) -> None:
-    """Call all of these, which make Triton compile, and wait; what they raise is forgotten.
+    """Call all of these, which make Triton compile and give what it compiled, and wait; what they raise is forgotten.
 
     Triton's own mode compiles each program once, whoever asks for it. Releases without it, and `own_threads`, have
-    every call in a thread of its own.
+    every call in a thread of its own. What a launch needs beside a binary is made, too, see `LauncherBuilder`.
     """
-    pool = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-ahead")
-    with pool:
+    threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-ahead")
+    with threads:
+        pool = _BuildingPool(threads, LauncherBuilder())
         mode = None if own_threads else _triton_mode(pool)
         if mode is None:
             for future in [pool.submit(one) for one in each]:
@@ -72,7 +74,47 @@ def compile_side_by_side(each: Iterable[Callable[[], Any]], *, own_threads: bool
                     one()
 
 
-def _triton_mode(pool: ThreadPoolExecutor) -> Any:
+class LauncherBuilder:
+    """Has the launcher of a compiled kernel made, once for each signature.
+
+    Triton up to 3.6 runs a C compiler for it at the first launch of every signature, for a third of a second on an
+    idle machine, and keeps the module on disk by its source. Later releases build nothing.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[Hashable] = set()
+        self._lock = threading.Lock()
+
+    def build(self, compiled: Any) -> None:
+        """Make it, unless another thread does; a failure is left to the launch, which says what is wrong."""
+        with contextlib.suppress(Exception):
+            signature = tuple(compiled.src.signature.items())
+            with self._lock:
+                if signature in self._seen:
+                    return
+                self._seen.add(signature)
+            from triton.runtime.driver import driver
+
+            driver.active.launcher_cls(compiled.src, compiled.metadata)
+
+
+class _BuildingPool:
+    """Threads that compile, and make the launcher of what they compiled: all that Triton's mode asks of a pool."""
+
+    def __init__(self, pool: ThreadPoolExecutor, launchers: LauncherBuilder) -> None:
+        self._pool, self._launchers = pool, launchers
+
+    def submit(self, compile_one: Callable[[], Any]) -> Future[Any]:
+        """Begin to compile."""
+        return self._pool.submit(self._compile, compile_one)
+
+    def _compile(self, compile_one: Callable[[], Any]) -> Any:
+        compiled = compile_one()
+        self._launchers.build(compiled)
+        return compiled
+
+
+def _triton_mode(pool: _BuildingPool) -> Any:
     import triton
 
     made = getattr(triton, "AsyncCompileMode", None)
@@ -82,10 +124,12 @@ def _triton_mode(pool: ThreadPoolExecutor) -> Any:
         return None
 
 
-def _compile_one(compile_only: Callable[..., Any], asked: Mapping[str, Any]) -> None:
+def _compile_one(compile_only: Callable[..., Any], asked: Mapping[str, Any]) -> Any:
     # On the host, and never written: pages that nothing touches take no memory.
     views = {
         name: torch.empty(count + late, dtype=getattr(torch, dtype))[late:]
         for name, (dtype, count, late) in asked["tensors"].items()
     }
-    compile_only(**{name: decode_arguments(value, views) for name, value in asked["call"]["kwargs"].items()})
+    return compile_only(
+        **{name: decode_arguments(value, views) for name, value in asked["call"]["kwargs"].items()}
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ def configs_to_launch(listed: Sequence[Config], most: int = MOST_CONFIGS) -> lis
     """At most so many of the configs, the first one first, each as unlike those before it as can be found.
 
     Every value that occurs of a parameter (warps, stages, a block's size) is taken before any pair of values
-    that was seen apart, so that what breaks at one value is launched. Of equally unlike ones the earlier counts.
+    that was seen apart, so that what breaks at one value is launched. Of equally unlike ones that with the least
+    work for a warp counts, then the earlier: an assembler takes half a minute for tiles that spill.
     Once every value, and every number of warps with every number of stages, is among `FEWEST_CONFIGS` or more, no
     other is taken: each has to be compiled.
     """
@@ -33,7 +35,9 @@ def configs_to_launch(listed: Sequence[Config], most: int = MOST_CONFIGS) -> lis
             and {(c.num_warps, c.num_stages) for c in chosen} == schedules
         ):
             break
-        news = [(len(_values(c) - seen_values), len(_pairs(c) - seen_pairs)) for c in left]
+        news = [
+            (len(_values(c) - seen_values), len(_pairs(c) - seen_pairs), -work_of_a_warp(c)) for c in left
+        ]
         chosen.append(left.pop(news.index(max(news))))
         seen_values |= _values(chosen[-1])
         seen_pairs |= _pairs(chosen[-1])
@@ -47,6 +51,12 @@ def _values(config: Config) -> set[Hashable]:
 def _pairs(config: Config) -> set[Hashable]:
     values = sorted(_values(config), key=repr)
     return {(a, b) for n, a in enumerate(values) for b in values[n + 1 :]}
+
+
+def work_of_a_warp(config: Config) -> float:
+    """About how many elements of its tiles a warp has to work on."""
+    numbers = [v for _, v in config.kwargs if isinstance(v, int) and not isinstance(v, bool) and v > 0]
+    return math.prod(numbers) / max(1, config.num_warps)
 
 
 def _key(value: Any) -> Hashable:

@@ -20,7 +20,7 @@ def run(_views, _grid, _meta, _options, **named):
 
 
 def compile_only(_views, _grid, _meta, _options, **named):
-    ENTRY.warmup(_grid, viewed(_views, named), _meta, _options)
+    return ENTRY.warmup(_grid, viewed(_views, named), _meta, _options)
 
 
 def viewed(views, named):

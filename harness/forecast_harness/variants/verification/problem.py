@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
 from forecast_autotune.records import Argument, Config
+from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import SandboxError
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.kernels.sizes import largest_tensor
 from forecast_harness.variants.verification.base_runner import (
     BaseKernelError,
     BaseKernelRun,
@@ -31,6 +33,7 @@ from forecast_harness.variants.verification.call_sampling import (
     with_heuristics,
 )
 from forecast_harness.variants.verification.compiled_forms import CompiledForms, call_form
+from forecast_harness.variants.verification.config_choice import work_of_a_warp
 from forecast_harness.variants.verification.kernel_survey import (
     call_source,
     launch_base,
@@ -52,6 +55,28 @@ _OTHER_CONFIGS = 4
 """Configs of the base, about, that are tried where a variant differs from it."""
 _MOST_REFUSED_DRAWS = 8
 """Draws that the base may refuse in a row."""
+
+
+class ProposedCall(NamedTuple):
+    """How a variant will be called, unless the base refuses what was drawn."""
+
+    call: dict[str, Any]
+    """As `compile_calls` takes it."""
+    bytes: int
+    """Held for it from now on."""
+    work: float
+    """Of a warp, which tells about how long it takes to compile."""
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """A call that was drawn and is yet to be shown to the base."""
+
+    drawn: DrawnCall
+    wanted: Config
+    """What its sizes were drawn for."""
+    config: Config
+    """What it is launched with."""
 
 
 class VariantProblem:
@@ -76,6 +101,10 @@ class VariantProblem:
         self._turn = itertools.count()
         self._arguments: dict[str, tuple[Argument, ...]] = {}
         self._kept: dict[str, deque[LaunchCase]] = {}
+        self._proposals: dict[tuple[int | None, str], deque[_Proposal]] = {}
+        self._configs_of: dict[str, Config] = {}
+        self._slow = False
+        """Whether the variant took long for something: what was drawn before may be too large."""
         self._compiled = CompiledForms()
         self._source = call_source(subject, survey, device)
 
@@ -85,37 +114,42 @@ class VariantProblem:
         On a device the next one gives way to another that was compiled for such a call already, where there is one:
         a verification launches many calls, and compiling each anew would take most of its time.
         """
-        named = axes is not None and "config" in axes
-        if not named:
-            kept = self._kept.get(how.regime)
-            if kept:
-                return kept.popleft()
-        turn = next(self._turn)
-        config = self.configs[(axes or {}).get("config", turn) % len(self.configs)]
-        drawn, outputs, known = self._draw_accepted(how, config)
+        number = _config_number(axes)
+        kept = self._kept.get(how.regime) if number is None else None
+        while kept:
+            case = kept.popleft()
+            if self.fits(case) and self._configs_of[case.label] in self.configs:
+                return case
+        proposal = self._next_proposal(number, how.regime)
+        wanted = proposal.wanted if proposal else self._next_config(number)
+        drawn, outputs, known = self._draw_accepted(how, wanted, proposal.drawn if proposal else None)
         arguments = drawn.arguments
-        if not named and self._device != "cpu":  # an interpreter compiles nothing
-            config = self._compiled.instead_of(config, self.configs, lambda c: self._form(drawn, c))
-        self._compiled.note(config, self._form(drawn, config))
+        if proposal is not None and drawn is proposal.drawn:
+            config = proposal.config
+        else:
+            config = self._compiled_config(drawn, wanted, number)
         tensors = {n: t for n, t in drawn.memory.items() if n not in outputs}
         meta = config.parameters()
         grid = drawn.grid(meta)
         scalars = with_heuristics(drawn, self._layers, meta, self._takes)
+        unchanged = _contents(tensors)
+        # On a device it is worked out while the variant compiles; an interpreter would only wait for it sooner.
+        ahead = None if self._device == "cpu" else self._run_widened(drawn, {**tensors, **outputs})
 
         def judge(
-            given: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor]
+            given: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor], *, asks_domain: bool = True
         ) -> tuple[CheckFinding, float]:
-            memory = {**given, **outputs}
+            memory, same = {**given, **outputs}, _contents(given) == unchanged
             try:
-                plain = known if given is tensors else self._launch_base(drawn, memory)
+                plain = known if same else self._launch_base(drawn, memory)
             except BaseKernelError as error:
                 raise SandboxError(f"the base kernel failed on {drawn.label}: {error}") from error
-            return self._compare_outputs(
-                drawn, memory, plain, dict(zip(outputs, written, strict=True)), config
-            )
+            wide = ahead if same and self._device != "cpu" else self._run_widened(drawn, memory)
+            named = dict(zip(outputs, written, strict=True))
+            return self._compare_outputs(drawn, memory, plain, wide, named, config if asks_domain else None)
 
         label = f"{drawn.label}, {config}"
-        self._arguments[label] = arguments
+        self._arguments[label], self._configs_of[label] = arguments, config
         return LaunchCase(
             label,
             call_arguments(arguments, scalars, grid, config),
@@ -126,7 +160,55 @@ class VariantProblem:
             output_bytes=sum(t.numel() * t.element_size() for t in outputs.values()),
             # Values of a user's own function may hang together: they are not changed one by one.
             vary=(lambda generator: tensors) if isinstance(self._source, UserCalls) else None,
+            matches=lambda given, written: judge(given, written, asks_domain=False)[0] is None,
         )
+
+    def propose(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> ProposedCall:
+        """Draw what `case` will give when it is next asked so, unless the base refuses it."""
+        number = _config_number(axes)
+        wanted = self._next_config(number)
+        drawn = self._source.draw(how.regime, how.generator, wanted)
+        config = self._compiled_config(drawn, wanted, number)
+        proposal = _Proposal(drawn, wanted, config)
+        self._proposals.setdefault((number, how.regime), deque()).append(proposal)
+        size = sum(t.numel() * t.element_size() for t in drawn.memory.values())
+        return ProposedCall(self._compiled_call(drawn, config, self._takes), size, work_of_a_warp(config))
+
+    def _next_proposal(self, number: int | None, regime: str) -> _Proposal | None:
+        """The next that was drawn for such a case, and is launched with a config that can run."""
+        waiting = self._proposals.get((number, regime))
+        while waiting:
+            proposal = waiting.popleft()
+            if proposal.config in self.configs:
+                return proposal
+        return None
+
+    def _next_config(self, number: int | None) -> Config:
+        turn = next(self._turn)
+        return self.configs[(turn if number is None else number) % len(self.configs)]
+
+    def _compiled_config(self, drawn: DrawnCall, config: Config, number: int | None) -> Config:
+        """What to launch a call with that was drawn for this config: it is compiled for it from now on."""
+        if number is None and self._device != "cpu":  # an interpreter compiles nothing
+            config = self._compiled.instead_of(config, self.configs, lambda c: self._form(drawn, c))
+        self._compiled.note(config, self._form(drawn, config))
+        return config
+
+    def _compiled_call(
+        self, drawn: DrawnCall, config: Config, takes: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """A call as `compile_calls` takes it; `takes`: a variant's parameters, None for the base."""
+        meta = config.parameters()
+        scalars = with_heuristics(drawn, self._layers, meta, takes)
+        tensors = {
+            a.name: [a.dtype, memory_span(a), int(not a.aligned)]
+            for a in drawn.arguments
+            if a.kind == "tensor"
+        }
+        return {
+            "tensors": tensors,
+            "call": call_arguments(drawn.arguments, scalars, drawn.grid(meta), config),
+        }
 
     def _form(self, drawn: DrawnCall, config: Config) -> Hashable | None:
         """What of a call decides how the variant is compiled for it with a config; None where it has no grid."""
@@ -141,16 +223,27 @@ class VariantProblem:
 
     def note_launch(self, case: LaunchCase, seconds: float) -> None:
         """Draw smaller calls from now on, if the variant took long for this one."""
+        before = self._source.pace.most
         self._source.pace.note(self._arguments[case.label], seconds)
+        self._slow = self._slow or self._source.pace.most < before
 
-    def _draw_accepted(self, how: DrawSpec, config: Config) -> tuple[DrawnCall, TensorMemory, BaseKernelRun]:
+    def fits(self, case: LaunchCase) -> bool:
+        """Whether a case that was drawn earlier is no larger than those that are drawn now."""
+        return not self._slow or largest_tensor(self._arguments[case.label]) <= self._source.pace.most
+
+    def _draw_accepted(
+        self, how: DrawSpec, config: Config, proposed: DrawnCall | None = None
+    ) -> tuple[DrawnCall, TensorMemory, BaseKernelRun]:
         """A call that the base accepts, what its outputs hold before, and all memory after the base ran.
+
+        The one that was `proposed`, if it is accepted.
 
         A survey tries a few calls, and may have missed what goes wrong on one in ten. Raises `SandboxError`
         when nothing that is drawn is accepted.
         """
         for _ in range(_MOST_REFUSED_DRAWS):
-            drawn = self._source.draw(how.regime, how.generator, config)
+            drawn = proposed or self._source.draw(how.regime, how.generator, config)
+            proposed = None
             fresh = set(self._survey.writes) - set(self._survey.updates)
             outputs = {n: _initial_memory(drawn, n, n in fresh) for n in self._survey.writes}
             memory = {**drawn.memory, **outputs}
@@ -185,7 +278,10 @@ class VariantProblem:
         listed = self._subject.configs
         others = dict.fromkeys((config, *listed[:: max(1, len(listed) // _OTHER_CONFIGS)]))
         others.pop(self._survey.config, None)
-        for one in others:
+        for number, one in enumerate(others):
+            if number == 1:  # the variant's own says most, and mostly enough
+                rest = [c for c in [*others][1:] if drawn.grid(c.parameters()) is not None]
+                self._reference.compile_ahead([self._compiled_call(drawn, c) for c in rest])
             try:
                 other = launch_base(self._reference, drawn, memory, one, self._layers).memory
             except BaseKernelError:
@@ -219,10 +315,11 @@ class VariantProblem:
         drawn: DrawnCall,
         memory: TensorMemory,
         plain: BaseKernelRun,
+        wide: TensorMemory | None,
         written: Mapping[str, torch.Tensor],
-        config: Config,
+        config: Config | None,
     ) -> tuple[CheckFinding, float]:
-        wide = self._run_widened(drawn, memory)
+        """`wide`: of `_run_widened`; `config`: under which the base is asked, too, where outputs differ; None: none."""
         got: list[torch.Tensor] = []
         wanted: list[ExpectedOutput] = []
         for name, flat in written.items():
@@ -236,13 +333,22 @@ class VariantProblem:
         finding, worst = compare_outputs(got, wanted)
         if finding is None:
             return None, worst
-        if self._base_differs(drawn, memory, wanted, config):
+        if config is not None and self._base_differs(drawn, memory, wanted, config):
             return None, OUTSIDE_DOMAIN
         names = list(written)
         code, text = finding
         for n, name in enumerate(names):
             text = text.replace(f"output {n}:", f"{name}:")
         return (code, f"{text} ({drawn.label})"), worst
+
+
+def _config_number(axes: Mapping[str, Any] | None) -> int | None:
+    return None if axes is None else axes.get("config")
+
+
+def _contents(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
+    """Equal as long as they are the same tensors, and nothing was written into them."""
+    return {name: (id(t), t._version) for name, t in tensors.items()}
 
 
 def _has_nonfinite(drawn: DrawnCall, ran: BaseKernelRun) -> bool:

@@ -12,12 +12,12 @@ import torch
 from forecast_autotune.errors import RecordError
 from forecast_harness.packs.schema import Pack
 from forecast_harness.verify.problems.argument_codec import decode_arguments, encode_arguments
+from forecast_harness.verify.problems.module_loading import load_module
 from forecast_harness.verify.problems.problem import (
     CheckFinding,
     DrawSpec,
     LaunchCase,
     compare_outputs,
-    load_module,
 )
 from forecast_harness.verify.tolerance import ExpectedOutput
 

@@ -13,6 +13,7 @@ from forecast_harness.packs.schema import Pack, PackFormat
 from forecast_harness.verify.problems.argument_codec import decode_arguments, encode_arguments
 from forecast_harness.verify.problems.case_problem import CaseProblem
 from forecast_harness.verify.problems.input_values import draw
+from forecast_harness.verify.problems.module_loading import load_module
 from forecast_harness.verify.problems.problem import (
     CheckFinding,
     DrawSpec,
@@ -21,7 +22,6 @@ from forecast_harness.verify.problems.problem import (
     VerificationProblem,
     compare_outputs,
     form_finding,
-    load_module,
     seeded_generator,
 )
 from forecast_harness.verify.tolerance import expected_outputs, tensors_of

@@ -5,14 +5,10 @@ Runs in the judge. A pack's reference is trusted code: its admission is a person
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +20,7 @@ from forecast_harness.packs.specs import TensorSpec
 from forecast_harness.verify.problems.compute_device import HOST_DEVICE, ComputeDevice
 from forecast_harness.verify.problems.input_mutation import InputMutator, can_mutate
 from forecast_harness.verify.problems.input_values import draw, perturb_values
+from forecast_harness.verify.problems.module_loading import load_module
 from forecast_harness.verify.tolerance import (
     ExpectedOutput,
     expected_outputs,
@@ -82,6 +79,8 @@ class LaunchCase:
     """What changes these tensors in place, once that has begun."""
     quick: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool] | None = None
     """(input tensors, outputs) -> whether these are right for sure, for a small part of the cost of `judge`."""
+    matches: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool] | None = None
+    """The same for a `judge` that asks more where outputs are wrong: whether they are what the reference gives."""
     portable: bool = False
     """Whether `judge` works with tensors that are on a device, too."""
     sizes: Mapping[str, Any] | None = None
@@ -127,6 +126,14 @@ class LaunchCase:
         """Whether they are right, found out quickly; False where only `check` can say."""
         return self.quick is not None and self.quick(self.tensors, outputs)
 
+    @property
+    def already_right(self) -> bool:
+        """Whether given outputs are right as they are: nothing is left to do."""
+        given = list(self.outputs.values())
+        if self.matches is not None:
+            return bool(given) and self.matches(self.tensors, given)
+        return bool(given) and self.check(given)[0] is None
+
     def twin(self, generator: torch.Generator) -> LaunchCase:
         """The same launch with a few elements of its floating inputs changed."""
         values: Mapping[str, torch.Tensor]
@@ -147,29 +154,6 @@ class VerificationProblem(Protocol):
 
     def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
         """Arguments at these axes; None draws hidden ones. Raises `RecordError` for a broken pack."""
-
-
-_MODULE_COUNTER = itertools.count()
-
-
-def load_module(text: str, folder: Path, name: str) -> ModuleType:
-    """Import trusted Python text from a file, so that tracebacks and Triton find its source.
-
-    Text with `# --- file: NAME` lines is split into modules that can import each other.
-    """
-    parts = text.split("# --- file: ")
-    named = [p.partition("\n")[::2] for p in parts[1:]] or [(f"{name}_{next(_MODULE_COUNTER)}", text)]
-    module = ModuleType(name)
-    for title, body in named:
-        file = folder / f"{title.strip()}.py"
-        file.write_text(body)
-        spec = importlib.util.spec_from_file_location(title.strip(), file)
-        if spec is None or spec.loader is None:
-            raise RecordError(f"cannot import {file}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[title.strip()] = module
-        spec.loader.exec_module(module)
-    return module
 
 
 def dtype_of(name: str) -> torch.dtype:

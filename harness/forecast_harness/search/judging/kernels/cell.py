@@ -79,9 +79,10 @@ def compile_launches(
     return CellAnswer({})
 
 
-def _compile_one(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any]) -> None:
+def _compile_one(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any]) -> Any:
     entry: KernelEntry = state["entries"][which]
-    entry.warmup(how["grid"], {**state["calls"][number].views, **how["scalars"]}, how["meta"], how["options"])
+    views = {**state["calls"][number].views, **how["scalars"]}
+    return entry.warmup(how["grid"], views, how["meta"], how["options"])
 
 
 def compare(
