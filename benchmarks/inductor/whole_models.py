@@ -66,6 +66,7 @@ from benchmarks.lib.processes.compile_processes import (
     restart_compile_workers,
     synchronize,
     timed_in_turns,
+    wake_compile_workers,
 )
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 from forecast_integrations.inductor import lookahead
@@ -115,7 +116,7 @@ def compile_child(arguments: argparse.Namespace) -> None:
     print_row({"row": "ready"})
     sys.stdin.readline()
     if device == "cuda":
-        restart_compile_workers()  # those of a process that has waited for a minute are gone
+        wake_compile_workers()
     if arm == "shared":
         SharedAssembler().share()
     if arm == IN_TURN:

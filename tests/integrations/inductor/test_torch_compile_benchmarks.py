@@ -149,6 +149,7 @@ def test_a_models_processes_get_ready_together_and_compile_one_after_the_other(
         return [sys.executable, "-c", ARM, given["arm"], str(log)]
 
     monkeypatch.setattr(models, "child_command", command)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "whole_models.py", raising=False)
     arms = ["untuned", "plain", "ours", "ours_again"]
     out = str(tmp_path / "found.json")
     given = ["--null", "--out", out, "--models", "vit", "--arms", *arms, "--repeats", "1", "--rounds", "10"]
