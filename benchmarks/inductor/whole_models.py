@@ -17,11 +17,12 @@ an empty store. The arms:
     ..._again    a second process with the caches (and the store) that the arm before the dash has left
     ours_stored  a second process with the store of `ours` and empty caches
 
-Processes of an arm that is timed stay until all of them are there, and time their passes in turns. `--null`
-compiles small models on a CPU. Rows go to FILE.rows.jsonl as they come; the same command goes on where it
-stopped, beginning a model's repeat anew that has not been timed. `--report` merges parts that were measured
-apart, in one environment, and prints where the first call went and between which of our decisions most time
-passed. `--samples` also looks at the stack of the compiling thread, a hundred times a second.
+A model's processes get ready side by side and compile one after the other; those of an arm that is timed stay
+until all have, and time their passes in turns. `--null` compiles small models on a CPU. Rows go to
+FILE.rows.jsonl as they come; the same command goes on where it stopped, beginning a model's repeat anew that
+has not been timed. `--report` merges parts that were measured apart, in one environment, and prints where the
+first call went and between which of our decisions most time passed. `--samples` also looks at the stack of the
+compiling thread, a hundred times a second.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
 the whole first call. On Python 3.11.0 to 3.11.8 Inductor compiles choices one by one.
@@ -65,6 +66,7 @@ from benchmarks.lib.processes.compile_processes import (
     restart_compile_workers,
     synchronize,
     timed_in_turns,
+    wake_compile_workers,
 )
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 from forecast_integrations.inductor import lookahead
@@ -105,11 +107,16 @@ def warm_up(mode: str, device: str) -> None:
 
 
 def compile_child(arguments: argparse.Namespace) -> None:
-    """Compile in one arm, say what it took, and time so many passes whenever asked to."""
+    """Get ready; compile in one arm when told to, say what it took, and time so many passes whenever asked to."""
     given, device = arguments.given, device_of(arguments)
     name, arm = given["model"], given["arm"]
     warm_up(given["mode"], device)
     model = model_of(name, device)
+    synchronize(device)
+    print_row({"row": "ready"})
+    sys.stdin.readline()
+    if device == "cuda":
+        wake_compile_workers()
     if arm == "shared":
         SharedAssembler().share()
     if arm == IN_TURN:
@@ -301,15 +308,16 @@ def measure(arguments: argparse.Namespace) -> int:
                 *(a for a in FOLLOWING if a in arguments.arms),
             ]
             with contextlib.ExitStack() as open_ones:
-                there: dict[str, RowProcess] = {}
+                # To import, start workers and draw weights takes as long as to compile; an idle process takes
+                # nothing from the one that compiles.
+                there = {arm: open_ones.enter_context(child(name, arm, repeat)) for arm in order}
+                for arm, one in there.items():
+                    if one.row() is None:
+                        raise RuntimeError(f"{name}, {arm}: the child ended before it was ready; see above")
                 for arm in order:
                     if time.monotonic() > until:
                         break
-                    there[arm] = open_ones.enter_context(child(name, arm, repeat))
-                    row = there[arm].row()
-                    if row is None:
-                        raise RuntimeError(f"{name}, {arm}: the child ended without a row; see above")
-                    rows.add(row)
+                    rows.add(there[arm].ask("compile"))
                     if arm not in TIMED:
                         there.pop(arm).close()
                 else:

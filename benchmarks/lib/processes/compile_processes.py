@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -164,6 +165,15 @@ def restart_compile_workers() -> None:
     until = time.monotonic() + 60.0
     while not AsyncCompile.use_process_pool() and time.monotonic() < until:
         time.sleep(0.02)
+
+
+def wake_compile_workers() -> None:
+    """Compile workers that answer: Inductor ends them where nothing was compiled for a minute."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    if AsyncCompile.use_process_pool():
+        AsyncCompile.wakeup()
+        AsyncCompile.process_pool().submit(os.getpid).result(60.0)
 
 
 def synchronize(device: str) -> None:

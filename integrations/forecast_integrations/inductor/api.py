@@ -19,7 +19,7 @@ from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.dynamic.size_range import dynamic_sizes_text
-from forecast_integrations.inductor.hooks import assembler, benchmarks, generation, selection
+from forecast_integrations.inductor.hooks import assembler, benchmarks, descent, generation, selection
 from forecast_integrations.inductor.hooks import pointwise as generated
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
@@ -161,6 +161,7 @@ def enable_torch_compile(
             from forecast_integrations.inductor.hooks import user_kernels  # it needs Triton
 
             context.install("user kernels", user_kernels.install)
+            context.install("descent", descent.install)
         if settings.inductor_pointwise:
             context.install("generated", generated.install)
         if settings.mode is not Mode.LISTEN:

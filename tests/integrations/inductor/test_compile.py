@@ -24,10 +24,11 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("worker.py")
-HOOKED = """AlgorithmSelectorCache.__call__ AlgorithmSelectorCache.benchmark
+HOOKED = """AlgorithmSelectorCache.__call__ AlgorithmSelectorCache.benchmark AsyncCompile.wait
 AlgorithmSelectorCache.benchmark_choice AlgorithmSelectorCache.benchmark_choices
 AlgorithmSelectorCache.do_autotuning AsyncAutotuner.get_results
-CachingAutotuner.benchmark_all_configs CppTemplate.generate FxGraphHashDetails.__init__
+CachingAutotuner.benchmark_all_configs CachingAutotuner.coordinate_descent_tuning CoordescTuner.call_func
+CppTemplate.generate FxGraphHashDetails.__init__
 InductorBenchmarker.benchmark_gpu InductorChoices._finalize_template_configs
 InductorChoices.get_template_configs TritonScheduling.benchmark_codegened_module
 TritonTemplate.generate UserDefinedTritonKernel.__init__ feedback[1] preprocessing[2]

@@ -121,6 +121,45 @@ def test_a_child_that_ends_instead_of_answering_is_an_error() -> None:
         child.ask(10)
 
 
+ARM = """
+import json, sys
+arm, log = sys.argv[1:]
+def say(**row):
+    print(json.dumps(row), flush=True)
+def note(event):
+    with open(log, "a") as stream:
+        stream.write(event + "\\n")
+note("ready")
+say(row="ready")
+for line in sys.stdin:
+    if line.strip() == "compile":
+        note(arm)
+        say(row="compile", model="vit", arm=arm, repeat=0, seconds=1.0, tuning_s=1.0)
+    else:
+        say(row="turn", ms=2.0)
+"""
+
+
+def test_a_models_processes_get_ready_together_and_compile_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+
+    def command(script: str, arguments: object, role: str, given: dict[str, Any]) -> list[str]:
+        return [sys.executable, "-c", ARM, given["arm"], str(log)]
+
+    monkeypatch.setattr(models, "child_command", command)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "whole_models.py", raising=False)
+    arms = ["untuned", "plain", "ours", "ours_again"]
+    out = str(tmp_path / "found.json")
+    given = ["--null", "--out", out, "--models", "vit", "--arms", *arms, "--repeats", "1", "--rounds", "10"]
+    monkeypatch.setattr(sys, "argv", ["whole_models", *given])
+    assert models.main() == 0
+    assert log.read_text().split() == ["ready"] * 4 + ["ours", "plain", "untuned", "ours_again"]
+    found = json.loads(Path(out).read_text(encoding="utf-8"))["summary"]["vit"]
+    assert (found["latency_over_plain"], found["seconds"]["ours_again"]) == (1.0, 1.0)
+
+
 def test_rows_of_a_repeat_that_was_not_timed_are_forgotten(tmp_path: Path) -> None:
     rows = RowFile(tmp_path / "rows.jsonl")
     rows.add({"row": "compile", "model": "flex", "repeat": 0})

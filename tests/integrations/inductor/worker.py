@@ -130,11 +130,11 @@ def kept(store: Path) -> list[list[Any]]:
 
 def touched() -> dict[str, Any]:
     """Everything of torch's that is hooked, as it is now."""
-    from torch._inductor import autotune_process, codecache, ir, select_algorithm
+    from torch._inductor import async_compile, autotune_process, codecache, ir, select_algorithm
     from torch._inductor.choices import InductorChoices
     from torch._inductor.codegen.cpp_template import CppTemplate
     from torch._inductor.codegen.triton import TritonScheduling
-    from torch._inductor.runtime import benchmarking, triton_heuristics
+    from torch._inductor.runtime import benchmarking, coordinate_descent_tuner, triton_heuristics
 
     selector = select_algorithm.AlgorithmSelectorCache
     cache = select_algorithm.get_algorithm_selector_cache()
@@ -149,7 +149,9 @@ def touched() -> dict[str, Any]:
         codecache.FxGraphHashDetails: ("__init__",),
         autotune_process.AsyncAutotuner: ("get_results",),
         triton_heuristics: ("cached_autotune",),
-        triton_heuristics.CachingAutotuner: ("benchmark_all_configs",),
+        triton_heuristics.CachingAutotuner: ("benchmark_all_configs", "coordinate_descent_tuning"),
+        coordinate_descent_tuner.CoordescTuner: ("call_func",),
+        async_compile.AsyncCompile: ("wait",),
         ir.UserDefinedTritonKernel: ("__init__",),
     }
     found = {f"{o.__name__}.{n}": vars(o)[n] for o, names in owners.items() for n in names}

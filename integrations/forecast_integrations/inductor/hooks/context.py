@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
+from forecast_integrations.inductor.configs_ahead import ConfigsAhead
+from forecast_integrations.inductor.coordinate_descent import Descent
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
@@ -27,6 +30,8 @@ class ThreadState(threading.local):
         """Operations whose rounds have begun and not ended, innermost last: one waits, others are tuned."""
         self.short_calls: ShortCalls | FusedKernels | None = None
         """What it benchmarks now, where short calls are timed anew."""
+        self.descent: Descent | None = None
+        """The coordinate descent of a generated kernel that it is in."""
         self.paused = 0
         """Above zero while times are taken of sizes other than the operation's own."""
 
@@ -43,6 +48,15 @@ class HookContext:
         """What is in force; None before the first session and after `close`."""
         self.thread = ThreadState()
         self._patches: dict[str, PatchSet] = {}
+        self._ahead: tuple[int, ConfigsAhead] | None = None
+        """And in which process it was made: workers do not answer to a forked child."""
+
+    def configs_ahead(self, make: Callable[[], ConfigsAhead | None]) -> ConfigsAhead | None:
+        """What compiles configs ahead, made once; None where `make` has nothing."""
+        if self._ahead is None or self._ahead[0] != os.getpid():
+            made = make()
+            self._ahead = None if made is None else (os.getpid(), made)
+        return None if self._ahead is None else self._ahead[1]
 
     def install(self, name: str, make: Callable[[HookContext], PatchSet]) -> None:
         """Put a group of hooks in place, once; `make` does it and says how to take it back."""
