@@ -180,35 +180,71 @@ def mismatch(got: torch.Tensor, one: ExpectedOutput) -> tuple[str, float]:
     if want.numel() == 0:
         return "", 0.0
     if one.limit is None:
-        wrong = got.to(want.dtype) != want
-        if not wrong.any():
-            return "", 0.0
-        first = int(wrong.reshape(-1).nonzero()[0])
-        return _first(int(wrong.sum()), first, got, want, None), math.inf
+        return unequal(got, want)
     whole = [t.reshape(-1) for t in (got, want, one.limit)]
     typical = None if one.typical is None else one.typical.reshape(-1)
-    bad, worst, counted, squares, allowed = 0, 0.0, 0, 0.0, 0.0
-    first = -1
+    found = ErrorCount(one.dtype, tuple(want.shape))
     step = _ELEMENTS_PER_PART.get(want.device.type, want.numel())
     for at in range(0, want.numel(), step):
         part = slice(at, at + step)
-        wrong, error, counts = _compare_elements(whole[0][part], whole[1][part], whole[2][part], one.dtype)
+        got_part, want_part, limit = (t[part] for t in whole)
+        found.add(got_part, want_part, limit, None if typical is None else typical[part], at)
+    return found.said(biased=typical is not None)
+
+
+def unequal(got: torch.Tensor, want: torch.Tensor) -> tuple[str, float]:
+    """How integers or booleans differ ('' if they do not), and infinity where they do."""
+    wrong = got.to(want.dtype) != want
+    if not wrong.any():
+        return "", 0.0
+    where = int(wrong.reshape(-1).nonzero()[0])
+    seen = tuple(float(t.reshape(-1)[where]) for t in (got, want))
+    return _told(int(wrong.sum()), where, tuple(want.shape), *seen), math.inf
+
+
+class ErrorCount:
+    """The errors of one output, which is looked at part by part."""
+
+    def __init__(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self._dtype, self._shape = dtype, shape
+        self._bad, self._seen = 0, (0, 0.0, 0.0, 0.0)
+        """Wrong elements; of the first, where it is, what it is, what it should be, and by how much it may be off."""
+        self._worst, self._counted, self._squares, self._allowed = 0.0, 0, 0.0, 0.0
+
+    def add(
+        self,
+        got: torch.Tensor,
+        want: torch.Tensor,
+        limit: torch.Tensor,
+        typical: torch.Tensor | None,
+        at: int,
+    ) -> None:
+        """Compare a part, one-dimensional, whose first element is the output's element `at`, row by row."""
+        wrong, error, counts = _compare_elements(got, want, limit, self._dtype)
         if wrong.any():
-            first = first if bad else at + int(wrong.nonzero()[0])
-            bad += int(wrong.sum())
-        error, limit = error[counts], whole[2][part][counts]
+            if not self._bad:
+                here = int(wrong.nonzero()[0])
+                self._seen = at + here, float(got[here]), float(want[here]), float(limit[here])
+            self._bad += int(wrong.sum())
+        if not counts.all():
+            error, limit = error[counts], limit[counts]
+            typical = None if typical is None else typical[counts]
         if error.numel():
-            worst = _larger_or_nan(worst, float((error / limit).max()))
-            counted += error.numel()
-            squares += float(error.square().sum())
-            allowed += 0.0 if typical is None else float(typical[part][counts].square().sum())
-    if bad:
-        text = _first(bad, first, got, want, one.limit)
-        return text, math.inf if math.isnan(worst) else worst
-    if typical is not None and counted >= _FEWEST_FOR_RMS and squares > allowed:
-        found, most = math.sqrt(squares / counted), math.sqrt(allowed / counted)
-        return f"root mean square error {found:.3g}, allowed {most:.3g}: biased", worst
-    return "", worst
+            self._worst = _larger_or_nan(self._worst, float((error / limit).max()))
+            self._counted += error.numel()
+            self._squares += float(error.square_().sum())
+            self._allowed += 0.0 if typical is None else float(typical.square().sum())
+
+    def said(self, *, biased: bool) -> tuple[str, float]:
+        """What is wrong, if anything, and the largest error over its limit; `biased`: means have limits, too."""
+        if self._bad:
+            where, got, want, limit = self._seen
+            text = _told(self._bad, where, self._shape, got, want, limit)
+            return text, math.inf if math.isnan(self._worst) else self._worst
+        if biased and self._counted >= _FEWEST_FOR_RMS and self._squares > self._allowed:
+            found, most = math.sqrt(self._squares / self._counted), math.sqrt(self._allowed / self._counted)
+            return f"root mean square error {found:.3g}, allowed {most:.3g}: biased", self._worst
+        return "", self._worst
 
 
 def _compare_elements(
@@ -234,13 +270,15 @@ def _larger_or_nan(one: float, other: float) -> float:
     return one if math.isnan(one) or other <= one else other
 
 
-def _first(bad: int, first: int, got: torch.Tensor, want: torch.Tensor, limit: torch.Tensor | None) -> str:
+def _told(
+    bad: int, first: int, shape: tuple[int, ...], got: float, want: float, limit: float | None = None
+) -> str:
     """So many elements are wrong, of which this one, counted row by row, is the first."""
-    where = tuple(int(n) for n in np.unravel_index(first, want.shape))
-    allowed = "" if limit is None else f" +- {float(limit[where]):.3g}"
+    where = tuple(int(n) for n in np.unravel_index(first, shape))
+    allowed = "" if limit is None else f" +- {limit:.3g}"
     return (
-        f"{bad} of {want.numel()} elements are wrong; the first at {where} is "
-        f"{got[where].item():.6g}, expected {want[where].item():.6g}{allowed}"
+        f"{bad} of {math.prod(shape)} elements are wrong; the first at {where} is "
+        f"{got:.6g}, expected {want:.6g}{allowed}"
     )
 
 

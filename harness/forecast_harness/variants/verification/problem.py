@@ -40,7 +40,12 @@ from forecast_harness.variants.verification.kernel_survey import (
     surroundings_dependence,
     tensor_argument,
 )
-from forecast_harness.variants.verification.tolerance import expected_output, is_same_calculation, widened
+from forecast_harness.variants.verification.tolerance import (
+    compare_with_base,
+    expected_output,
+    is_same_calculation,
+    widened,
+)
 from forecast_harness.verify.problems.problem import (
     OUTSIDE_DOMAIN,
     CheckFinding,
@@ -268,14 +273,19 @@ class VariantProblem:
         return ran
 
     def _base_differs(
-        self, drawn: DrawnCall, memory: TensorMemory, wanted: Sequence[ExpectedOutput], config: Config
+        self,
+        drawn: DrawnCall,
+        memory: TensorMemory,
+        plain: BaseKernelRun,
+        wide: TensorMemory | None,
+        config: Config,
     ) -> bool:
         """Whether the base itself gives another result under this config, or under another of its own.
 
         Asked only where a variant is found wrong: what is drawn may be no call that the base is made for, a
         top 16 of 5 columns, and its result then says nothing.
         """
-        listed = self._subject.configs
+        listed, wanted = self._subject.configs, self._expected(drawn, plain, wide)
         others = dict.fromkeys((config, *listed[:: max(1, len(listed) // _OTHER_CONFIGS)]))
         others.pop(self._survey.config, None)
         for number, one in enumerate(others):
@@ -320,26 +330,35 @@ class VariantProblem:
         config: Config | None,
     ) -> tuple[CheckFinding, float]:
         """`wide`: of `_run_widened`; `config`: under which the base is asked, too, where outputs differ; None: none."""
-        got: list[torch.Tensor] = []
-        wanted: list[ExpectedOutput] = []
+        worst = 0.0
         for name, flat in written.items():
+            if _same_bits(flat, plain.memory[name]):
+                continue  # what the base itself gives is right
             argument = tensor_argument(drawn.arguments, name)
             if finding := _restore_gaps(argument, flat, plain.memory[name]):
                 return finding, 0.0
+            got, base = tensor_view(flat, argument), tensor_view(plain.memory[name], argument)
+            more = tensor_view(wide[name], argument) if wide is not None else None
+            said, ratio = compare_with_base(got, base, more)
+            worst = max(worst, ratio)
+            if not said:
+                continue
+            if config is not None and self._base_differs(drawn, memory, plain, wide, config):
+                return None, OUTSIDE_DOMAIN
+            return (ReasonCode.WRONG_VALUES, f"{name}: {said} ({drawn.label})"), worst
+        return None, worst
+
+    def _expected(
+        self, drawn: DrawnCall, plain: BaseKernelRun, wide: TensorMemory | None
+    ) -> list[ExpectedOutput]:
+        """What the outputs of the base itself must be under another config."""
+        found = []
+        for name in self._survey.writes:
+            argument = tensor_argument(drawn.arguments, name)
             base = tensor_view(plain.memory[name], argument)
             more = tensor_view(wide[name], argument) if wide is not None else None
-            wanted.append(expected_output(base, more if is_same_calculation(base, more) else None))
-            got.append(tensor_view(flat, argument))
-        finding, worst = compare_outputs(got, wanted)
-        if finding is None:
-            return None, worst
-        if config is not None and self._base_differs(drawn, memory, wanted, config):
-            return None, OUTSIDE_DOMAIN
-        names = list(written)
-        code, text = finding
-        for n, name in enumerate(names):
-            text = text.replace(f"output {n}:", f"{name}:")
-        return (code, f"{text} ({drawn.label})"), worst
+            found.append(expected_output(base, more if is_same_calculation(base, more) else None))
+        return found
 
 
 def _config_number(axes: Mapping[str, Any] | None) -> int | None:
@@ -349,6 +368,10 @@ def _config_number(axes: Mapping[str, Any] | None) -> int | None:
 def _contents(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
     """Equal as long as they are the same tensors, and nothing was written into them."""
     return {name: (id(t), t._version) for name, t in tensors.items()}
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and bool(torch.equal(one.view(torch.uint8), other.view(torch.uint8)))
 
 
 def _has_nonfinite(drawn: DrawnCall, ran: BaseKernelRun) -> bool:
