@@ -101,3 +101,15 @@ def test_where_the_base_differs_under_the_variants_config_nothing_else_is_compil
     assert case.check([3 * case.tensors["x"]]) == (None, OUTSIDE_DOMAIN)
     assert base.ran == [OTHERS[-1]]
     assert base.compiled == []
+
+
+def test_what_differed_before_is_asked_first_the_next_time() -> None:
+    base = Doubler(OTHERS[0])
+    case = drawn(base, OTHERS[-1])
+    assert case.check([3 * case.tensors["x"]]) == (None, OUTSIDE_DOMAIN)
+    base.ran.clear()
+    base.compiled.clear()
+    nearly = case.twin(torch.Generator().manual_seed(1))
+    assert nearly.check([3 * nearly.tensors["x"]]) == (None, OUTSIDE_DOMAIN)
+    assert base.ran == [OWN, OTHERS[0]], "the base's result on the new values, and what differed"
+    assert base.compiled == []

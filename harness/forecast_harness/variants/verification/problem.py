@@ -40,20 +40,13 @@ from forecast_harness.variants.verification.kernel_survey import (
     surroundings_dependence,
     tensor_argument,
 )
-from forecast_harness.variants.verification.tolerance import (
-    compare_with_base,
-    expected_output,
-    is_same_calculation,
-    widened,
-)
+from forecast_harness.variants.verification.tolerance import compare_with_base, widened
 from forecast_harness.verify.problems.problem import (
     OUTSIDE_DOMAIN,
     CheckFinding,
     DrawSpec,
     LaunchCase,
-    compare_outputs,
 )
-from forecast_harness.verify.tolerance import ExpectedOutput
 from forecast_harness.verify.verdict import ReasonCode
 
 _OTHER_CONFIGS = 4
@@ -110,6 +103,8 @@ class VariantProblem:
         self._configs_of: dict[str, Config] = {}
         self._slow = False
         """Whether the variant took long for something: what was drawn before may be too large."""
+        self._differing: Config | None = None
+        """Under which the base itself gave another result, the last time that it did."""
         self._compiled = CompiledForms()
         self._source = call_source(subject, survey, device)
 
@@ -285,21 +280,33 @@ class VariantProblem:
         Asked only where a variant is found wrong: what is drawn may be no call that the base is made for, a
         top 16 of 5 columns, and its result then says nothing.
         """
-        listed, wanted = self._subject.configs, self._expected(drawn, plain, wide)
-        others = dict.fromkeys((config, *listed[:: max(1, len(listed) // _OTHER_CONFIGS)]))
-        others.pop(self._survey.config, None)
+        listed = self._subject.configs
+        # What differed before mostly does again, and is compiled; next, the variant's own says most.
+        first = [c for c in dict.fromkeys((self._differing or config, config)) if c != self._survey.config]
+        rest = dict.fromkeys(listed[:: max(1, len(listed) // _OTHER_CONFIGS)])
+        others = [*first, *(c for c in rest if c not in first and c != self._survey.config)]
         for number, one in enumerate(others):
-            if number == 1:  # the variant's own says most, and mostly enough
-                rest = [c for c in [*others][1:] if drawn.grid(c.parameters()) is not None]
-                self._reference.compile_ahead([self._compiled_call(drawn, c) for c in rest])
+            if number == len(first):
+                able = [c for c in others[number:] if drawn.grid(c.parameters()) is not None]
+                self._reference.compile_ahead([self._compiled_call(drawn, c) for c in able])
             try:
                 other = launch_base(self._reference, drawn, memory, one, self._layers).memory
             except BaseKernelError:
                 continue
-            got = [tensor_view(other[n], tensor_argument(drawn.arguments, n)) for n in self._survey.writes]
-            if compare_outputs(got, wanted)[0] is not None:
+            if any(self._output_error(drawn, n, other[n], plain, wide)[0] for n in self._survey.writes):
+                self._differing = one
                 return True
         return False
+
+    def _output_error(
+        self, drawn: DrawnCall, name: str, got: torch.Tensor, plain: BaseKernelRun, wide: TensorMemory | None
+    ) -> tuple[str, float]:
+        """See `compare_with_base`; of one output, whose memory is `got`."""
+        argument = tensor_argument(drawn.arguments, name)
+        base = tensor_view(plain.memory[name], argument)
+        return compare_with_base(
+            tensor_view(got, argument), base, None if wide is None else tensor_view(wide[name], argument)
+        )
 
     def _run_widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
         wide = {n: widened(t, self._device) for n, t in memory.items()}
@@ -337,9 +344,7 @@ class VariantProblem:
             argument = tensor_argument(drawn.arguments, name)
             if finding := _restore_gaps(argument, flat, plain.memory[name]):
                 return finding, 0.0
-            got, base = tensor_view(flat, argument), tensor_view(plain.memory[name], argument)
-            more = tensor_view(wide[name], argument) if wide is not None else None
-            said, ratio = compare_with_base(got, base, more)
+            said, ratio = self._output_error(drawn, name, flat, plain, wide)
             worst = max(worst, ratio)
             if not said:
                 continue
@@ -347,18 +352,6 @@ class VariantProblem:
                 return None, OUTSIDE_DOMAIN
             return (ReasonCode.WRONG_VALUES, f"{name}: {said} ({drawn.label})"), worst
         return None, worst
-
-    def _expected(
-        self, drawn: DrawnCall, plain: BaseKernelRun, wide: TensorMemory | None
-    ) -> list[ExpectedOutput]:
-        """What the outputs of the base itself must be under another config."""
-        found = []
-        for name in self._survey.writes:
-            argument = tensor_argument(drawn.arguments, name)
-            base = tensor_view(plain.memory[name], argument)
-            more = tensor_view(wide[name], argument) if wide is not None else None
-            found.append(expected_output(base, more if is_same_calculation(base, more) else None))
-        return found
 
 
 def _config_number(axes: Mapping[str, Any] | None) -> int | None:

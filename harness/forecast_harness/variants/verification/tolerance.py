@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from forecast_harness.verify.tolerance import ErrorCount, ExpectedOutput, unequal
+from forecast_harness.verify.tolerance import ErrorCount, unequal
 
 _ELEMENT_FACTOR = 8.0
 """Times the base's own root mean square error, without the rounding of its result, that one element may be
@@ -40,60 +40,12 @@ def widened(memory: torch.Tensor, device: str) -> torch.Tensor:
     return memory.to(to) if narrow else memory
 
 
-def is_same_calculation(plain: torch.Tensor, wide: torch.Tensor | None) -> bool:
-    """Whether a wider run is the same calculation, rounded less."""
-    if wide is None or wide.shape != plain.shape or not plain.is_floating_point():
-        return False
-    a, b = plain.double(), wide.double()
-    finite = a.isfinite() & b.isfinite()
-    if not finite.any():
-        return False
-    return bool(
-        _rms(a[finite] - b[finite]) <= _MOST_DEVIATION * _rms(b[finite]) + torch.finfo(plain.dtype).tiny
-    )
-
-
-def expected_output(plain: torch.Tensor, wide: torch.Tensor | None) -> ExpectedOutput:
-    """What an output must be, given the base's own and, if there is one, that of its wider run.
-
-    All of the output's shape; `wide` is believed, see `is_same_calculation`.
-    """
-    dtype = plain.dtype
-    if not dtype.is_floating_point:
-        return ExpectedOutput(plain, dtype, None)
-    base = plain.double()
-    # Where the base overflows, a variant has to, too.
-    want = base if wide is None else torch.where(base.isfinite() & wide.isfinite(), wide.double(), base)
-    info = torch.finfo(dtype)
-    scale = want.abs() + _row_rms(want)
-    rounding = info.eps * want.abs()
-    own = torch.full_like(want, 0.5 * info.eps)
-    if wide is not None:
-        # Rounded to the output's dtype, a result errs by a 24th of `rounding` squared, or more: the rest is
-        # what intermediate results add.
-        squares = ((base - want) ** 2 - rounding**2 / 24) / scale.clamp_min(info.tiny) ** 2
-        squares = squares.nan_to_num(0, 0, 0)
-        # A row of few terms, the first of a causal attention, may err far more than the others.
-        own = torch.maximum(_row_means(squares), squares.mean()).clamp_min(0).sqrt()
-    unit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
-    least = torch.full_like(want, info.smallest_normal)
-    # A whole step: the wider run may be rounded as well, where the kernel says to which dtype.
-    limit = (
-        _ROUNDING_FACTOR * rounding + scale * (_ELEMENT_FACTOR * own + _INTERMEDIATE_ROUNDINGS * unit) + least
-    )
-    # What the base itself gives is right, however far the wider run is from it.
-    limit = torch.maximum(limit, 1.001 * (base - want).abs().nan_to_num(0, 0, 0))
-    if wide is not None and torch.equal(want.to(dtype).double().nan_to_num(), want.nan_to_num()):
-        # Rounded in the kernel: results that differ do so by a step, and there is no mean to speak of.
-        return ExpectedOutput(want, dtype, limit)
-    typical = 0.35 * rounding + scale * (_RMS_FACTOR * own + 0.25 * _INTERMEDIATE_ROUNDINGS * unit) + least
-    return ExpectedOutput(want, dtype, limit, typical)
-
-
 def compare_with_base(got: torch.Tensor, base: torch.Tensor, wide: torch.Tensor | None) -> tuple[str, float]:
-    """`mismatch` of a variant's output and the `expected_output` of its base's, in one go and part by part.
+    """How a variant's output breaks the limits that its base's sets ('' if it does not), and the largest error over its
+    limit.
 
-    A wider run is believed where `is_same_calculation` says so.
+    `wide` is what the base gives in a wider dtype, or None. It is believed unless it is so far from the plain result
+    that something else was calculated.
     """
     if base.numel() == 0:
         return "", 0.0
@@ -106,7 +58,7 @@ def compare_with_base(got: torch.Tensor, base: torch.Tensor, wide: torch.Tensor 
 
 
 class _RowwiseComparison:
-    """Limits of one output, [rows, length], from sums over its rows; see `expected_output` for the formulas."""
+    """The limits of one output, [rows, length], from sums over its rows. All in double precision, part by part."""
 
     def __init__(self, base: torch.Tensor, wide: torch.Tensor | None) -> None:
         self._base, self._wide = base, wide
@@ -213,17 +165,6 @@ def results_agree(one: torch.Tensor, other: torch.Tensor) -> bool:
     finite = a.isfinite()
     loose = 2 * torch.finfo(one.dtype).eps + 64 * torch.finfo(torch.float32).eps
     return bool(((a - b).abs()[finite] <= loose * (a.abs()[finite] + _rms(a[finite]))).all())
-
-
-def _row_rms(want: torch.Tensor) -> torch.Tensor:
-    """The root mean square of every row, or of a vector as a whole."""
-    return _row_means(want.nan_to_num(0, 0, 0).square()).sqrt()
-
-
-def _row_means(values: torch.Tensor) -> torch.Tensor:
-    if values.dim() == 0 or values.numel() == 0:
-        return values
-    return values.mean(-1, keepdim=True).expand_as(values)
 
 
 def _rms(values: torch.Tensor) -> float:
