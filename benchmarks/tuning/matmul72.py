@@ -146,12 +146,14 @@ def run(a: Namespace, report: result_files.ResultFile) -> None:
     if a.baseline:
         before = json.loads(a.baseline.read_text(encoding="utf-8"))
         report.data["baseline"] = before["environment"]
-        raw |= {role: before["raw"][role] for role in ("threads16", "triton", "floor")}
-        exhaustive = {s["case"]: s for s in raw["triton"][0]["shapes"]}
-    else:
-        once("threads16")
-        once("triton")
-        exhaustive = {s["case"]: s for s in raw["triton"][0]["shapes"]}
+        raw |= {
+            role: runs for role, runs in before["raw"].items() if role in ("threads16", "triton", "floor")
+        }
+    for role in ("threads16", "triton"):
+        if role not in raw:
+            once(role)
+    exhaustive = {s["case"]: s for s in raw["triton"][0]["shapes"]}
+    if "floor" not in raw:
         once("floor", {"winners": {name: s["winner"] for name, s in exhaustive.items()}})
     configs = {
         name: [config for config, _ in s["timings"][:TOP]]
@@ -195,7 +197,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200, help="launches per config in the final timing")
     parser.add_argument("--threads", type=int, default=16, help="compile threads of the baseline `threads16`")
     parser.add_argument(
-        "--baseline", type=Path, help="a result of this script: its contenders, on a like machine, stand"
+        "--baseline",
+        type=Path,
+        help="a result of this script: its contenders, on a like machine, stand; what it lacks is run",
     )
     a = result_files.parse_arguments(parser)
     if a.child:
