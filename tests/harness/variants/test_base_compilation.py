@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
@@ -13,18 +13,19 @@ pytest.importorskip("triton")
 
 import torch
 
-from forecast_autotune.records import Argument, Config
+from forecast_autotune.records import Config
 from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, JobContext, ResourceLimits
 from forecast_harness.sandbox.jobs import TensorBytes
 from forecast_harness.variants.kernels.base_kernel import KernelSurvey
 from forecast_harness.variants.verification.base_binaries import READ_ENTRY, WRITE_ENTRY, BaseBinaries
 from forecast_harness.variants.verification.base_compilation import calls_to_compile
-from forecast_harness.variants.verification.base_runner import BaseKernelRun, BaseKernelRunner, TensorMemory
+from forecast_harness.variants.verification.base_runner import BaseKernelRunner
 from forecast_harness.variants.verification.call_sampling import RecordedCalls
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY
 from forecast_harness.variants.verification.problem import VariantProblem
 from forecast_harness.variants.verification.tolerance import WIDER_DTYPE
 from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase
+from tests.harness.base_doubler import BaseDoubler
 from tests.harness.variant_kernels import DOUBLE, SOFTMAX, rows, softmax_call, subject, vector_call
 
 SMALL, LARGE = Config.of({"BLOCK": 64}), Config.of({"BLOCK": 1024})
@@ -116,20 +117,6 @@ def test_an_interpreter_compiles_nothing() -> None:
     assert base.compiled() == {}
 
 
-class Doubler:
-    """Stands in for the base's cell."""
-
-    def run(
-        self,
-        arguments: Sequence[Argument],
-        scalars: Mapping[str, Any],
-        memory: TensorMemory,
-        grid: Sequence[int],
-        config: Config,
-    ) -> BaseKernelRun:
-        return BaseKernelRun({**memory, "out": 2 * memory["x"]}, ("out",), 0, 0.0)
-
-
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_calls_are_launched_with_configs_that_were_compiled_for_such(device: str) -> None:
     asked = subject(DOUBLE, vector_call(), vector_call(100))
@@ -137,7 +124,7 @@ def test_calls_are_launched_with_configs_that_were_compiled_for_such(device: str
         ("out",), (), SMALL, True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
     )
     takes = ("x", "out", "n", "BLOCK")
-    reference = cast("BaseKernelRunner", Doubler())
+    reference = cast("BaseKernelRunner", BaseDoubler())
     problem = VariantProblem(asked, known, reference, [SMALL, LARGE], device, True, takes)
     how = DrawSpec("normal", "contiguous", generator())
 

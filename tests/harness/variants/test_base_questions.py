@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from forecast_autotune.records import Argument, Config
+from forecast_autotune.records import Config
 from forecast_harness.variants.kernels.base_kernel import KernelSurvey
-from forecast_harness.variants.verification.base_runner import BaseKernelRun, BaseKernelRunner, TensorMemory
+from forecast_harness.variants.verification.base_runner import BaseKernelRunner
 from forecast_harness.variants.verification.problem import VariantProblem
 from forecast_harness.verify.problems.problem import OUTSIDE_DOMAIN, DrawSpec, LaunchCase
+from tests.harness.base_doubler import BaseDoubler
 from tests.harness.variant_kernels import CONFIGS, DOUBLE, subject, vector_call
 
 OWN, *OTHERS = LISTED = (*CONFIGS, Config.of({"BLOCK": 32}), Config.of({"BLOCK": 256}))
 
 
-class Doubler:
-    """Stands in for the base's cell; configs in `differing` give another result."""
-
-    def __init__(self, *differing: Config) -> None:
-        self.ran: list[Config] = []
-        self.compiled: list[int] = []
-        self._differing = differing
-
-    def run(
-        self,
-        arguments: Sequence[Argument],
-        scalars: Mapping[str, Any],
-        memory: TensorMemory,
-        grid: Sequence[int],
-        config: Config,
-    ) -> BaseKernelRun:
-        self.ran.append(config)
-        factor = 3 if config in self._differing else 2
-        return BaseKernelRun({**memory, "out": factor * memory["x"]}, ("out",), 0, 0.0)
-
-    def compile_ahead(self, calls: Sequence[Mapping[str, Any]]) -> None:
-        self.compiled.append(len(calls))
-
-
-def drawn(reference: Doubler, config: Config = OWN, dtype: str = "float32") -> LaunchCase:
+def drawn(reference: BaseDoubler, config: Config = OWN, dtype: str = "float32") -> LaunchCase:
     calls = vector_call(dtype=dtype), vector_call(100, dtype=dtype)
     asked = replace(subject(DOUBLE, *calls), configs=LISTED)
     known = KernelSurvey(
@@ -60,7 +36,7 @@ def drawn(reference: Doubler, config: Config = OWN, dtype: str = "float32") -> L
 
 @pytest.mark.parametrize(("dtype", "runs"), [("float32", 1), ("float16", 2)])
 def test_the_result_on_what_was_drawn_is_known_already(dtype: str, runs: int) -> None:
-    base = Doubler()
+    base = BaseDoubler()
     case = drawn(base, dtype=dtype)
     assert case.check([2 * case.tensors["x"]])[0] is None
     assert base.ran == []
@@ -70,7 +46,7 @@ def test_the_result_on_what_was_drawn_is_known_already(dtype: str, runs: int) ->
 
 
 def test_values_that_changed_in_place_are_given_to_the_base_anew() -> None:
-    base = Doubler()
+    base = BaseDoubler()
     case = drawn(base)
     case.tensors["x"].add_(1)
     assert case.check([2 * case.tensors["x"]])[0] is None
@@ -78,7 +54,7 @@ def test_values_that_changed_in_place_are_given_to_the_base_anew() -> None:
 
 
 def test_whether_a_case_is_right_already_asks_no_other_config() -> None:
-    base = Doubler(*OTHERS)
+    base = BaseDoubler(*OTHERS)
     case = drawn(base)
     assert not case.already_right
     assert base.ran == []
@@ -86,7 +62,7 @@ def test_whether_a_case_is_right_already_asks_no_other_config() -> None:
 
 
 def test_a_wrong_result_asks_the_variants_config_first_and_compiles_the_rest_at_once() -> None:
-    base = Doubler()
+    base = BaseDoubler()
     case = drawn(base, OTHERS[-1])
     finding, _ = case.check([3 * case.tensors["x"]])
     assert finding is not None
@@ -96,7 +72,7 @@ def test_a_wrong_result_asks_the_variants_config_first_and_compiles_the_rest_at_
 
 
 def test_where_the_base_differs_under_the_variants_config_nothing_else_is_compiled() -> None:
-    base = Doubler(OTHERS[-1])
+    base = BaseDoubler(OTHERS[-1])
     case = drawn(base, OTHERS[-1])
     assert case.check([3 * case.tensors["x"]]) == (None, OUTSIDE_DOMAIN)
     assert base.ran == [OTHERS[-1]]
@@ -104,7 +80,7 @@ def test_where_the_base_differs_under_the_variants_config_nothing_else_is_compil
 
 
 def test_what_differed_before_is_asked_first_the_next_time() -> None:
-    base = Doubler(OTHERS[0])
+    base = BaseDoubler(OTHERS[0])
     case = drawn(base, OTHERS[-1])
     assert case.check([3 * case.tensors["x"]]) == (None, OUTSIDE_DOMAIN)
     base.ran.clear()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,11 +13,11 @@ pytest.importorskip("triton")
 
 import torch
 
-from forecast_autotune.records import Argument, Config
+from forecast_autotune.records import Config
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault
 from forecast_harness.sandbox.jobs import TensorBytes
 from forecast_harness.variants.kernels.base_kernel import KernelSurvey
-from forecast_harness.variants.verification.base_runner import BaseKernelRun, BaseKernelRunner, TensorMemory
+from forecast_harness.variants.verification.base_runner import BaseKernelRunner
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY
 from forecast_harness.variants.verification.examination import VariantExamination
 from forecast_harness.variants.verification.jobs import _variant_pack
@@ -28,39 +27,17 @@ from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.launches.arena import Slot
 from forecast_harness.verify.verdict import Reason, ReasonCode
+from tests.harness.base_doubler import BaseDoubler
 from tests.harness.variant_kernels import DOUBLE, subject, vector_call
 
 CONFIGS = tuple(Config.of({"BLOCK": block}) for block in (32, 64, 128, 256))
 NOTHING: dict[str, Any] = {"patched": [], "flags": {}, "threads": []}
 
 
-class Doubler:
-    """Stands in for the base's cell."""
-
-    def __init__(self) -> None:
-        self.runs = 0
-        self.ran = threading.Event()
-
-    def run(
-        self,
-        arguments: Sequence[Argument],
-        scalars: Mapping[str, Any],
-        memory: TensorMemory,
-        grid: Sequence[int],
-        config: Config,
-    ) -> BaseKernelRun:
-        self.runs += 1
-        self.ran.set()
-        return BaseKernelRun({**memory, "out": 2 * memory["x"]}, ("out",), 0, 0.0)
-
-    def compile_ahead(self, calls: Sequence[Mapping[str, Any]]) -> None:
-        pass
-
-
 class DoublingCell:
     """Stands in for a variant's cell, which multiplies by `factor`; notes what it is asked."""
 
-    def __init__(self, base: Doubler, factor: int = 2, unable: int = 0, broken: bool = False) -> None:
+    def __init__(self, base: BaseDoubler, factor: int = 2, unable: int = 0, broken: bool = False) -> None:
         self.asked: list[str] = []
         self.compiled: list[str] = []
         self.launched: list[str] = []
@@ -74,7 +51,7 @@ class DoublingCell:
     ) -> CellAnswer:
         self.asked.append(entry.rpartition(":")[2])
         if entry == CELL_ENTRY:
-            assert self._base.ran.wait(60), "meanwhile the base works on what was drawn"
+            assert self._base.began.wait(60), "meanwhile the base works on what was drawn"
             self.compiled += [form(call["call"]) for call in payload["calls"]]
             return CellAnswer({})
         if self.asked[-1] == "prepare":
@@ -107,7 +84,7 @@ def form(call: Mapping[str, Any]) -> str:
     return f"{call['kwargs']['_meta']['v']} {n == 1} {n % 16 == 0}"
 
 
-def examined(cell: DoublingCell, base: Doubler) -> tuple[list[Reason], VariantExamination]:
+def examined(cell: DoublingCell, base: BaseDoubler) -> tuple[list[Reason], VariantExamination]:
     asked = replace(subject(DOUBLE, vector_call(), vector_call(100)), configs=CONFIGS)
     known = KernelSurvey(
         ("out",), (), CONFIGS[0], True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
@@ -121,7 +98,7 @@ def examined(cell: DoublingCell, base: Doubler) -> tuple[list[Reason], VariantEx
 
 
 def test_all_that_is_launched_was_compiled_while_the_base_was_asked() -> None:
-    base = Doubler()
+    base = BaseDoubler()
     cell = DoublingCell(base)
     reasons, made = examined(cell, base)
     assert reasons == []
@@ -129,11 +106,11 @@ def test_all_that_is_launched_was_compiled_while_the_base_was_asked() -> None:
     assert cell.asked[:3] == ["prepare", "compile_calls", "compile_calls"]
     assert {f.partition("}")[0] for f in cell.launched} == {f"{{'BLOCK': {c.kwargs[0][1]}" for c in CONFIGS}
     assert cell.late == 0
-    assert base.runs >= 2 * (len(CONFIGS) + VARIANT_PLAN.cases), "every case is another one"
+    assert len(base.ran) >= 2 * (len(CONFIGS) + VARIANT_PLAN.cases), "every case is another one"
 
 
 def test_a_config_that_cannot_run_is_not_launched_again() -> None:
-    base = Doubler()
+    base = BaseDoubler()
     cell = DoublingCell(base, unable=128)
     reasons, made = examined(cell, base)
     assert reasons == []
@@ -142,7 +119,7 @@ def test_a_config_that_cannot_run_is_not_launched_again() -> None:
 
 
 def test_a_wrong_result_is_found_at_the_first_launch() -> None:
-    base = Doubler()
+    base = BaseDoubler()
     cell = DoublingCell(base, factor=3)
     reasons, _ = examined(cell, base)
     assert [r.code for r in reasons] == [ReasonCode.WRONG_VALUES]
@@ -150,7 +127,7 @@ def test_a_wrong_result_is_found_at_the_first_launch() -> None:
 
 
 def test_what_cannot_be_imported_is_not_launched() -> None:
-    base = Doubler()
+    base = BaseDoubler()
     cell = DoublingCell(base, broken=True)
     with pytest.raises(CandidateFault, match="ImportError"):
         examined(cell, base)
