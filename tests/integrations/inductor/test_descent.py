@@ -24,9 +24,9 @@ from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
 
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
-from forecast_integrations.inductor.config_worker import ConfigJob, compile_config
-from forecast_integrations.inductor.configs_ahead import ConfigsAhead
-from forecast_integrations.inductor.coordinate_descent import first_jobs, job_of
+from forecast_integrations.inductor.descent.config_worker import ConfigJob, compile_config
+from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
+from forecast_integrations.inductor.descent.coordinate_descent import first_jobs, job_of
 from forecast_integrations.inductor.hooks import descent
 from forecast_integrations.inductor.hooks.context import HookContext
 from tests.integrations.inductor.graphs import serving
@@ -307,8 +307,8 @@ def test_a_worker_fills_tritons_cache(tmp_path: Path, monkeypatch: pytest.Monkey
 POOL = """
 import sys, time
 from torch._inductor.async_compile import AsyncCompile
-from forecast_integrations.inductor.config_worker import ConfigJob
-from forecast_integrations.inductor.configs_ahead import inductor_workers
+from forecast_integrations.inductor.descent.config_worker import ConfigJob
+from forecast_integrations.inductor.descent.configs_ahead import inductor_workers
 
 AsyncCompile.warm_pool()
 end = time.monotonic() + 120.0

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future, TimeoutError
 
-from forecast_integrations.inductor.config_worker import ConfigJob, compile_config
+from forecast_integrations.inductor.descent.config_worker import ConfigJob, compile_config
 
 Submit = Callable[[ConfigJob, Mapping[str, str]], "Future[float]"]
 """Starts `compile_config` somewhere; the result is the seconds that it took."""

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from forecast_integrations.inductor.config_worker import ConfigJob
-from forecast_integrations.inductor.configs_ahead import ConfigsAhead
+from forecast_integrations.inductor.descent.config_worker import ConfigJob
+from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
 from forecast_integrations.inductor.inductor_seconds import RECOMPILE_RATIO
 from forecast_integrations.triton.protocols import LaunchConfig
 

@@ -6,8 +6,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from forecast_integrations.inductor.configs_ahead import ConfigsAhead
-from forecast_integrations.inductor.coordinate_descent import Descent
+from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
+from forecast_integrations.inductor.descent.coordinate_descent import Descent
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune.records import Decision, Evidence, Problem
 from forecast_autotune.settings import Mode
 from forecast_autotune.tuning.task import utc_now
-from forecast_integrations.inductor.configs_ahead import inductor_workers
-from forecast_integrations.inductor.coordinate_descent import Descent, first_jobs
+from forecast_integrations.inductor.descent.configs_ahead import inductor_workers
+from forecast_integrations.inductor.descent.coordinate_descent import Descent, first_jobs
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.hooks.pointwise import KINDS, candidate_of, problem_of
