@@ -188,6 +188,23 @@ class FusedKernels:
             self._inside = False
 
 
+class CollectedCalls:
+    """Calls that Inductor would benchmark, kept instead, to be timed in turns."""
+
+    def __init__(self) -> None:
+        self._call: Callable[[], object] | None = None
+
+    def benchmark_call(self, call: Callable[[], object], benchmark: Callable[[], Any]) -> float:
+        """Keep the call."""
+        self._call = call
+        return math.nan
+
+    def take(self) -> Callable[[], object] | None:
+        """The latest call; None if there was none since."""
+        call, self._call = self._call, None
+        return call
+
+
 def has_own_graphs(choices: Iterable[ChoiceCaller]) -> bool:
     """Whether Inductor itself times these choices as CUDA graphs: then their times hold no part of the host's."""
     return any(getattr(unwrap_choice(choice), _CUDAGRAPH_OPTION, False) for choice in choices)

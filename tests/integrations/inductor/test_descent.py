@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,17 +21,27 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime import compile_tasks, triton_helpers
 from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
-from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
+from torch._inductor.runtime.hints import DeviceProperties, HeuristicType, ReductionHint
 
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
-from forecast_integrations.inductor.descent.config_worker import ConfigJob, compile_config
+from forecast_integrations.inductor.descent import coordinate_descent
+from forecast_integrations.inductor.descent.config_worker import (
+    OTHER_CONFIGS,
+    CompileTask,
+    ConfigJob,
+    compile_config,
+    compile_first_config,
+    is_descended,
+    keep_first_config,
+)
 from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
 from forecast_integrations.inductor.descent.coordinate_descent import first_jobs, job_of
 from forecast_integrations.inductor.hooks import descent
 from forecast_integrations.inductor.hooks.context import HookContext
+from forecast_integrations.inductor.short_calls import FusedKernels
 from tests.integrations.inductor.graphs import serving
 
 DEVICE = DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90)
@@ -81,34 +94,26 @@ def test_no_more_than_the_limit_compile_at_once_and_urgent_ones_do_not_wait() ->
     until(lambda: workers.taken[4:] == [job(4)])
 
 
-def test_who_waits_gets_what_a_worker_has_compiled() -> None:
+def test_an_end_is_waited_for_no_longer_than_wanted() -> None:
     workers = Workers(at_once=False)
     ahead = ConfigsAhead(workers, 2)
     ahead.add([job(1)], urgent=True)
+    assert not ahead.has_ended(job(1), time.perf_counter() + 0.01)
+    assert not ahead.has_ended(job(2), time.perf_counter() + 60.0)  # nobody is at it
+    assert ahead.seconds(job(1)) == 0.0
     threading.Timer(0.05, lambda: workers.futures[job(1)].set_result(7.0)).start()
-    took, waited = ahead.wait(job(1))
-    assert took == 7.0
-    assert waited > 0.0
+    assert ahead.has_ended(job(1), time.perf_counter() + 60.0)
+    assert ahead.seconds(job(1)) == 7.0
 
 
-def test_what_has_not_begun_is_left_to_who_waits_for_it() -> None:
-    workers = Workers(at_once=False)
-    ahead = ConfigsAhead(workers, 1)
-    ahead.add([job(1), job(2), job(4)])
-    until(lambda: workers.taken == [job(1)])
-    assert ahead.wait(job(2)) == (0.0, 0.0)
-    assert ahead.wait(job(2))[0] == 0.0
-    workers.futures[job(1)].set_result(1.0)
-    until(lambda: workers.taken == [job(1), job(4)])
-
-
-def test_a_worker_that_fails_is_no_failure_of_who_waits() -> None:
+def test_a_worker_that_fails_has_ended() -> None:
     workers = Workers(at_once=False)
     ahead = ConfigsAhead(workers, 1)
     ahead.add([job(1), job(2)])
     until(lambda: workers.taken == [job(1)])
     workers.futures[job(1)].set_exception(RuntimeError("broken"))
-    assert ahead.wait(job(1))[0] == 0.0
+    assert ahead.has_ended(job(1), 0.0)
+    assert ahead.seconds(job(1)) == 0.0
     until(lambda: workers.taken == [job(1), job(2)])
 
     def refuses(given: ConfigJob, environment: Mapping[str, str]) -> Future[float]:
@@ -117,7 +122,7 @@ def test_a_worker_that_fails_is_no_failure_of_who_waits() -> None:
     closed = ConfigsAhead(refuses, 1)
     closed.add([job(1), job(2)])
     closed.add([job(4)], urgent=True)
-    assert closed.wait(job(4))[0] == 0.0
+    assert closed.has_ended(job(4), 0.0)
 
 
 def test_a_decided_kernel_leaves_the_queue() -> None:
@@ -150,97 +155,242 @@ def test_who_hears_of_an_end_begins_nothing() -> None:
 # --- the descent ---
 
 
-def generated_kernel(*blocks: int, name: str = "c1", kind: HeuristicType = HeuristicType.POINTWISE) -> Any:
+def milliseconds(config: Any) -> float:
+    """A kernel of which blocks of 128 and one warp are best; blocks of 8192 cannot run."""
+    block = config.kwargs["XBLOCK"]
+    return 1.0 + abs(block - 128) / 128 + config.num_warps / 8
+
+
+class Kernel(SimpleNamespace):
+    """A generated kernel as `CachingAutotuner` has it, whose launches take as long as `milliseconds` says."""
+
+    def _precompile_config(self, config: Any) -> Any:
+        if config.kwargs["XBLOCK"] >= 8192:
+            raise RuntimeError("out of resources")
+        return SimpleNamespace(make_launcher=lambda: SimpleNamespace(config=config))
+
+    def bench(self, launcher: Any) -> float:
+        self.timed.append(job_of(self.coordesc_tuner, self.filename, launcher.config))
+        return milliseconds(launcher.config)
+
+
+def generated_kernel(
+    block: int = 1024, *, others: tuple[int, ...] = (), name: str = "c1", later_launches: bool = True
+) -> Any:
     meta = {"coordinate_descent_tuning": True, "warp_size": 32, "max_threads_per_block": 1024}
-    configs = [triton.Config({"XBLOCK": block}, num_warps=4, num_stages=1) for block in blocks or (1024,)]
-    return SimpleNamespace(
-        heuristic_type=kind,
+
+    def config(block: int) -> Any:
+        return triton.Config({"XBLOCK": block}, num_warps=4, num_stages=1)
+
+    return Kernel(
+        heuristic_type=HeuristicType.POINTWISE,
         inductor_meta=meta,
         device_props=DEVICE,
         triton_meta={"signature": SIGNATURE, "device": 0},
         size_hints=HINTS,
         filename=f"/x/{name}.py",
         coordesc_tuner=CoordescTuner(name="triton_", size_hints=HINTS, inductor_meta=meta),
-        launchers=[SimpleNamespace(config=config) for config in configs],
+        launchers=[SimpleNamespace(config=config(block))],
+        configs=None,
         fn=SimpleNamespace(fn="there"),
         lock=threading.Lock(),
-        _precompile_config=lambda c: SimpleNamespace(make_launcher=lambda: SimpleNamespace(config=c)),
+        save_cache_hook=None,
+        timed=[],
+        forecast_other_configs=[config(other) for other in others],
+        forecast_later_launches=later_launches,
     )
 
 
-class Descended:
-    """Inductor's descent of a kernel of which blocks of 128 and one warp are best, with our hooks around it."""
+class Program:
+    """Launches kernels with our hooks in place; `workers` compile what they take at once, or when told to."""
 
-    def __init__(self, store: Store | None = None, **settings: Any) -> None:
-        self.workers = Workers()
-        self.timed: list[ConfigJob] = []
-        self.unprepared: list[ConfigJob] = []
-        """Timed before a worker had it."""
+    def __init__(self, store: Store | None = None, *, at_once: bool = True, **settings: Any) -> None:
+        self.workers = Workers(at_once=at_once)
         self.context = HookContext(serving(store=store, **settings))
         self.context.configs_ahead(lambda: ConfigsAhead(self.workers, 14))
+        self.inductor = 0
+        """Launches for which Inductor's own descent was asked."""
 
-    def __call__(self, kernel: Any) -> Any:
-        def milliseconds(config: Any) -> float:
-            asked = job_of(kernel.coordesc_tuner, kernel.filename, config)
-            self.timed.append(asked)
-            if asked not in self.workers.taken:
-                self.unprepared.append(asked)
-            block = config.kwargs["XBLOCK"]
-            return 1.0 + abs(block - 128) / 128 + config.num_warps / 8
+    def launch(self, kernel: Any, times: int = 1) -> Any:
+        """What `CachingAutotuner.run` does at each launch; returns the config it launches with."""
 
-        def original(self: Any, launcher: Any) -> Any:
-            found = self.coordesc_tuner.autotune(milliseconds, launcher.config, None)
-            return SimpleNamespace(config=found)
+        def original(self_: Any, launcher: Any) -> Any:
+            self.inductor += 1
+            return launcher
 
-        patches = descent.install(self.context)
-        try:
-            return descent._descent(original, self.context)(kernel, kernel.launchers[0])
-        finally:
-            patches.restore()
+        hook = descent._descent(original, self.context)
+        for _ in range(times):
+            if not getattr(kernel.launchers[0].config, "found_by_coordesc", False):
+                kernel.launchers = [hook(kernel, kernel.launchers[0])]
+        return kernel.launchers[0].config
 
 
-def test_every_config_that_a_descent_times_was_compiled_ahead() -> None:
-    descended = Descended()
-    found = descended(generated_kernel()).config
-    assert (found.kwargs, found.num_warps) == ({"XBLOCK": 128}, 1)
-    assert descended.unprepared == [job(1024)]  # where it begins, which is compiled
-    assert len(descended.timed) > 6
-    session = descended.context.session
+def values(config: Any) -> tuple[int, int]:
+    return config.kwargs["XBLOCK"], config.num_warps
+
+
+def end_all(workers: Workers) -> None:
+    """Let the workers finish whatever they have taken."""
+    for future in workers.futures.values():
+        if not future.done():
+            future.set_result(1.0)
+
+
+def test_a_first_launch_times_its_wave_and_later_ones_go_on_to_the_end() -> None:
+    program, kernel = Program(), generated_kernel()
+    assert values(program.launch(kernel)) == (512, 4)
+    assert set(kernel.timed) == {job(1024), job(2048), job(512), job(1024, 8), job(1024, 2)}
+    found = program.launch(kernel, 20)
+    assert values(found) == (128, 1)
+    assert found.found_by_coordesc  # Inductor does not ask again
+    assert program.inductor == 0
+    session = program.context.session
     assert session is not None
     assert session.tally.saved_s > 1.0
 
 
-def test_a_descent_ends_as_without_us() -> None:
-    descended, alone = Descended(), Descended(mode=Mode.LISTEN)
-    assert descended(generated_kernel()).config == alone(generated_kernel()).config
-    assert descended.timed == alone.timed
-    assert alone.workers.taken == []
+def test_every_config_that_is_timed_was_compiled_by_a_worker() -> None:
+    program, kernel = Program(), generated_kernel()
+    program.launch(kernel, 20)
+    assert set(kernel.timed) - {job(1024)} <= set(program.workers.taken)
+
+
+def test_configs_of_the_kernels_own_list_are_in_the_first_wave() -> None:
+    program, kernel = Program(), generated_kernel(others=(128, 64))
+    assert values(program.launch(kernel)) == (128, 4)
+
+
+def test_later_waves_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinate_descent, "FIRST_WAIT_S", 0.01)
+    program, kernel = Program(at_once=False), generated_kernel()
+    assert values(program.launch(kernel, 3)) == (1024, 4)  # the workers hang
+    assert kernel.timed == []
+    end_all(program.workers)
+    assert values(program.launch(kernel)) == (512, 4)
+    timed = len(kernel.timed)
+    assert values(program.launch(kernel, 3)) == (512, 4)
+    assert len(kernel.timed) == timed
+    end_all(program.workers)
+    assert values(program.launch(kernel)) == (256, 4)
+
+
+def test_the_first_launch_waits_for_its_wave() -> None:
+    program, kernel = Program(at_once=False), generated_kernel()
+    threading.Timer(0.1, end_all, [program.workers]).start()
+    assert values(program.launch(kernel)) == (512, 4)
+
+
+def test_a_kernel_whose_launches_are_recorded_ends_at_its_first_one() -> None:
+    program, kernel = Program(), generated_kernel(later_launches=False)
+    found = program.launch(kernel)
+    assert values(found) == (128, 1)
+    assert found.found_by_coordesc
+
+
+def test_a_launch_that_is_recorded_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, kernel = Program(), generated_kernel()
+    with monkeypatch.context() as patched:
+        patched.setattr(descent, "_is_recording", lambda: True)
+        assert values(program.launch(kernel, 3)) == (1024, 4)
+        assert kernel.timed == []
+    assert values(program.launch(kernel)) == (512, 4)
+
+
+def test_with_the_service_descents_end_where_they_are() -> None:
+    program, kernel = Program(), generated_kernel()
+    found = program.launch(kernel)
+    assert list(program.context.descending.values()) == [kernel]
+    program.context.close()
+    assert found.found_by_coordesc
+    assert program.launch(kernel, 3) is found
+    assert (program.inductor, len(program.context.descending)) == (0, 0)
+
+
+def test_a_kernel_that_is_gone_is_not_kept() -> None:
+    program, kernel = Program(), generated_kernel()
+    program.launch(kernel)
+    del kernel
+    gc.collect()
+    assert not program.context.descending
+
+
+def test_configs_that_cannot_be_launched_are_passed_over() -> None:
+    program, kernel = Program(), generated_kernel(4096)
+    assert values(program.launch(kernel)) == (2048, 4)
+    assert job(8192) not in kernel.timed
+
+
+def test_without_workers_inductor_descends_itself() -> None:
+    program, kernel = Program(), generated_kernel()
+    program.context = HookContext(serving())
+    program.context.configs_ahead = lambda make: None  # type: ignore[method-assign, assignment]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program.launch(kernel)
+    assert program.inductor == 1
+
+
+def test_while_we_only_listen_inductor_descends_itself() -> None:
+    program, kernel = Program(mode=Mode.LISTEN), generated_kernel()
+    program.launch(kernel)
+    assert (program.inductor, program.workers.taken) == (1, [])
+
+
+def test_a_template_is_asked_for_once() -> None:
+    program, kernel = Program(), generated_kernel()
+    kernel.heuristic_type = HeuristicType.TEMPLATE
+    program.launch(kernel, 3)
+    assert program.inductor == 1
+
+
+def test_trials_of_fusions_are_not_descended() -> None:
+    program, kernel = Program(), generated_kernel()
+    session = program.context.session
+    assert session is not None
+    program.context.thread.short_calls = FusedKernels(session, NoClock())
+    assert values(program.launch(kernel, 3)) == (1024, 4)
+    assert (program.inductor, program.workers.taken) == (0, [])
+
+
+class NoClock:
+    """Nothing is timed with it."""
+
+    def on_stream(self) -> Any:
+        raise AssertionError
+
+    def time(self, call: object, best_ms: float, *, may_record: bool = True) -> Any:
+        raise AssertionError
 
 
 def test_a_second_process_begins_no_descent(tmp_path: Path) -> None:
-    first, second = Descended(Store(tmp_path)), Descended(Store(tmp_path))
-    ended = first(generated_kernel()).config
-    found = second(generated_kernel()).config
-    assert (found.kwargs, found.num_warps) == (ended.kwargs, ended.num_warps)
+    first, second = Program(Store(tmp_path)), Program(Store(tmp_path))
+    ended = values(first.launch(generated_kernel(), 20))
+    kernel = generated_kernel()
+    found = second.launch(kernel)
+    assert values(found) == ended
     assert found.found_by_coordesc  # or Inductor would ask again
-    assert (second.timed, second.workers.taken) == ([], [])
-    assert second(generated_kernel(name="c2")).config == ended
-    assert second.timed
+    assert (kernel.timed, second.workers.taken) == ([], [])
+    assert values(second.launch(generated_kernel(name="c2"), 20)) == ended
+    assert second.workers.taken
 
 
 def test_a_stored_config_of_other_parameters_is_not_taken() -> None:
     store = Store(None)
-    Descended(store)(generated_kernel())
+    Program(store).launch(generated_kernel(), 20)
     other = generated_kernel()
     other.launchers[0].config.kwargs = {"XBLOCK": 1024, "YBLOCK": 1}
-    descended = Descended(store)
-    assert descended(other).config.kwargs["YBLOCK"] >= 1
-    assert descended.timed
+    assert Program(store).launch(other).kwargs["YBLOCK"] >= 1
+    assert other.timed
 
 
-def test_where_a_graph_is_compiled_the_first_steps_of_its_kernels_are_compiled() -> None:
-    found = first_jobs(generated_kernel(1024, 512))
-    assert set(found) == {job(2048), job(256), job(512, 8), job(512, 2), job(1024, 8), job(1024, 2)}
+def test_where_a_graph_is_compiled_the_first_waves_of_its_kernels_are() -> None:
+    assert set(first_jobs(generated_kernel(others=(64,)))) == {
+        job(2048),
+        job(512),
+        job(1024, 8),
+        job(1024, 2),
+        job(64),
+    }
 
 
 @pytest.mark.parametrize(
@@ -255,9 +405,9 @@ def test_where_a_graph_is_compiled_the_first_steps_of_its_kernels_are_compiled()
 )
 def test_kernels_that_are_not_descended_are_left_alone(change: dict[str, Any]) -> None:
     kernel = generated_kernel()
-    assert descent.is_descended(kernel)
+    assert is_descended(kernel)
     vars(kernel).update(change)
-    assert not descent.is_descended(kernel)
+    assert not is_descended(kernel)
 
 
 # --- the worker ---
@@ -304,6 +454,44 @@ def test_a_worker_fills_tritons_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     assert compile_config(job(100, 2, str(path)), environment) == 0.0  # no power of two
 
 
+@pytest.mark.parametrize(
+    ("kind", "hint", "first"),
+    [
+        ("POINTWISE", None, 0),
+        ("REDUCTION", "INNER", 0),
+        ("REDUCTION", "OUTER", 1),
+        ("REDUCTION", "OUTER_TINY", 2),
+        ("PERSISTENT_REDUCTION", "OUTER", 3),
+    ],
+)
+def test_a_worker_compiles_the_config_that_inductor_would_take_alone(
+    kind: str, hint: str | None, first: int
+) -> None:
+    kernel = generated_kernel()
+    kernel.heuristic_type = HeuristicType[kind]
+    kernel.inductor_meta["reduction_hint"] = None if hint is None else ReductionHint[hint]
+    kernel.configs = [triton.Config({"XBLOCK": 1 << place}) for place in range(4)]
+    keep_first_config(kernel)
+    assert [c.kwargs["XBLOCK"] for c in kernel.configs] == [1 << first]
+    assert len(getattr(kernel, OTHER_CONFIGS)) == 3
+
+
+def test_the_lists_of_other_kernels_compile_whole() -> None:
+    kernel = generated_kernel()
+    kernel.heuristic_type = HeuristicType.TEMPLATE
+    kernel.configs = [triton.Config({"XBLOCK": block}) for block in (1, 2)]
+    keep_first_config(kernel)
+    assert len(kernel.configs) == 2
+
+
+def test_a_task_is_pickled_as_what_it_stands_for_then() -> None:
+    wanted = [True]
+    task = CompileTask(lambda: wanted[0])
+    assert pickle.loads(pickle.dumps(task)) is compile_first_config
+    wanted[0] = False
+    assert pickle.loads(pickle.dumps(task)) is compile_tasks._worker_compile_triton
+
+
 POOL = """
 import sys, time
 from torch._inductor.async_compile import AsyncCompile
@@ -311,14 +499,14 @@ from forecast_integrations.inductor.descent.config_worker import ConfigJob
 from forecast_integrations.inductor.descent.configs_ahead import inductor_workers
 
 AsyncCompile.warm_pool()
-end = time.monotonic() + 120.0
-while (ahead := inductor_workers()) is None and time.monotonic() < end:
+end = time.perf_counter() + 120.0
+while (ahead := inductor_workers()) is None and time.perf_counter() < end:
     time.sleep(0.05)
 jobs = [ConfigJob(sys.argv[1], "triton_", (("XBLOCK", 64 << i),), 4, 1) for i in range(4)]
 ahead.add(jobs)
-while any(job not in ahead._begun for job in jobs) and time.monotonic() < end:
+while any(job not in ahead._begun for job in jobs) and time.perf_counter() < end:
     time.sleep(0.01)
-print([ahead.wait(job)[0] > 0.0 for job in jobs])
+print([ahead.has_ended(job, end) and ahead.seconds(job) > 0.0 for job in jobs])
 """
 """All jobs through Inductor's own pool of workers, one after the other."""
 

@@ -1,25 +1,26 @@
 """Configs of generated kernels that compile in Inductor's workers before anybody times them.
 
 Coordinate descent compiles one config at a time, in the process that waits for the graph's first call, while the
-workers have nothing to do: 16 of the 34 s of a first call (two layers of Qwen2 in prefilling, H200).
+workers have nothing to do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import CancelledError, Future, TimeoutError
+from concurrent.futures import Future, TimeoutError
 
 from forecast_integrations.inductor.descent.config_worker import ConfigJob, compile_config
 
 Submit = Callable[[ConfigJob, Mapping[str, str]], "Future[float]"]
 """Starts `compile_config` somewhere; the result is the seconds that it took."""
-PATIENCE_S = 30.0
-"""Seconds to wait for a worker at most; then the waiting process compiles by itself."""
+_HANGS_S = 30.0
+"""Seconds without an end after which a worker hangs: nothing more is given to it and its like."""
 _ENVIRONMENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_LIBDEVICE_PATH")
 """Variables that a worker must have as this process has them, as Inductor tells its own jobs."""
 
@@ -50,21 +51,24 @@ class ConfigsAhead:
         # must not begin the next one.
         threading.Thread(target=self._begin_in_turn, name="configs ahead", daemon=True).start()
 
-    def wait(self, job: ConfigJob) -> tuple[float, float]:
-        """Wait until a config is compiled, if a worker is at it; seconds that the worker took, and waited for.
+    def has_ended(self, job: ConfigJob, until: float) -> bool:
+        """Whether a worker is done with a config, by `until` (`time.perf_counter`) at the latest.
 
-        One that has not begun is left to the caller. Never raises: a failure shows where the caller compiles.
+        Never raises: a failure shows where the config is launched.
         """
-        begin = time.perf_counter()
         with self._changed:
-            if (future := self._begun.get(job)) is None:
-                self._begun[job] = own = _ended(0.0)
-                return own.result(), 0.0
-        try:
-            took = future.result(PATIENCE_S)
-        except (Exception, CancelledError, TimeoutError):
-            took = 0.0
-        return took, time.perf_counter() - begin
+            future = self._begun.get(job)
+        if future is None:
+            return False
+        with contextlib.suppress(TimeoutError):
+            future.result(max(0.0, until - time.perf_counter()))
+        return future.done()
+
+    def seconds(self, job: ConfigJob) -> float:
+        """Seconds that a worker took for a config; zero if none has ended with it."""
+        with self._changed:
+            future = self._begun.get(job)
+        return future.result() if future is not None and future.done() else 0.0
 
     def forget(self, path: str) -> None:
         """Take out of the queue what belongs to a kernel that is decided."""
@@ -75,7 +79,7 @@ class ConfigsAhead:
         while True:
             with self._changed:
                 while self._queue and self._running >= self._limit:
-                    if not self._changed.wait(PATIENCE_S):  # a worker hangs
+                    if not self._changed.wait(_HANGS_S):  # a worker hangs
                         self._queue.clear()
                 if not self._queue:
                     self._has_thread = False
@@ -103,12 +107,6 @@ class ConfigsAhead:
             self._running -= 1
             self._changed.notify()
         ends.set_result(0.0 if failed else done.result())
-
-
-def _ended(seconds: float) -> Future[float]:
-    found: Future[float] = Future()
-    found.set_result(seconds)
-    return found
 
 
 def inductor_workers() -> ConfigsAhead | None:

@@ -1,16 +1,20 @@
-"""Where Inductor's coordinate descent over a generated kernel's config may go next, and what is compiled for it.
+"""Coordinate descent over the configs of one generated kernel, in waves that compile in Inductor's workers.
 
-The descent is Inductor's own: one field after the other, by a step up or down, on from whatever is faster.
+A wave is every config a step of one field away from the best so far (the first one also the kernel's own list).
+Inductor's own descent compiles one config after the other in the process that waits for the graph's first call.
+Here the first waves of all kernels of a graph compile side by side, and are timed at each kernel's first launch.
+Later waves are not waited for: they compile while the program runs, and are timed at a later launch.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from forecast_integrations.inductor.descent.config_worker import ConfigJob
+from forecast_integrations.inductor.descent.config_worker import OTHER_CONFIGS, ConfigJob
 from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
 from forecast_integrations.inductor.inductor_seconds import RECOMPILE_RATIO
 from forecast_integrations.triton.protocols import LaunchConfig
@@ -19,54 +23,97 @@ if TYPE_CHECKING:
     from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-_IMPROVES = 0.999
-"""Below this share of the best time so far, coordinate descent goes on from a config."""
+_IMPROVES = 0.99
+"""Below this share of the best time, the descent goes on from a config: what less is worth no wave, and medians of a
+few launches in turns do not tell it."""
+FIRST_WAIT_S = 1.5
+"""Seconds that a first launch waits for its wave at most: what takes longer is timed at a later one."""
+PATIENCE_S = 30.0
+"""Seconds that a kernel waits whose every launch may be recorded: then there is no later one."""
+INDUCTOR_TIMING_S = 0.022
+"""Seconds in which Inductor times one config (torch 2.11, H200), by `benchmarks.inductor.whole_models`."""
+_MAX_WAVES = 12
 
 
 class Descent:
-    """One kernel's descent: which configs it has timed, and which it may ask for next."""
+    """One kernel's descent: what it has timed, what compiles for it, and where it stands."""
 
-    def __init__(self, ahead: ConfigsAhead, kernel: CachingAutotuner, begin: LaunchConfig) -> None:
+    def __init__(self, ahead: ConfigsAhead, kernel: CachingAutotuner, *, patient: bool) -> None:
         self._ahead, self._tuner, self._path = ahead, kernel.coordesc_tuner, str(kernel.filename)
-        self._best_ms = math.inf
+        self.patient = patient
+        """Whether every wave is waited for."""
+        self.lock = threading.Lock()
+        """Held by the thread that times a wave."""
+        self.best: LaunchConfig = kernel.launchers[0].config
         self.timed = 0
+        """Configs that have a time, besides the one that it begins with."""
         self.saved_s = 0.0
-        """Seconds that this process would have compiled, less those that it waited for workers."""
-        self._compile_next(begin)
+        """Seconds that Inductor's descent would have taken in this process, less those that this one took."""
+        self._has_waited = False
+        self._waves = 0
+        self._wave: list[LaunchConfig] = []
+        """Not timed yet."""
+        self._seen = {self._job(self.best)}
+        self._begin(first_wave(kernel))
 
-    def before(self, config: LaunchConfig) -> None:
-        """A config is about to be timed."""
-        took, waited = self._ahead.wait(job_of(self._tuner, self._path, config))
-        self.saved_s += RECOMPILE_RATIO * took - waited
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to time."""
+        return not self._wave
 
-    def after(self, config: LaunchConfig, ms: float) -> None:
-        """A config has been timed."""
-        self.timed += 1
-        if ms < self._best_ms * _IMPROVES:
-            self._best_ms = ms
-            self._compile_next(config)
+    def ready(self) -> list[LaunchConfig]:
+        """The configs to time now, after a wait if this is the time to wait."""
+        begin = time.perf_counter()
+        wait_s = PATIENCE_S if self.patient else 0.0 if self._has_waited else FIRST_WAIT_S
+        self._has_waited = True
+        found = [c for c in self._wave if self._ahead.has_ended(self._job(c), begin + wait_s)]
+        self.saved_s -= time.perf_counter() - begin
+        # Nobody waits for ever: what no worker has finished by then compiles where it is launched.
+        return list(self._wave) if self.patient else found
 
-    def end(self) -> None:
-        """The kernel is decided: what it has not asked for is not needed."""
-        self._ahead.forget(self._path)
+    def told(self, times: Mapping[LaunchConfig, float], seconds: float) -> None:
+        """Milliseconds of `best` and of configs that were ready, inf for failures, and the seconds that took."""
+        asked = [c for c in times if c != self.best]
+        took = sum(self._ahead.seconds(self._job(c)) for c in asked)
+        self.saved_s += RECOMPILE_RATIO * took + INDUCTOR_TIMING_S * len(asked) - seconds
+        self.timed += len(asked)
+        self._wave = [c for c in self._wave if c not in times]
+        fastest = min(times, key=times.__getitem__)
+        if times[fastest] < times[self.best] * _IMPROVES:
+            self.best = fastest
+            if self._waves < _MAX_WAVES:
+                self._begin(neighbours(self._tuner, fastest))
+        if self.done:
+            self._ahead.forget(self._path)
 
-    def _compile_next(self, config: LaunchConfig) -> None:
-        timed = self._tuner.lookup_in_cache
-        there = [c for c in neighbours(self._tuner, config) if timed(c) is None]
-        self._ahead.add([job_of(self._tuner, self._path, c) for c in there], urgent=True)
+    def _begin(self, configs: Iterable[LaunchConfig]) -> None:
+        new = {job: c for c in configs if (job := self._job(c)) not in self._seen}
+        self._seen |= new.keys()
+        self._wave += new.values()
+        self._waves += 1
+        self._ahead.add(new, urgent=True)
+
+    def _job(self, config: LaunchConfig) -> ConfigJob:
+        return job_of(self._tuner, self._path, config)
+
+
+def first_wave(kernel: CachingAutotuner) -> list[LaunchConfig]:
+    """The configs of the kernel's own list, and those a step from the one that it begins with."""
+    begin = kernel.launchers[0].config
+    own: list[LaunchConfig] = getattr(kernel, OTHER_CONFIGS, [])
+    return [*own, *neighbours(kernel.coordesc_tuner, begin)]
 
 
 def first_jobs(kernel: CachingAutotuner) -> list[ConfigJob]:
-    """Where a descent may go first, from any of the configs that the kernel begins with."""
+    """What workers compile of a kernel's first wave."""
     tuner, path = kernel.coordesc_tuner, str(kernel.filename)
-    begins = [launcher.config for launcher in kernel.launchers]
-    there = {job_of(tuner, path, config) for config in begins}
-    found = (job_of(tuner, path, c) for config in begins for c in neighbours(tuner, config))
-    return [job for job in dict.fromkeys(found) if job not in there]
+    jobs = dict.fromkeys(job_of(tuner, path, c) for c in first_wave(kernel))
+    jobs.pop(job_of(tuner, path, kernel.launchers[0].config), None)
+    return list(jobs)
 
 
 def neighbours(tuner: CoordescTuner, config: LaunchConfig) -> Iterator[LaunchConfig]:
-    """The configs that differ from this one by a step of one field, in the descent's order."""
+    """The configs that differ from this one by a step of one field, in the order of Inductor's descent."""
     from torch._inductor.runtime.coordinate_descent_tuner import get_field, set_field
 
     for name in tuner.tunable_fields:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
 
 from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
-from forecast_integrations.inductor.descent.coordinate_descent import Descent
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.inductor.short_calls import FusedKernels, ShortCalls
+from forecast_integrations.inductor.short_calls import CollectedCalls, FusedKernels, ShortCalls
 
 
 class ThreadState(threading.local):
@@ -28,10 +29,8 @@ class ThreadState(threading.local):
         """What the benchmarks of its current round have returned, and no saver has taken yet."""
         self.under_way: list[OperationSearch] = []
         """Operations whose rounds have begun and not ended, innermost last: one waits, others are tuned."""
-        self.short_calls: ShortCalls | FusedKernels | None = None
-        """What it benchmarks now, where short calls are timed anew."""
-        self.descent: Descent | None = None
-        """The coordinate descent of a generated kernel that it is in."""
+        self.short_calls: ShortCalls | FusedKernels | CollectedCalls | None = None
+        """What it benchmarks now, where short calls are timed anew or in turns."""
         self.paused = 0
         """Above zero while times are taken of sizes other than the operation's own."""
 
@@ -48,6 +47,8 @@ class HookContext:
         """What is in force; None before the first session and after `close`."""
         self.thread = ThreadState()
         self._patches: dict[str, PatchSet] = {}
+        self.descending: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """Generated kernels whose coordinate descent goes on at their next launch, by identity."""
         self._ahead: tuple[int, ConfigsAhead] | None = None
         """And in which process it was made: workers do not answer to a forked child."""
 
@@ -73,8 +74,15 @@ class HookContext:
         return [name for patches in self._patches.values() for name in patches.missing]
 
     def close(self) -> None:
-        """Leave every attribute and list that was touched as it was found, the latest group first."""
+        """Leave every attribute and list that was touched as it was found, the latest group first.
+
+        Descents end where they are: Inductor would begin its own at the next launch, long after the first.
+        """
         self.session = None
+        for kernel in list(self.descending.values()):
+            for launcher in kernel.launchers:
+                launcher.config.found_by_coordesc = True
+        self.descending.clear()
         for patches in reversed(self._patches.values()):
             patches.restore()
         self._patches.clear()

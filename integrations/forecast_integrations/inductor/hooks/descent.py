@@ -1,103 +1,83 @@
-"""Inductor's coordinate descent over a generated kernel's config: compiled ahead, and done once per store.
+"""Coordinate descent over a generated kernel's config: in waves of our own, and done once per store.
 
-What it times and finds is Inductor's affair. The configs that it may ask for next compile side by side in
-Inductor's workers; and where it ended is kept, because Inductor (torch 2.11) begins anew in every process for
-kernels with a single config and for descents that ended where they began.
+Inductor descends at a kernel's first launch, one compilation after the other. We compile one config with the kernel
+and the wave around it in Inductor's workers, time that wave at the first launch, and go on at later ones. Where it
+ended is kept, because Inductor (torch 2.11) begins anew in every process for kernels with a single config and for
+descents that ended where they began.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.records import Decision, Evidence, Problem
 from forecast_autotune.settings import Mode
 from forecast_autotune.tuning.task import utc_now
+from forecast_integrations.inductor.descent.config_worker import CompileTask, is_descended, kind_of
 from forecast_integrations.inductor.descent.configs_ahead import inductor_workers
 from forecast_integrations.inductor.descent.coordinate_descent import Descent, first_jobs
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
-from forecast_integrations.inductor.hooks.pointwise import KINDS, candidate_of, problem_of
+from forecast_integrations.inductor.hooks.pointwise import candidate_of, problem_of
 from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.short_calls import CollectedCalls, FusedKernels
 from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig
 
 if TYPE_CHECKING:
     from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 _SETTINGS = "coordinate descent"
+_DESCENT = "forecast_descent"
+"""Attribute of a kernel: its descent, while that is under way."""
+_LATER_LAUNCHES = "forecast_later_launches"
+"""Attribute of a kernel: whether a later launch may be as good as the first one to time configs."""
 
 
 def install(context: HookContext) -> PatchSet:
-    """Hook the descent, the configs that it times, and the end of a graph's compilation."""
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
+    """Hook the descent, what workers compile of a kernel, and the end of a graph's compilation."""
+    from torch._inductor import async_compile
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     patches = PatchSet()
     patches.replace(CachingAutotuner, "coordinate_descent_tuning", lambda f: _descent(f, context))
-    patches.replace(CoordescTuner, "call_func", lambda f: _call_func(f, context))
-    patches.replace(AsyncCompile, "wait", lambda f: _wait(f, context))
+    patches.replace(async_compile, "_worker_compile_triton", lambda _: CompileTask(lambda: _is_ours(context)))
+    patches.replace(async_compile.AsyncCompile, "wait", lambda f: _wait(f, context))
     return patches
 
 
+def _is_ours(context: HookContext) -> bool:
+    return context.session is not None and context.session.prunes
+
+
 def _descent(original: AnyFunction, context: HookContext) -> AnyFunction:
-    """`coordinate_descent_tuning`: from one launcher to a better one, at a kernel's first launch."""
+    """`coordinate_descent_tuning`: from one launcher to a better one, at every launch until the config is marked."""
 
     def coordinate_descent_tuning(
         self: CachingAutotuner, launcher: ConfigLauncher, *args: object, **kwargs: object
     ) -> Any:
-        session, thread = context.session, context.thread
-        if session is None or not session.prunes or not is_descended(self):
+        session = context.session
+        if session is None or not session.prunes:
             return original(self, launcher, *args, **kwargs)
-        problem: Problem | None = None
-        descent: Descent | None = None
-        try:
-            problem = descent_problem(self)
-            if (known := stored_config(session, problem, launcher.config)) is not None:
-                return launcher_of(self, known)
-            if (ahead := context.configs_ahead(inductor_workers)) is not None:
-                descent = Descent(ahead, self, launcher.config)
-        except Exception as error:
-            session.warn_once("prepare the coordinate descent of a generated kernel", error)
-        outer, thread.descent = thread.descent, descent
-        try:
+        if not is_descended(self):
             found = original(self, launcher, *args, **kwargs)
-        finally:
-            thread.descent = outer
+            if kind_of(self) == "TEMPLATE":  # Inductor leaves these alone, and would ask at every launch
+                found.config.found_by_coordesc = True
+            return found
+        if isinstance(context.thread.short_calls, FusedKernels):
+            return launcher  # a trial of a fusion: the kernel is forgotten after it
         try:
-            if descent is not None:
-                descent.end()
-                session.tally.add_saved(descent.saved_s)
-            if problem is not None:
-                keep_config(session, problem, found.config, descent.timed if descent is not None else 0)
+            found = _next_launcher(context, session, self, launcher, args, kwargs)
+            return original(self, launcher, *args, **kwargs) if found is None else found
         except Exception as error:
-            session.warn_once("keep the coordinate descent of a generated kernel", error)
-        return found
+            session.warn_once("descend over the configs of a generated kernel", error)
+            return original(self, launcher, *args, **kwargs)
 
     return coordinate_descent_tuning
-
-
-def _call_func(original: AnyFunction, context: HookContext) -> AnyFunction:
-    """`call_func`: the time of one config, where the descent does not have it yet."""
-
-    def call_func(self: CoordescTuner, func: object, config: LaunchConfig) -> float:
-        session, descent = context.session, context.thread.descent
-        if session is None or descent is None or self.lookup_in_cache(config) is not None:
-            found: float = original(self, func, config)
-            return found
-        try:
-            descent.before(config)
-        except Exception as error:
-            session.warn_once("compile configs ahead", error)
-            context.thread.descent = descent = None
-        found = original(self, func, config)
-        if descent is not None:
-            descent.after(config, found)
-        return found
-
-    return call_func
 
 
 def _wait(original: AnyFunction, context: HookContext) -> AnyFunction:
@@ -110,7 +90,11 @@ def _wait(original: AnyFunction, context: HookContext) -> AnyFunction:
             try:
                 kernels = [k for k in scope.values() if _begins_descent(session, k)]
                 if kernels and (ahead := context.configs_ahead(inductor_workers)) is not None:
+                    later = _has_later_launches()
                     for kernel in kernels:
+                        setattr(
+                            kernel, _LATER_LAUNCHES, later and not kernel.inductor_meta.get("store_cubin")
+                        )
                         ahead.add(first_jobs(kernel))
             except Exception as error:
                 session.warn_once("compile configs of a graph's kernels ahead", error)
@@ -119,20 +103,14 @@ def _wait(original: AnyFunction, context: HookContext) -> AnyFunction:
     return wait
 
 
+def _has_later_launches() -> bool:
+    """Whether the graph that is compiled launches its kernels from Python: not if it will be recorded, or exported."""
+    from torch._inductor import config
+
+    return not (config.triton.cudagraphs or config.cpp_wrapper or config.triton.autotune_at_compile_time)
+
+
 # --- a kernel ---
-
-
-def is_descended(kernel: CachingAutotuner) -> bool:
-    """Whether coordinate descent is for this kernel, and what is compiled ahead would be found."""
-    kind = getattr(kernel.heuristic_type, "name", str(kernel.heuristic_type))
-    deterministic = getattr(kernel, "deterministic_mode", False)
-    return bool(
-        kind in KINDS
-        and kernel.inductor_meta.get("coordinate_descent_tuning")
-        and kernel.device_props.type == "cuda"
-        and kernel.filename
-        and not deterministic
-    )
 
 
 def _begins_descent(session: TuningSession, value: object) -> bool:
@@ -145,12 +123,127 @@ def _begins_descent(session: TuningSession, value: object) -> bool:
     return stored_config(session, descent_problem(value), value.launchers[0].config) is None
 
 
-def launcher_of(kernel: CachingAutotuner, config: LaunchConfig) -> object:
+def _next_launcher(
+    context: HookContext,
+    session: TuningSession,
+    kernel: CachingAutotuner,
+    launcher: ConfigLauncher,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> Any:
+    """The launcher to go on with: the given one, the stored one, or the best so far of what is timed now.
+
+    None where there are no workers.
+    """
+    descent: Descent | None = getattr(kernel, _DESCENT, None)
+    if descent is None:
+        if (known := stored_config(session, descent_problem(kernel), launcher.config)) is not None:
+            return launcher_of(kernel, known)
+        if (ahead := context.configs_ahead(inductor_workers)) is None:
+            return None
+        descent = Descent(ahead, kernel, patient=not getattr(kernel, _LATER_LAUNCHES, False))
+        setattr(kernel, _DESCENT, descent)
+        context.descending[id(kernel)] = kernel
+    if _is_recording() or not descent.lock.acquire(blocking=False):
+        return launcher
+    try:
+        while (configs := descent.ready()) or descent.done:
+            if configs:
+                launcher = _time_wave(context, kernel, descent, launcher, configs, args, kwargs)
+            if descent.done:
+                context.descending.pop(id(kernel), None)
+                _end(session, kernel, descent, launcher)
+                break
+            if not descent.patient:
+                break
+    finally:
+        descent.lock.release()
+    return launcher
+
+
+def _time_wave(
+    context: HookContext,
+    kernel: CachingAutotuner,
+    descent: Descent,
+    launcher: ConfigLauncher,
+    configs: Sequence[LaunchConfig],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> ConfigLauncher:
+    begin = time.perf_counter()
+    launchers, times = {launcher.config: launcher}, {}
+    for config in configs:
+        try:
+            launchers[config] = launcher_of(kernel, config)
+        except Exception:  # too much shared memory, say: Inductor's descent passes it over, too
+            times[config] = math.inf
+    times |= _in_turns(context, kernel, launchers, args, kwargs)
+    descent.told(times, time.perf_counter() - begin)
+    return launchers[descent.best]
+
+
+def _in_turns(
+    context: HookContext,
+    kernel: CachingAutotuner,
+    launchers: Mapping[LaunchConfig, ConfigLauncher],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> dict[LaunchConfig, float]:
+    """Milliseconds of some launchers of a kernel with these arguments, as Inductor would call them; inf if it skips."""
+    from forecast_integrations.triton.timer.calls import time_in_turns
+
+    thread, collected = context.thread, CollectedCalls()
+    calls, times = {}, {}
+    outer, thread.short_calls = thread.short_calls, collected
+    try:
+        for config, launcher in launchers.items():
+            told = kernel.bench(launcher, *args, **kwargs)
+            if (call := collected.take()) is None:
+                times[config] = told  # it spills too much; or somebody else's benchmarker has timed it
+                continue
+            try:
+                call()
+                calls[config] = call
+            except Exception:
+                times[config] = math.inf
+    finally:
+        thread.short_calls = outer
+    if len(calls) > 1:
+        times |= zip(calls, time_in_turns(list(calls.values())), strict=True)
+    else:
+        times |= dict.fromkeys(calls, 0.0)  # nothing else can be launched
+    return times
+
+
+def _end(
+    session: TuningSession, kernel: CachingAutotuner, descent: Descent, launcher: ConfigLauncher
+) -> None:
+    """The kernel is decided: Inductor does not ask again, and both keep it."""
+    config: Any = launcher.config
+    config.found_by_coordesc = True
+    delattr(kernel, _DESCENT)
+    session.tally.add_saved(descent.saved_s)
+    try:
+        if kernel.save_cache_hook:
+            kernel.save_cache_hook(config, kernel.autotune_time_taken_ns, found_by_coordesc=True)
+        keep_config(session, descent_problem(kernel), config, descent.timed)
+    except Exception as error:
+        session.warn_once("keep the coordinate descent of a generated kernel", error)
+
+
+def _is_recording() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def launcher_of(kernel: CachingAutotuner, config: LaunchConfig) -> ConfigLauncher:
     """A kernel's launcher for a config."""
     if kernel.fn.fn is None:  # it was compiled in a worker, and comes without its source
         kernel.fn = kernel._reload_kernel().fn
     with kernel.lock:
-        return kernel._precompile_config(config).make_launcher()
+        made: ConfigLauncher = kernel._precompile_config(config).make_launcher()
+    return made
 
 
 # --- what is kept of it ---
@@ -158,9 +251,8 @@ def launcher_of(kernel: CachingAutotuner, config: LaunchConfig) -> object:
 
 def descent_problem(kernel: CachingAutotuner) -> Problem:
     """The problem of a generated kernel, by its source."""
-    kind = getattr(kernel.heuristic_type, "name", str(kernel.heuristic_type))
     meta = {**kernel.triton_meta, "device": kernel.device_props}
-    return problem_of(kernel.size_hints, meta, kind, str(kernel.filename))
+    return problem_of(kernel.size_hints, meta, kind_of(kernel), str(kernel.filename))
 
 
 def stored_config(session: TuningSession, problem: Problem, like: LaunchConfig) -> LaunchConfig | None:

@@ -24,6 +24,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.surrogates.protocol import Query
 from forecast_autotune.tuning.task import utc_now
+from forecast_integrations.inductor.descent.config_worker import KINDS
 from forecast_integrations.inductor.harvest import PROTOCOL
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 SizeHints = Mapping[str, int] | Sequence[int]
 """Inductor's sizes of an iteration space: by prefix, or in order."""
 
-KINDS = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION")
 _MIN_CONFIGS = 2
 """Lists up to this long are left alone."""
 _MIN_SPREAD = 1e-9

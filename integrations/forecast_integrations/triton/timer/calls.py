@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from forecast_autotune.records import Candidate, Config
 from forecast_integrations.triton.timer.short_launches import TimedLaunch, record_call, recording_stream
-from forecast_integrations.triton.timer.timers import LaunchTimer
+from forecast_integrations.triton.timer.timers import LaunchTimer, TimingLengths
 
 _ONLY = Candidate(Config.of({}))
 """There is one call at a time."""
@@ -30,11 +30,11 @@ class CallTime:
     """False if it was to be recorded as a graph and could not be."""
 
 
-class _OneCall:
-    """A `LaunchableCall` without hooks."""
+class _Calls:
+    """`LaunchableCall`s without hooks."""
 
     def __init__(self) -> None:
-        self.function: Callable[[], object] = lambda: None
+        self.functions: dict[Candidate, Callable[[], object]] = {}
 
     def has_hooks(self, candidate: Candidate, /) -> bool:
         return False
@@ -43,10 +43,10 @@ class _OneCall:
         return {}
 
     def launcher(self, candidate: Candidate, /) -> Callable[[], object]:
-        return self.function
+        return self.functions[candidate]
 
     def launch_once(self, candidate: Candidate, /) -> None:
-        self.function()
+        self.functions[candidate]()
 
     def run_after_hook(self, full: dict[str, object], /) -> None:
         pass
@@ -60,7 +60,7 @@ class CallTimer(LaunchTimer):
     """
 
     def __init__(self) -> None:
-        self._one = _OneCall()
+        self._one = _Calls()
         super().__init__(self._one)
         self._may_record = self._recordable = True
         self.stream: Any = recording_stream(self._flush)
@@ -82,7 +82,7 @@ class CallTimer(LaunchTimer):
 
         Raises what the call raises, unless it does so only while it is recorded. Graphs are gone when it returns.
         """
-        self._one.function, self._flushes = call, 1
+        self._one.functions[_ONLY], self._flushes = call, 1
         self._may_record, self._recordable = may_record, True
         try:
             times = self.time_adaptively(_ONLY, best_ms)
@@ -94,7 +94,7 @@ class CallTimer(LaunchTimer):
             )
         finally:
             self._recorded.clear()
-            self._one.function = lambda: None
+            self._one.functions.clear()
 
     def _wake(self) -> None:
         pass
@@ -102,7 +102,7 @@ class CallTimer(LaunchTimer):
     def _record_ways(self, candidate: Candidate, *, between: bool = False) -> list[TimedLaunch] | None:
         if not self._may_record:
             return None
-        ways = record_call(self._one.function, self._flush, between=between)
+        ways = record_call(self._one.functions[_ONLY], self._flush, between=between)
         if ways and not self._does_all(ways):
             ways = None
         self._recordable = ways is not None
@@ -114,3 +114,21 @@ class CallTimer(LaunchTimer):
             return True
         (replayed,) = self._rounds([_ONLY], [ways], 1)
         return replayed[0] >= _LEAST_SHARE * self._estimates[_ONLY]
+
+
+_TURNS_MS = 1.5
+"""Milliseconds of each call that is timed in turns: some fifteen launches of a short one."""
+
+
+def time_in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Median milliseconds of each of some calls that have run before, timed in turns on the current stream.
+
+    Their order tells more than their times do: waits for the host are in the times of very short ones.
+    """
+    there = _Calls()
+    there.functions = {Candidate(Config.of({"call": place})): call for place, call in enumerate(calls)}
+    timer = LaunchTimer(there, TimingLengths(compare_ms=_TURNS_MS))
+    try:
+        return [statistics.median(times) for times in timer.in_turns(list(there.functions))]
+    finally:
+        timer.close()
