@@ -287,6 +287,13 @@ def test_a_kernel_whose_launches_are_recorded_ends_at_its_first_one() -> None:
     assert found.found_by_coordesc
 
 
+def test_a_deterministic_mode_changes_no_kernel_between_calls() -> None:
+    program, kernel = Program(mode=Mode.DETERMINISTIC), generated_kernel()
+    found = program.launch(kernel)
+    assert found.found_by_coordesc
+    assert program.launch(kernel, 3) is found
+
+
 def test_a_launch_that_is_recorded_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     program, kernel = Program(), generated_kernel()
     with monkeypatch.context() as patched:
