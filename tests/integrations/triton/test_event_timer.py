@@ -88,6 +88,16 @@ def test_finalists_are_told_apart_in_turns_however_many_pauses(device: SteppedDe
     assert device.cuda.captures == captures + 2 * 16, "every finalist behind sixteen pauses"
 
 
+def test_finalists_that_differ_need_a_third_of_the_turns(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, by = call_of()
+    finalists = [by[8], by[16]]
+    few = len(EventTimer(call).in_turns(finalists)[0])
+    monkeypatch.setattr(timers, "is_separated", lambda times: False)
+    assert len(EventTimer(call).in_turns(finalists)[0]) >= 3 * few - 2
+
+
 def test_every_replay_is_behind_a_flush(device: SteppedDevice) -> None:
     call, by = call_of()
     timer = EventTimer(call)

@@ -25,6 +25,7 @@ from forecast_autotune.timing.recorded_launches import DeviceEvent
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.protocols import Times
 from forecast_integrations.triton.timer.prompt_turns import prompt_turns
+from forecast_integrations.triton.timer.separation import is_separated
 from forecast_integrations.triton.timer.short_launches import TimedLaunch, record_launches
 from forecast_integrations.triton.timer.warmup import IDLE_S, keep_busy
 
@@ -40,6 +41,8 @@ _FEWEST_LAUNCHES, _FEWEST_LONG, _FEWEST_RECORDED = 7, 3, 3
 """Launches of a look, those of long kernels, and rounds over all pauses of recorded ones."""
 _MOST_FINELY = 8
 """Finalists that are recorded behind twice as many pauses: some 3 ms each, and memory of the device."""
+_FIRST_TURNS, _FEWEST_TURNS = 1 / 3, 5
+"""Share of the rounds in turns after which the fastest may be clear, and how many these are at least."""
 _HOPELESS_AT_ONCE = 1.5
 """Times hopeless: so slow that a single launch of a long kernel is enough, disturbed or not."""
 
@@ -262,7 +265,8 @@ class LaunchTimer:
     def in_turns(self, candidates: Sequence[Candidate]) -> list[list[float]]:
         """Milliseconds per launch (or round, see `time_adaptively`) of each candidate.
 
-        Launches are interleaved, so that drifting clocks meet all candidates alike. All are recorded or none.
+        Launches are interleaved, so that drifting clocks meet all candidates alike. All are recorded or none. A
+        third of them is enough where that tells the fastest from the others.
         """
         for candidate in candidates:
             if candidate not in self._estimates:
@@ -283,7 +287,12 @@ class LaunchTimer:
             ways = [[self._plain(c)] for c in candidates]
         self._protocols |= dict.fromkeys(candidates, self._recorded_protocol if recorded else self.protocol)
         rounds = min(200, max(least, int(self._lengths.compare_ms / each_ms)))
-        return self._rounds(candidates, ways, rounds)
+        first = min(rounds, max(_FEWEST_TURNS, math.ceil(rounds * _FIRST_TURNS)))
+        times = self._rounds(candidates, ways, first)
+        if first < rounds and not is_separated(times):
+            more = self._rounds(candidates, ways, rounds - first)
+            times = [early + late for early, late in zip(times, more, strict=True)]
+        return times
 
     def _record(self, candidate: Candidate, *, finely: bool = False) -> list[TimedLaunch]:
         """The candidate behind pauses, behind twice as many if `finely`; none where it cannot be recorded."""
