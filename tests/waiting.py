@@ -23,6 +23,11 @@ def wait_until(holds: Callable[[], object], what: str = "it", seconds: float = 6
         raise TimeoutError(f"{what} did not come within {seconds:g} s")
 
 
+def parent_of(pid: int) -> int:
+    """The process that this one was forked from. Linux alone tells."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def is_running(pid: int) -> bool:
     """Whether a process has not ended; a zombie has. Linux alone tells."""
     try:

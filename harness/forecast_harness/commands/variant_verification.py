@@ -73,7 +73,7 @@ class VariantWork:
             stack.enter_context(
                 CountLine(self.output.errors, lambda: self._stage or self._counts(gate, len(variants)))
             )
-            self.lanes.open_ahead(1)  # alone it is open sooner, and the others have the time of the survey
+            self.lanes.open_ahead(len(variants))  # all but the first wait for that one, and are then open at once
             with self.seconds.phase("gate"):
                 gate = self._open_gate(stack, subject, len(variants))
             for variant in variants if gate is not None else ():
@@ -85,7 +85,6 @@ class VariantWork:
                 first = stack.enter_context(ExitStack())
                 lane = first.enter_context(self.lanes.borrowed())
             with first, self.seconds.phase("survey"):
-                self.lanes.open_ahead(len(variants))
                 known = survey(subject, lane, plan=self.plan, binaries=binaries)
             for name, spent in binaries.steps.items():
                 self.seconds.add(f"survey_{name}", spent)

@@ -3,12 +3,16 @@
 On four H200s of one host four processes that started CUDA at once took 1.45 s each with nobody beside them
 and 0.88 s beside a holder per device; one alone took 0.47 and 0.37 s. Its context does nothing, so a device
 never switches to it.
+
+One is enough for all lanes of a device, whose driver makes one context after the other: it is a child of the process
+that their servers are forked from, and has its context by the time that this one has imported torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 from typing import NoReturn
 
@@ -18,9 +22,24 @@ _COMPUTE_MODE, _SHARED_MODE = 20, 0
 """`CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`, and its value `CU_COMPUTEMODE_DEFAULT`."""
 
 
-def hold_device(server: int) -> NoReturn:
-    """Open the first device in sight and wait for the server's end. Without a driver, wait all the same."""
-    linux.die_with_parent(server)
+def start_holder() -> None:
+    """Have a child of this process, of one thread so far, keep the first device in sight open until this one ends."""
+    parent = os.getpid()
+    if os.fork():
+        return
+    try:
+        os.closerange(
+            3, os.sysconf("SC_OPEN_MAX")
+        )  # a socket whose end others wait for is not kept open here
+        linux.set_dumpable(False)
+        _hold_device(parent)
+    finally:
+        os._exit(1)
+
+
+def _hold_device(parent: int) -> NoReturn:
+    """Without a driver, wait all the same."""
+    linux.die_with_parent(parent)
     with contextlib.suppress(OSError, AttributeError):
         _open_device(ctypes.CDLL("libcuda.so.1"))
     while True:

@@ -30,7 +30,14 @@ from forecast_harness.sandbox.jobs import (
     TensorArrays,
     WireError,
 )
-from forecast_harness.sandbox.warm_process import ServerProcess, WarmProcess, WarmUp, acquire, release
+from forecast_harness.sandbox.warm_process import (
+    ServerProcess,
+    WarmProcess,
+    WarmUp,
+    acquire,
+    read_log,
+    release,
+)
 
 _INHERITED_VARIABLES = (
     "PATH",
@@ -49,6 +56,7 @@ _SILENT_S = 6
 """A server that leaves so many pings, one a second, unanswered is lost; it never blocks for half of that."""
 _STOP_TIMEOUT_S = 5.0
 _MESSAGE_BYTES = 1 << 17
+_LOG = "server.log"
 
 
 class _ServerLost(Exception):
@@ -85,10 +93,8 @@ class SandboxLane:
             raise SandboxError(
                 f"the sandbox needs Linux, this is {sys.platform}; run it in a container there"
             )
-        self._requested_level = level
-        self._device = device
-        self._parent = scratch
-        self._niceness = niceness
+        self._requested_level, self._device = level, device
+        self._parent, self._niceness = scratch, niceness
         self._environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
         self._environment |= {"CUDA_VISIBLE_DEVICES": device or "", **(environment or {})}
         modules, variables = (*warm, canary.__name__), tuple(sorted(self._environment.items()))
@@ -108,7 +114,7 @@ class SandboxLane:
         self.restarts = 0
         """How often the server had to be replaced."""
         self.healthy = True
-        """Whether the last canary sang; with a device one sings at the start."""
+        """Whether the last canary sang; with a device one sings at the start, unless the lane is like another."""
 
     @property
     def level(self) -> ContainmentLevel:
@@ -125,6 +131,17 @@ class SandboxLane:
         return self._server.pid
 
     def __enter__(self) -> SandboxLane:
+        return self.enter_like(None)
+
+    def enter_like(self, other: SandboxLane | None) -> SandboxLane:
+        """Enter at the containment of an open lane of this device whose canary has sung; this one's does not now.
+
+        Each canary opens the device, which processes can only do one after the other. It decides nothing that it did
+        not: this lane's server tries the containment, and its canary sings before a candidate is blamed for a fault.
+        """
+        is_like = other is not None and other.healthy and self._warm_up == other._warm_up
+        if is_like and other is not None:
+            self._requested_level, self._apart = other.level, other._apart
         if self._parent is not None:
             Path(self._parent).mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="forecast-lane-", dir=self._parent))
@@ -134,10 +151,10 @@ class SandboxLane:
         self._warm_process = acquire(self._warm_up)
         try:
             self._start()
-            if self._device is not None:
+            if self._device is not None and not is_like:
                 self._try_device()
         except _ServerLost as error:
-            log = self._log()
+            log = read_log(self._scratch / _LOG)
             self.close()
             raise SandboxError(f"the lane's server was lost at once: {error}; {log}") from error
         except BaseException:
@@ -187,7 +204,7 @@ class SandboxLane:
                 if self._given_up:
                     self._stop()
                     raise SandboxError("the job was given up") from error
-                detail = f"the server was lost and replaced: {error}; {self._log()}"
+                detail = f"the server was lost and replaced: {error}; {read_log(self._scratch / _LOG)}"
                 self._restart()
                 spent = time.perf_counter() - began
                 return JobResult(JobStatus.INFRA_ERROR, Fault.SERVER_LOST, seconds=spent, detail=detail)
@@ -346,7 +363,7 @@ class SandboxLane:
             "nodes": str(self._scratch / "dev"),
             "apart": self._apart,
         }
-        with theirs, (self._scratch / "server.log").open("wb") as log:
+        with theirs, (self._scratch / _LOG).open("wb") as log:
             try:
                 self._server = self._warm_process.fork_server(
                     orders, self._scratch, theirs.fileno(), log.fileno()
@@ -364,7 +381,9 @@ class SandboxLane:
                     raise _ServerLost(f"no greeting within {_HELLO_TIMEOUT_S:g} s")
                 self._read_mail()
         except _ServerLost as error:
-            raise SandboxError(f"the lane's server did not start: {error}; {self._log()}") from error
+            raise SandboxError(
+                f"the lane's server did not start: {error}; {read_log(self._scratch / _LOG)}"
+            ) from error
         self.refused = hello["refused"]
         if not hello["level"]:
             wanted = (
@@ -401,11 +420,6 @@ class SandboxLane:
         self._stop()
         self.restarts += 1
         self._start(self._level)
-
-    def _log(self) -> str:
-        with contextlib.suppress(OSError):
-            return (self._scratch / "server.log").read_text(errors="replace")[-2000:]
-        return ""
 
 
 def _describe_end(end: dict[str, Any], limits: ResourceLimits) -> str:

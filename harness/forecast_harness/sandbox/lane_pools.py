@@ -50,7 +50,10 @@ def close_lanes(lanes: list[C]) -> None:
 
 
 class LanePool:
-    """Lanes that are opened when they are first needed; use as a context manager, or `close` it."""
+    """Lanes that are opened when they are first needed; use as a context manager, or `close` it.
+
+    All are alike: the first one finds out what works here, and the others are then open in a fraction of the time.
+    """
 
     def __init__(self, opener: Callable[[], SandboxLane], most: int) -> None:
         """`opener` makes a lane that is not open yet; `most`: lanes that may be open at once."""
@@ -59,6 +62,9 @@ class LanePool:
         self._open: list[SandboxLane] = []
         self._openings: list[threading.Thread] = []
         self._begun = 0
+        self._first: SandboxLane | None = None
+        self._first_tried = threading.Event()
+        """Whether it is open, or failed to."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> LanePool:
@@ -107,15 +113,23 @@ class LanePool:
 
     def _begin(self) -> None:
         self._begun += 1
-        self._openings.append(threading.Thread(target=self._open_one, name="open-lane"))
+        is_first = self._begun == 1
+        self._openings.append(threading.Thread(target=self._open_one, args=(is_first,), name="open-lane"))
         self._openings[-1].start()
 
-    def _open_one(self) -> None:
+    def _open_one(self, is_first: bool) -> None:
         try:
             lane = self._opener()
-            lane.__enter__()
+            if not is_first:
+                self._first_tried.wait()
+            lane.enter_like(self._first)
         except BaseException as error:
             self._free.put(error)
-            return
-        self._open.append(lane)
-        self._free.put(lane)
+        else:
+            if is_first:
+                self._first = lane
+            self._open.append(lane)
+            self._free.put(lane)
+        finally:
+            if is_first:
+                self._first_tried.set()

@@ -55,9 +55,6 @@ class ForkServer:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         self._listen(control.fileno(), self._on_lane)
         self._listen(inward, lambda: self._drop(inward))
-        self._holder = (
-            0 if cage.device is None else self._fork(lambda: device_holder.hold_device(self._pid), set())
-        )
 
     def serve(self) -> bool:
         """Run until the lane hangs up, then kill everything. True when it had said that it would."""
@@ -225,7 +222,7 @@ class ForkServer:
             job.channel.send(json.dumps({"event": "end", **report}).encode())
 
     def _known(self) -> frozenset[int]:
-        known = {self._holder, *(run.pid for run in self._cells.values())}
+        known = {run.pid for run in self._cells.values()}
         if self._job is not None and self._job.code is None:
             known.add(self._job.pid)
         return frozenset(known)
@@ -282,6 +279,9 @@ def main(text: str) -> None:
     `text`: the orders in JSON; `warm` are modules to import first.
     """
     orders = json.loads(text)
+    has_device = bool(os.environ.get("CUDA_VISIBLE_DEVICES")) and not orders.get("probe")
+    if has_device:
+        device_holder.start_holder()  # it opens the device while this process imports
     for module in orders.get("warm", []):
         importlib.import_module(module)
     if orders.get("probe"):
@@ -291,7 +291,7 @@ def main(text: str) -> None:
         return
     if {"torch", "triton"} <= sys.modules.keys():
         toolchain.preload_toolchain()
-    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+    if has_device:
         toolchain.build_driver_module()
     fork_servers(socket.socket(fileno=orders["requests"]), orders["scratch"], serve_lane)
 

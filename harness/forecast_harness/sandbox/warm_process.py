@@ -32,6 +32,15 @@ _STOP_TIMEOUT_S = 5.0
 _REAP_S, _LOOK_S = 1.0, 0.001
 """A process that has closed its last descriptor is gone so soon; how often that is looked at."""
 _MESSAGE_BYTES = 1 << 12
+_LOG = "process.log"
+_LOG_CHARACTERS = 2000
+
+
+def read_log(path: Path) -> str:
+    """The end of what a process printed; empty where it printed nothing."""
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")[-_LOG_CHARACTERS:]
+    return ""
 
 
 class _ProcessLost(Exception):
@@ -106,7 +115,7 @@ class WarmProcess:
                         self._start()
                     return self._ask(orders, place, control, log)
                 except (_ProcessLost, OSError) as error:
-                    said = self._log()
+                    said = read_log(Path(self._scratch, _LOG))
                     self._end()
                     if not tried_before:  # a new one would do no better
                         raise SandboxError(f"the lane's server did not start: {error}; {said}") from error
@@ -121,7 +130,7 @@ class WarmProcess:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         orders = {"requests": theirs.fileno(), "warm": self.warm_up.modules, "scratch": self._scratch}
         command = [sys.executable, "-I", "-c", SERVER_COMMAND, self.warm_up.search_path, json.dumps(orders)]
-        with theirs, Path(self._scratch, "process.log").open("wb") as log:
+        with theirs, Path(self._scratch, _LOG).open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -172,11 +181,6 @@ class WarmProcess:
                 process.kill()
                 process.wait()
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _log(self) -> str:
-        with contextlib.suppress(OSError):
-            return Path(self._scratch, "process.log").read_text(errors="replace")[-2000:]
-        return ""
 
 
 _shared: dict[tuple[int, WarmUp], WarmProcess] = {}

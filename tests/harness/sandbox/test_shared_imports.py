@@ -17,14 +17,9 @@ from forecast_harness.sandbox import warm_process
 from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
 from forecast_harness.sandbox.containment import linux
 from tests.harness.lanes import lane, run
-from tests.waiting import is_running, wait_until
+from tests.waiting import is_running, parent_of, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
-
-
-def parent(pid: int) -> int:
-    """The process that this one was forked from."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def open_files(pid: int) -> list[str]:
@@ -40,20 +35,20 @@ def test_lanes_that_need_the_same_have_one_parent_and_it_ends_with_the_last() ->
     with ExitStack() as first:
         with lane() as kept:
             one = first.enter_context(lane())
-            shared = parent(one.server_pid)
-            assert shared == parent(kept.server_pid) != os.getpid()
+            shared = parent_of(one.server_pid)
+            assert shared == parent_of(kept.server_pid) != os.getpid()
             assert one.server_pid != kept.server_pid
             first.close()
             assert is_running(shared)
             assert run(kept, "honest").status is JobStatus.OK
             with lane() as later:
-                assert parent(later.server_pid) == shared
+                assert parent_of(later.server_pid) == shared
         assert not is_running(shared)
 
 
-def test_lanes_that_need_something_else_have_another_parent() -> None:
+def test_lanes_that_need_something_else_have_another_parent_of() -> None:
     with lane() as plain, lane(environment={"ANOTHER": "1"}) as other, lane(warm=("fractions",)) as third:
-        assert len({parent(one.server_pid) for one in (plain, other, third)}) == 3
+        assert len({parent_of(one.server_pid) for one in (plain, other, third)}) == 3
 
 
 def test_a_lane_sees_its_own_folder_and_no_other_lanes() -> None:
@@ -67,22 +62,22 @@ def test_a_lane_sees_its_own_folder_and_no_other_lanes() -> None:
 
 def test_open_lanes_outlive_the_process_that_they_were_forked_from() -> None:
     with lane() as opened:
-        shared = parent(opened.server_pid)
+        shared = parent_of(opened.server_pid)
         os.kill(shared, signal.SIGKILL)
         wait_until(lambda: not is_running(shared))
         assert run(opened, "honest").status is JobStatus.OK
         with lane() as later:  # a new one is started for it
-            assert parent(later.server_pid) not in (shared, os.getpid())
+            assert parent_of(later.server_pid) not in (shared, os.getpid())
             assert run(later, "honest").status is JobStatus.OK
             os.kill(opened.server_pid, signal.SIGKILL)
             assert run(opened, "honest").status is JobStatus.INFRA_ERROR
             assert run(opened, "honest").status is JobStatus.OK
-            assert parent(opened.server_pid) == parent(later.server_pid)
+            assert parent_of(opened.server_pid) == parent_of(later.server_pid)
 
 
 def test_a_request_that_was_interrupted_is_answered_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     with lane() as opened:
-        before = set(linux.children(parent(opened.server_pid)))
+        before = set(linux.children(parent_of(opened.server_pid)))
 
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
@@ -94,7 +89,7 @@ def test_a_request_that_was_interrupted_is_answered_to_nobody(monkeypatch: pytes
         with lane() as later:
             assert run(later, "honest").status is JobStatus.OK
             ours = {opened.server_pid, later.server_pid}
-            wait_until(lambda: set(linux.children(parent(later.server_pid))) - before <= ours)
+            wait_until(lambda: set(linux.children(parent_of(later.server_pid))) - before <= ours)
 
 
 def test_many_lanes_open_at_once() -> None:
@@ -111,7 +106,7 @@ def test_many_lanes_open_at_once() -> None:
         list(pool.map(open_one, range(8)))
     try:
         assert len({one.server_pid for one in opened}) == 8
-        assert len({parent(one.server_pid) for one in opened}) == 1
+        assert len({parent_of(one.server_pid) for one in opened}) == 1
     finally:
         for one in opened:
             one.close()
