@@ -20,6 +20,9 @@ class BaseDoubler:
         self.began = threading.Event()
         self._differing = differing
 
+    def open(self) -> None:
+        """As `BaseKernelRunner.open`."""
+
     def run(
         self,
         arguments: Sequence[Argument],

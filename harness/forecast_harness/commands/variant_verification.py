@@ -73,7 +73,9 @@ class VariantWork:
             stack.enter_context(
                 CountLine(self.output.errors, lambda: self._stage or self._counts(gate, len(variants)))
             )
-            self.lanes.open_ahead(len(variants))  # all but the first wait for that one, and are then open at once
+            self.lanes.open_ahead(
+                len(variants)
+            )  # all but the first wait for that one, and are then open at once
             with self.seconds.phase("gate"):
                 gate = self._open_gate(stack, subject, len(variants))
             for variant in variants if gate is not None else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,10 +15,11 @@ import torch
 
 from forecast_autotune.records import Config
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault
-from forecast_harness.sandbox.jobs import TensorBytes
+from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes
 from forecast_harness.variants.kernels.base_kernel import KernelSurvey
 from forecast_harness.variants.verification.base_runner import BaseKernelRunner
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY
+from forecast_harness.variants.verification.compile_beside import VariantCompiler
 from forecast_harness.variants.verification.examination import VariantExamination
 from forecast_harness.variants.verification.jobs import _variant_pack
 from forecast_harness.variants.verification.problem import VariantProblem
@@ -31,6 +32,7 @@ from tests.harness.base_doubler import BaseDoubler
 from tests.harness.variant_kernels import DOUBLE, subject, vector_call
 
 CONFIGS = tuple(Config.of({"BLOCK": block}) for block in (32, 64, 128, 256))
+BINARIES = {"key/k.cubin": TensorBytes("uint8", (2,), b"ab")}
 NOTHING: dict[str, Any] = {"patched": [], "flags": {}, "threads": []}
 
 
@@ -39,6 +41,8 @@ class DoublingCell:
 
     def __init__(self, base: BaseDoubler, factor: int = 2, unable: int = 0, broken: bool = False) -> None:
         self.asked: list[str] = []
+        self.given: dict[str, TensorBytes] = {}
+        """Files for its cache."""
         self.compiled: list[str] = []
         self.launched: list[str] = []
         self.late = 0
@@ -51,6 +55,7 @@ class DoublingCell:
     ) -> CellAnswer:
         self.asked.append(entry.rpartition(":")[2])
         if entry == CELL_ENTRY:
+            self.given |= arrays or {}
             assert self._base.began.wait(60), "meanwhile the base works on what was drawn"
             self.compiled += [form(call["call"]) for call in payload["calls"]]
             return CellAnswer({})
@@ -79,12 +84,26 @@ class DoublingCell:
         self._block = block.numpy().tobytes()
 
 
+class Compiler:
+    """Stands in for what compiles in another cell, and gives the `files`."""
+
+    def __init__(self, files: TensorArrays) -> None:
+        self.files = files
+        self.forms: list[str] = []
+
+    def compiled(self, calls: Sequence[Mapping[str, Any]]) -> TensorArrays:
+        self.forms += [form(call["call"]) for call in calls]
+        return self.files
+
+
 def form(call: Mapping[str, Any]) -> str:
     n = call["kwargs"]["n"]["v"]
     return f"{call['kwargs']['_meta']['v']} {n == 1} {n % 16 == 0}"
 
 
-def examined(cell: DoublingCell, base: BaseDoubler) -> tuple[list[Reason], VariantExamination]:
+def examined(
+    cell: DoublingCell, base: BaseDoubler, compiler: Compiler | None = None
+) -> tuple[list[Reason], VariantExamination]:
     asked = replace(subject(DOUBLE, vector_call(), vector_call(100)), configs=CONFIGS)
     known = KernelSurvey(
         ("out",), (), CONFIGS[0], True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
@@ -93,20 +112,33 @@ def examined(cell: DoublingCell, base: BaseDoubler) -> tuple[list[Reason], Varia
     problem = VariantProblem(asked, known, reference, CONFIGS, "cuda", True, takes)
     plan = replace(VARIANT_PLAN, device="cuda")
     judge = SolutionJudge(_variant_pack(asked, True), problem, cell, plan, b"a seed")
-    made = VariantExamination(judge, problem, cast("Cell", cell), "cuda", PhaseTimer())
+    beside = cast("VariantCompiler", compiler or Compiler(BINARIES))
+    made = VariantExamination(judge, problem, cast("Cell", cell), beside, "cuda", PhaseTimer())
     return made.run(), made
 
 
 def test_all_that_is_launched_was_compiled_while_the_base_was_asked() -> None:
     base = BaseDoubler()
-    cell = DoublingCell(base)
-    reasons, made = examined(cell, base)
+    cell, compiler = DoublingCell(base), Compiler(BINARIES)
+    reasons, made = examined(cell, base, compiler)
     assert reasons == []
     assert made.unable == []
-    assert cell.asked[:3] == ["prepare", "compile_calls", "compile_calls"]
+    assert cell.asked[:3] == ["prepare", "compile_calls", "launch"]
+    assert cell.given == BINARIES, "what another cell compiled while this one opened its device"
+    assert set(compiler.forms) == set(cell.compiled)
     assert {f.partition("}")[0] for f in cell.launched} == {f"{{'BLOCK': {c.kwargs[0][1]}" for c in CONFIGS}
     assert cell.late == 0
     assert len(base.ran) >= 2 * (len(CONFIGS) + VARIANT_PLAN.cases), "every case is another one"
+
+
+def test_what_no_other_cell_could_compile_the_launching_one_compiles_once() -> None:
+    base = BaseDoubler()
+    cell = DoublingCell(base)
+    reasons, _ = examined(cell, base, Compiler({}))
+    assert reasons == []
+    assert cell.asked[:3] == ["prepare", "compile_calls", "launch"], "nothing was drawn anew"
+    assert sorted(set(cell.compiled)) == sorted(set(cell.launched))
+    assert (cell.given, cell.late) == ({}, 0)
 
 
 def test_a_config_that_cannot_run_is_not_launched_again() -> None:

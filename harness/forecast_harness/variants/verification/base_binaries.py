@@ -8,6 +8,7 @@ the modules that kernels of equal signatures are launched through, which Triton 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -54,6 +55,16 @@ def launchers_among(arrays: Mapping[str, TensorBytes]) -> dict[str, TensorBytes]
     return {name: array for name, array in arrays.items() if PurePath(name).match(_LAUNCHERS)}
 
 
+def architecture_of(arrays: Mapping[str, TensorBytes]) -> int | None:
+    """What these were compiled for, as Triton's `GPUTarget` has it; None where none of them tells."""
+    for name, array in arrays.items():
+        path = PurePath(name)
+        if path.suffix == ".json" and not path.name.startswith(_GROUP):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                return int(json.loads(bytes(array.data))["target"]["arch"])
+    return None
+
+
 def _as_arrays(files: Mapping[str, bytes]) -> dict[str, TensorBytes]:
     return {name: TensorBytes("uint8", (len(data),), data) for name, data in files.items()}
 
@@ -82,8 +93,10 @@ def read_cache(
 def write_cache(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """Put files into this cell's cache, before anything is compiled."""
+    """Put files into this cell's cache, before they would be compiled."""
     for name, array in arrays.items():
+        if len(parts := PurePath(name).parts) != 2 or ".." in parts:
+            continue
         path = _cache_folder() / name
         path.parent.mkdir(parents=True, exist_ok=True)
         data = bytes(array.data)

@@ -72,6 +72,13 @@ class BaseKernelRunner:
         self._noise = False
         self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _CELL_WALL_S[device]))
 
+    def open(self) -> None:
+        """Open the cell, and the device in it; what is wrong shows when it is asked."""
+        try:
+            self._open()
+        except CandidateFault:
+            self.close()
+
     def close(self) -> None:
         """End the cell."""
         if self._cell is not None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
+from forecast_harness.variants.verification.base_binaries import write_cache
 from forecast_harness.verify.launches.process_watch import note_answer, note_question
 from forecast_harness.verify.problems.argument_codec import decode_arguments
 from forecast_harness.verify.problems.problem import LaunchCase
@@ -45,11 +46,13 @@ def compile_calls(
 ) -> CellAnswer:
     """Compile what `calls` lists, each as `call_without_values` tells it; returns when all are done.
 
-    What the process computes meanwhile was asked of it.
+    The arrays are files for Triton's cache, see `write_cache`: what is among them is only read. What the process
+    computes meanwhile was asked of it.
     """
     note_question(state)
+    write_cache({}, arrays, state)
     compile_only = sys.modules[state["entry"].__module__].compile_only
-    compile_side_by_side([partial(_compile_one, compile_only, asked) for asked in payload["calls"]])
+    compile_side_by_side([partial(compile_one, compile_only, asked) for asked in payload["calls"]])
     note_answer(state)
     return CellAnswer({})
 
@@ -124,7 +127,8 @@ def _triton_mode(pool: _BuildingPool) -> Any:
         return None
 
 
-def _compile_one(compile_only: Callable[..., Any], asked: Mapping[str, Any]) -> Any:
+def compile_one(compile_only: Callable[..., Any], asked: Mapping[str, Any]) -> Any:
+    """Compile for one call; what Triton gives."""
     # On the host, and never written: pages that nothing touches take no memory.
     views = {
         name: torch.empty(count + late, dtype=getattr(torch, dtype))[late:]

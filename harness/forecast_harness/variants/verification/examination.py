@@ -9,8 +9,10 @@ from typing import Any
 from forecast_autotune.records import Config
 from forecast_harness.packs.schema import Language
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault
+from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.variants.verification.call_sampling import CALL_REGIMES
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY, call_without_values
+from forecast_harness.variants.verification.compile_beside import VariantCompiler
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE
 from forecast_harness.variants.verification.problem import ProposedCall, VariantProblem
 from forecast_harness.verify.cost_control import PhaseTimer
@@ -29,6 +31,7 @@ _CONFIG_ERRORS = (
 one says that the call's own grid is not known for its meta-parameters."""
 _MOST_HELD_BYTES = 1 << 29
 """Of arguments that are drawn before they are launched."""
+_NONE: TensorArrays = {}
 _KERNEL_TRIAL_REGIMES = ("normal", "normal")
 """Of the calls that show whose kernels compute, beyond those of varied trials: see `SolutionJudge.examine`."""
 
@@ -37,23 +40,32 @@ class VariantExamination:
     """Launches every config once, then the trials.
 
     On a device a cell takes seconds to open the device and to compile, and the base kernel's cell to work on what is
-    drawn: both go on side by side. An interpreter compiles nothing, and draws call by call.
+    drawn: all of it goes on side by side. An interpreter compiles nothing, and draws call by call.
     """
 
     def __init__(
-        self, judge: SolutionJudge, problem: VariantProblem, cell: Cell, device: str, steps: PhaseTimer
+        self,
+        judge: SolutionJudge,
+        problem: VariantProblem,
+        cell: Cell,
+        compiler: VariantCompiler,
+        device: str,
+        steps: PhaseTimer,
     ) -> None:
-        """`steps` is told the seconds of `draws` and `compile`, which overlap, of `configs` and of `trials`."""
+        """`steps` is told the seconds of `base` (until its cell is open), `draws`, `beside` and `compile`, of which
+        some overlap, of `configs` and of `trials`."""
         self.unable: list[str] = []
         """Configs that did not run."""
         self._judge, self._problem, self._cell, self._device = judge, problem, cell, device
-        self._steps = steps
+        self._compiler, self._steps = compiler, steps
         self._drawn: dict[int, LaunchCase] = {}
         """By the number of the config that each will be launched with."""
+        self._compiled: list[Mapping[str, Any]] = []
+        """Calls that the cell which launches has compiled for."""
 
     def run(self) -> list[Reason]:
         """All of it, up to the first launch that finds something. Raises `CandidateFault`, `SandboxError`."""
-        reasons = self._prepare([]) if self._device == "cpu" else self._prepare_while_drawing()
+        reasons = self._prepare() if self._device == "cpu" else self._prepare_while_drawing()
         with self._steps.phase("configs"):
             reasons = reasons or self._launch_each_config()
         with self._steps.phase("trials"):
@@ -61,29 +73,44 @@ class VariantExamination:
 
     def _prepare_while_drawing(self) -> list[Reason]:
         calls = self._propose()
-        with ThreadPoolExecutor(1, "prepare") as pool:
-            preparing = pool.submit(self._prepare, calls)
+        with ThreadPoolExecutor(2, "prepare") as pool:
+            compiling = pool.submit(self._compile_beside, calls)
+            # A device is opened by one cell after the other: first by that which drawing waits for.
+            with self._steps.phase("base"):
+                self._problem.open_base()
+            preparing = pool.submit(self._prepare, calls, compiling)
             with self._steps.phase("draws"):
                 trials = self._draw(preparing)
             if reasons := preparing.result():
                 return reasons
+            binaries = compiling.result()
         # What the base kernel refused was drawn anew, and may be of another form.
-        calls = [call_without_values(case) for case in (*self._drawn.values(), *trials)]
-        self._judge.rng.shuffle(calls)
-        self._compile(calls)
+        drawn = [call_without_values(case) for case in (*self._drawn.values(), *trials)]
+        left = drawn if binaries else [call for call in drawn if call not in self._compiled]
+        self._judge.rng.shuffle(left)
+        self._compile(left, binaries)
         return []
 
-    def _prepare(self, calls: Sequence[Mapping[str, Any]]) -> list[Reason]:
-        """Have the variant imported, and compiled for these calls; reasons to go no further."""
+    def _prepare(
+        self, calls: Sequence[Mapping[str, Any]] = (), compiling: Future[TensorArrays] | None = None
+    ) -> list[Reason]:
+        """Have the variant imported, and compiled for these calls where that failed elsewhere; reasons to go no
+        further."""
         reasons = self._judge.prepare(VARIANT_FILE, "run", Language.TRITON)
-        if not reasons:
+        if not reasons and compiling is not None and compiling.done() and not compiling.result():
             self._compile(calls)
         return reasons
 
-    def _compile(self, calls: Sequence[Mapping[str, Any]]) -> None:
-        if len(calls) > 1:  # alone it is compiled as soon by its launch
+    def _compile_beside(self, calls: Sequence[Mapping[str, Any]]) -> TensorArrays:
+        with self._steps.phase("beside"):
+            return self._compiler.compiled(calls)
+
+    def _compile(self, calls: Sequence[Mapping[str, Any]], binaries: TensorArrays = _NONE) -> None:
+        """Have this cell compile, or read it from `binaries`, which are files for its cache."""
+        if len(calls) > 1 or binaries:  # alone it is compiled as soon by its launch
+            self._compiled += calls
             with self._steps.phase("compile"):
-                self._cell.ask(CELL_ENTRY, {"calls": [dict(call) for call in calls]})
+                self._cell.ask(CELL_ENTRY, {"calls": [dict(call) for call in calls]}, binaries)
 
     def _wanted(self) -> list[tuple[int | None, str]]:
         """(config, or None for any; regime) of what is drawn before anything is launched."""

@@ -23,6 +23,7 @@ from forecast_harness.variants.verification.base_binaries import (
 )
 from forecast_harness.variants.verification.base_runner import BaseKernelRunner
 from forecast_harness.variants.verification.call_sampling import CALL_REGIMES
+from forecast_harness.variants.verification.compile_beside import VariantCompiler
 from forecast_harness.variants.verification.examination import VariantExamination
 from forecast_harness.variants.verification.kernel_survey import survey_kernel
 from forecast_harness.variants.verification.problem import VariantProblem
@@ -80,7 +81,8 @@ def examine(work: JobContext) -> CellAnswer:
             if launchers := launchers_among(binaries_as_arrays(asked.get("binaries") or {})):
                 cell.ask(WRITE_ENTRY, {}, launchers)
             judge = SolutionJudge(_variant_pack(subject, problem.deterministic), problem, cell, plan, seed)
-            examination = VariantExamination(judge, problem, cell, plan.device, steps)
+            compiler = VariantCompiler(work, asked.get("binaries") or {})
+            examination = VariantExamination(judge, problem, cell, compiler, plan.device, steps)
             try:
                 reasons = examination.run()
             except CandidateFault as fault:

@@ -108,6 +108,10 @@ class VariantProblem:
         self._compiled = CompiledForms()
         self._source = call_source(subject, survey, device)
 
+    def open_base(self) -> None:
+        """Have the base kernel's cell opened, which the first `case` would wait for."""
+        self._reference.open()
+
     def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
         """A fresh call. `axes` may name a `config` by its number; otherwise the next one is taken, or a kept case.
 

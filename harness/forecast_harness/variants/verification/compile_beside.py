@@ -1,0 +1,98 @@
+"""Compiles a variant in a cell that never opens the device, while the cell that will launch it does.
+
+Cells open a device one after the other, for seconds where many verify at once, and compiling needs no device: it is
+enough to know what to compile for. Like `compile_ahead` it decides nothing. What comes of it are the variant's words
+under Triton's own keys, and they reach nobody but the variant's other cell, whose cache was the variant's to write
+before, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from forecast_harness.sandbox.api import CandidateFault, CellAnswer, JobContext, TensorBytes
+from forecast_harness.sandbox.cell_process import load
+from forecast_harness.sandbox.jobs import TensorArrays
+from forecast_harness.variants.verification.base_binaries import (
+    WRITE_ENTRY,
+    architecture_of,
+    binaries_as_arrays,
+    launchers_among,
+    read_cache,
+)
+from forecast_harness.variants.verification.compile_ahead import compile_one, compile_side_by_side
+from forecast_harness.variants.verification.launch_file import VARIANT_FILE
+
+BESIDE_ENTRY = f"{__name__}:compile_beside"
+_NICENESS = 10
+"""Opening a device waits for every other process that opens it: none is to wait for a processor meanwhile."""
+
+
+class VariantCompiler:
+    """Asks for it. Runs in the judge."""
+
+    def __init__(self, work: JobContext, binaries: Mapping[str, str]) -> None:
+        """`binaries` of the base, as `BaseBinaries.to_payload` gives them, tell what to compile for."""
+        known = binaries_as_arrays(binaries)
+        self._work, self._launchers = work, launchers_among(known)
+        self._architecture = architecture_of(known)
+
+    def compiled(self, calls: Sequence[Mapping[str, Any]]) -> TensorArrays:
+        """Files for the cache of the cell that launches; none where the variant cannot be compiled so, or it is not
+        known what for."""
+        if self._architecture is None:
+            return {}
+        payload = {
+            "file": VARIANT_FILE,
+            "architecture": self._architecture,
+            "calls": [dict(call) for call in calls],
+        }
+        try:
+            with self._work.cell() as cell:
+                if self._launchers:
+                    cell.ask(WRITE_ENTRY, {}, self._launchers)
+                return cell.ask(BESIDE_ENTRY, payload).arrays
+        except CandidateFault:  # the cell that launches says what is wrong
+            return {}
+
+
+def compile_beside(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Import `file` and compile what `calls` lists, for a device of this `architecture`; the files as `read_cache`
+    gives them. Runs next to the variant. Raises whatever its file raises."""
+    from triton.runtime.driver import driver
+
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    driver.set_active(_AbsentDevice(int(payload["architecture"])))
+    compile_only = load(payload["file"]).compile_only
+    compile_side_by_side([partial(compile_one, compile_only, asked) for asked in payload["calls"]])
+    return read_cache({}, {}, {})
+
+
+class _AbsentDevice:
+    """As much of Triton's driver as compiling asks for."""
+
+    def __init__(self, architecture: int) -> None:
+        from triton.backends.compiler import GPUTarget
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        self._target = GPUTarget("cuda", architecture, 32)
+        self.launcher_cls = CudaLauncher
+
+    def get_current_target(self) -> Any:
+        """What is compiled for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Always the first."""
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """The default stream."""
+        return 0
