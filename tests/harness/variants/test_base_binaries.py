@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,6 +14,9 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl
 
+from forecast_harness.sandbox.api import ContainmentLevel, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, TensorBytes
+from forecast_harness.variants.kernels.base_kernel import KernelSurvey
 from forecast_harness.variants.verification.base_binaries import (
     BaseBinaries,
     binaries_as_arrays,
@@ -20,6 +24,8 @@ from forecast_harness.variants.verification.base_binaries import (
     read_cache,
     write_cache,
 )
+from forecast_harness.variants.verification.verify import verify_variant
+from tests.harness.variant_kernels import CONFIGS, DOUBLE, subject, variant, vector_call
 
 
 @triton.jit
@@ -76,3 +82,35 @@ def test_launchers_are_kept_and_are_all_that_a_variant_may_see(
     assert {name: bytes(a.data) for name, a in launchers_among(kept).items()} == {
         "ab/__triton_launcher.so": b"module"
     }
+
+
+def test_later_verifications_are_given_what_earlier_ones_compiled() -> None:
+    class Lane:
+        level = ContainmentLevel.PROCESS
+
+        def __init__(self) -> None:
+            self.given: list[dict[str, str]] = []
+
+        def run(self, job: SandboxJob, limits: ResourceLimits) -> JobResult:
+            self.given.append(dict(job.payload["binaries"]))
+            value = {"reasons": [], "trials": 1, "unable": [], "facts": {}}
+            name = f"key{len(self.given)}/double.cubin"
+            arrays = {name: TensorBytes("uint8", (2,), b"ab")}
+            return JobResult(JobStatus.OK, Fault.NONE, value, arrays, 0.0, "", "", "", "")
+
+    asked, lane, known = subject(DOUBLE, vector_call()), Lane(), BaseBinaries({"key0/double.cubin": b"ab"})
+    found = KernelSurvey(("out",), (), CONFIGS[0], True, signature="{}")
+    for _ in range(2):
+        verify_variant(variant(DOUBLE), asked, found, cast("SandboxLane", lane), device="cpu", binaries=known)
+    assert [sorted(given) for given in lane.given] == [
+        ["key0/double.cubin"],
+        ["key0/double.cubin", "key1/double.cubin"],
+    ]
+
+
+def test_more_than_a_verification_should_be_told_is_not_kept() -> None:
+    known = BaseBinaries()
+    data = bytes(20 << 20)
+    for name in ("key1/double.cubin", "key2/double.cubin"):
+        known.take({name: TensorBytes("uint8", (len(data),), data)})
+    assert list(known.files) == ["key1/double.cubin"]

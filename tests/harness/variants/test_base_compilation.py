@@ -24,6 +24,7 @@ from forecast_harness.variants.verification.call_sampling import RecordedCalls
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY
 from forecast_harness.variants.verification.problem import VariantProblem
 from forecast_harness.variants.verification.tolerance import WIDER_DTYPE
+from forecast_harness.verify.launches.launcher import CELL_ENTRIES
 from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase
 from tests.harness.base_doubler import BaseDoubler
 from tests.harness.variant_kernels import DOUBLE, SOFTMAX, rows, softmax_call, subject, vector_call
@@ -109,6 +110,26 @@ def test_a_cell_that_dies_while_it_compiles_is_replaced() -> None:
     assert dead.closed
     assert list(base.compiled()) == ["key/k.cubin"]
     assert WRITE_ENTRY not in other.asked, "nothing was known"
+
+
+def test_what_a_base_cell_compiles_is_told_once_and_only_if_it_has_compiled() -> None:
+    known = BaseBinaries({"key/k.cubin": b"ab"})
+    first, second = runner(Work(Cell()), "cuda"), runner(Work(Cell()), "cuda", known)
+    assert first.newly_compiled() == {}, "there is no cell"
+    first.open()
+    assert first.newly_compiled() == {}, "it was asked for nothing"
+    for base in (first, second):
+        base.compile_ahead([{"tensors": {}, "call": {}}])
+    assert list(first.newly_compiled()) == ["key/k.cubin"]
+    assert second.newly_compiled() == {}
+
+
+def test_a_cell_that_cannot_be_opened_is_asked_again_later() -> None:
+    broken, other = Cell(f"{CELL_ENTRIES}:prepare"), Cell()
+    base = runner(Work(broken, other), "cuda")
+    base.open()
+    assert broken.closed
+    assert list(base.compiled()) == ["key/k.cubin"]
 
 
 def test_an_interpreter_compiles_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The base kernel's binaries: compiled once while it is surveyed, used by every verification against it.
+"""The base kernel's binaries: compiled once while it is surveyed or verified against, used by later verifications.
 
 What is kept is Triton's own cache, under Triton's own keys: source, config, options, toolchain. Only a cell that runs
 the base kernel and nothing else writes it, and only such cells read it: what a variant runs in never sees it, but for
@@ -37,8 +37,10 @@ class BaseBinaries:
     """Where the seconds of the survey went."""
 
     def take(self, arrays: TensorArrays) -> None:
-        """What a survey's base cell has compiled, as `read_cache` gives it."""
-        self.files |= {name: bytes(a.data) for name, a in arrays.items()}
+        """What a base kernel's cell has compiled, as `read_cache` gives it. Others may be reading what is known."""
+        left = _MOST_BYTES - sum(map(len, self.files.values()))
+        if sum(len(a.data) for a in arrays.values()) <= left:
+            self.files = {**self.files, **{name: bytes(a.data) for name, a in arrays.items()}}
 
     def to_payload(self) -> dict[str, str]:
         """As JSON."""

@@ -69,7 +69,7 @@ class BaseKernelRunner:
         self._work, self._device, self._rng = work, device, rng
         self._cell: Cell | None = None
         self._opened = 0.0
-        self._noise = False
+        self._noise = self._compiles = False
         self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _CELL_WALL_S[device]))
 
     def open(self) -> None:
@@ -124,6 +124,7 @@ class BaseKernelRunner:
                 {"block": TensorBytes("uint8", (arena.block.numel(),), arena.data())},
             )
             check_answer("launch", answer, block_bytes=arena.block.numel())
+            self._compiles |= bool(answer.value.get("compiled"))
         except CandidateFault as fault:
             if fault.fault is not Fault.EXCEPTION or "CUDA" in fault.detail:
                 self.close()  # all later launches of a process fail after an illegal address in one
@@ -142,6 +143,7 @@ class BaseKernelRunner:
         """
         if self._device == "cpu" or not calls:
             return
+        self._compiles = True
         try:
             self._open().ask(COMPILE_ENTRY, {"calls": [dict(call) for call in calls]})
         except CandidateFault:
@@ -156,6 +158,12 @@ class BaseKernelRunner:
         except CandidateFault:
             self.close()
             return {}
+
+    def newly_compiled(self) -> TensorArrays:
+        """The same without what was compiled before, for verifications to come: they may ask for it, too."""
+        if self._cell is None or not self._compiles:
+            return {}
+        return {name: array for name, array in self.compiled().items() if name not in self._binaries}
 
     def _open(self) -> Cell:
         if self._cell is not None and time.monotonic() - self._opened > self._limits.wall_s / 2:

@@ -57,7 +57,7 @@ def examine(work: JobContext) -> CellAnswer:
 
     The payload has `subject`, `survey`, `binaries`, `configs`, `takes`, `plan`, `deterministic` and `seed`; the value
     has `reasons`, `trials`, `unable` (configs that did not run) and `facts`, with the seconds of the steps of
-    `VariantExamination` under `examine`.
+    `VariantExamination` under `examine`; the arrays are files of `BaseBinaries` that it did not have.
     """
     torch.set_num_threads(1)
     asked = work.payload
@@ -87,6 +87,7 @@ def examine(work: JobContext) -> CellAnswer:
                 reasons = examination.run()
             except CandidateFault as fault:
                 reasons = [reason_of_fault(fault, judge)]
+        news = reference.newly_compiled()
     finally:
         reference.close()
     facts = {
@@ -98,7 +99,7 @@ def examine(work: JobContext) -> CellAnswer:
         else None,
     }
     said = {"reasons": [r.to_json() for r in reasons], "trials": judge.trials, "unable": examination.unable}
-    return CellAnswer({**said, "facts": facts})
+    return CellAnswer({**said, "facts": facts}, news)
 
 
 def _variant_pack(subject: BaseKernel, deterministic: bool) -> Pack:

@@ -118,6 +118,8 @@ def verify_variant(
         )
         trials = int(result.value["trials"])
         facts |= {**result.value["facts"], "unable": result.value["unable"]}
+        if binaries is not None:
+            binaries.take(result.arrays)
     else:
         reasons = (reason_of_result(result),)
     hints, spent = static_hints(variant.source), time.perf_counter() - begin
