@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -289,10 +290,12 @@ def main(text: str) -> None:
         level, refused = probes.probe_strongest(None, confine.interpreter_roots())
         print(json.dumps({"level": level, "refused": refused}))
         return
-    if {"torch", "triton"} <= sys.modules.keys():
-        toolchain.preload_toolchain()
-    if has_device:
-        toolchain.build_driver_module()
+    # A C compiler builds while modules are imported; the thread has ended before anything is forked.
+    with ThreadPoolExecutor(1) as building:
+        if has_device:
+            building.submit(toolchain.build_driver_module)
+        if {"torch", "triton"} <= sys.modules.keys():
+            toolchain.preload_toolchain()
     fork_servers(socket.socket(fileno=orders["requests"]), orders["scratch"], serve_lane)
 
 
