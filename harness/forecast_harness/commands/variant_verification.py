@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.variants import Check, Variant
 from forecast_harness.commands.count_line import CountLine
 from forecast_harness.variants.verification.base_binaries import BaseBinaries
-from forecast_harness.variants.verification.lanes import run_each
+from forecast_harness.variants.verification.lanes import LaneJobs
 from forecast_harness.variants.verification.verify import (
     VariantVerification,
     refused_variant,
@@ -35,8 +36,21 @@ shows in the first launches of a verification, too."""
 
 
 @dataclass
+class _CallKind:
+    """One kind of call, and what is verified for it."""
+
+    subject: BaseKernel
+    variants: Sequence[Variant]
+    known: KernelSurvey
+    binaries: BaseBinaries
+    gate: VariantGate | None
+    found: dict[int, VariantVerification] = field(default_factory=dict)
+    """By the number of the variant."""
+
+
+@dataclass
 class VariantWork:
-    """Verifies variants for one kind of call after the other."""
+    """Verifies variants for all kinds of call."""
 
     path: str
     """Whether a runner looks at variants before they are verified: `machine-code`, `host-code` for never, or `auto`
@@ -50,73 +64,116 @@ class VariantWork:
     """Of the base kernel."""
     seconds: PhaseTimer = field(default_factory=PhaseTimer)
     """By what they were spent on; a survey's own begin with `survey_`."""
+    _kinds: list[_CallKind] = field(default_factory=list)
     _stage: str = ""
     _begun: int = 0
     _verified: int = 0
-    _remark: str = ""
+    _remarks: list[str] = field(default_factory=list)
 
     def verify(
         self,
-        subject: BaseKernel,
-        variants: Sequence[Variant],
+        subjects: Sequence[BaseKernel],
+        left: Callable[[BaseKernel, Sequence[str]], Sequence[Variant]],
         keep: Callable[[Variant, Sequence[Check]], object],
-    ) -> tuple[KernelSurvey, list[tuple[Variant, VariantVerification]]]:
-        """What was found out about the base kernel, and a verdict on every variant, in their order.
+    ) -> list[tuple[Variant, VariantVerification]]:
+        """A verdict on every variant for every kind of call, in their order.
 
-        `keep` is told of each as soon as it is there. Raises `VariantError` where nothing can be verified against
-        the base kernel, and `CommandError` where `path` insists on what does not work here.
+        `left`: which variants one has to be verified for, given the signatures of those before it. `keep` is told of
+        each verdict as soon as it is there. Raises `VariantError` where nothing can be verified against the base
+        kernel, and `CommandError` where `path` insists on what does not work here, once what was begun is done.
         """
-        self._stage, self._begun, self._verified, self._remark = "looking at the base kernel", 0, 0, ""
-        gate: VariantGate | None = None
-        found: dict[int, VariantVerification] = {}
+        failure: ForecastAutotuneError | None = None
         with ExitStack() as stack:
-            stack.enter_context(
-                CountLine(self.output.errors, lambda: self._stage or self._counts(gate, len(variants)))
-            )
-            self.lanes.open_ahead(
-                len(variants)
-            )  # all but the first wait for that one, and are then open at once
-            with self.seconds.phase("gate"):
-                gate = self._open_gate(stack, subject, len(variants))
-            for variant in variants if gate is not None else ():
-                assert gate is not None
-                gate.submit(variant)
-            self._stage = "looking at the base kernel"
-            binaries = BaseBinaries()
-            with self.seconds.phase("lane"):
-                first = stack.enter_context(ExitStack())
-                lane = first.enter_context(self.lanes.borrowed())
-            with first, self.seconds.phase("survey"):
-                known = survey(subject, lane, plan=self.plan, binaries=binaries)
-            for name, spent in binaries.steps.items():
-                self.seconds.add(f"survey_{name}", spent)
-            self._stage = ""
+            stack.enter_context(CountLine(self.output.errors, self._counts))
+            jobs: LaneJobs[tuple[_CallKind, int], VariantVerification] = LaneJobs(self.lanes, self._judged)
+            stack.callback(jobs.close)
+            try:
+                self._begin_kinds(subjects, left, keep, jobs)
+            except ForecastAutotuneError as error:
+                failure = error
+            self._take_results(jobs, keep)
+        for remark in dict.fromkeys(self._remarks):
+            self.output.remark(remark)
+        if failure is not None:
+            raise failure
+        return [(v, kind.found[n]) for kind in self._kinds for n, v in enumerate(kind.variants)]
 
-            def judged(variant: Variant, lane: SandboxLane) -> VariantVerification:
-                self._begun += 1
-                reason = gate.refusal(variant) if gate is not None else None
-                if reason is not None:
-                    return refused_variant(variant, known, self.device, reason)
-                return verify_variant(
-                    variant, subject, known, lane, device=self.device, plan=self.plan, binaries=binaries
-                )
+    def _begin_kinds(
+        self,
+        subjects: Sequence[BaseKernel],
+        left: Callable[[BaseKernel, Sequence[str]], Sequence[Variant]],
+        keep: Callable[[Variant, Sequence[Check]], object],
+        jobs: LaneJobs[tuple[_CallKind, int], VariantVerification],
+    ) -> None:
+        """Look at the base kernel's kinds of call in one lane, while variants are verified for the first in others."""
+        with ExitStack() as held:
+            lane: SandboxLane | None = None
+            for subject in subjects:
+                variants = left(subject, [kind.known.signature for kind in self._kinds])
+                if not variants:
+                    continue
+                self._stage = "" if self._kinds else "looking at the base kernel"
+                self.lanes.open_ahead(
+                    len(variants)
+                )  # all but the first wait for it, and are then open at once
+                with ExitStack() as gates:
+                    with self.seconds.phase("gate"):
+                        gate = self._open_gate(gates, subject, len(variants))
+                    if gate is not None:
+                        for variant in variants:
+                            gate.submit(variant)
+                    with self.seconds.phase("lane"):
+                        lane = lane or held.enter_context(self.lanes.borrowed())
+                    kind = self._surveyed(subject, variants, gate, lane)
+                    self._stage = ""
+                    jobs.add((kind, number) for number in range(len(variants)))
+                    if gate is not None:  # it has a runner on the device, and one at a time is enough
+                        held.close()
+                        lane = None
+                        self._take_results(jobs, keep)
+                        if gate.failure:
+                            self._remarks.append(
+                                f"the machine-code path failed, so that all were verified at once: {gate.failure}"
+                            )
 
-            with self.seconds.phase("verify"):
-                for number, result in run_each(self.lanes, variants, judged):
-                    found[number] = result
-                    self._verified += 1
-                    keep(variants[number], result.checks)
-        if self._remark:
-            self.output.remark(self._remark)
-        if gate is not None and gate.failure:
-            self.output.remark(
-                f"the machine-code path failed, so that all were verified at once: {gate.failure}"
-            )
-        return known, [(variants[n], found[n]) for n in range(len(variants))]
+    def _surveyed(
+        self, subject: BaseKernel, variants: Sequence[Variant], gate: VariantGate | None, lane: SandboxLane
+    ) -> _CallKind:
+        binaries = BaseBinaries()
+        with self.seconds.phase("survey"):
+            known = survey(subject, lane, plan=self.plan, binaries=binaries)
+        for name, spent in binaries.steps.items():
+            self.seconds.add(f"survey_{name}", spent)
+        self._kinds.append(_CallKind(subject, variants, known, binaries, gate))
+        return self._kinds[-1]
 
-    def _counts(self, gate: VariantGate | None, total: int) -> str:
+    def _judged(self, job: tuple[_CallKind, int], lane: SandboxLane) -> VariantVerification:
+        (kind, number), self._begun = job, self._begun + 1
+        variant, known = kind.variants[number], kind.known
+        reason = kind.gate.refusal(variant) if kind.gate is not None else None
+        if reason is not None:
+            return refused_variant(variant, known, self.device, reason)
+        how = {"device": self.device, "plan": self.plan, "binaries": kind.binaries}
+        return verify_variant(variant, kind.subject, known, lane, **how)
+
+    def _take_results(
+        self,
+        jobs: LaneJobs[tuple[_CallKind, int], VariantVerification],
+        keep: Callable[[Variant, Sequence[Check]], object],
+    ) -> None:
+        with self.seconds.phase("verify"):
+            for (kind, number), result in jobs.results():
+                kind.found[number] = result
+                self._verified += 1
+                keep(kind.variants[number], result.checks)
+
+    def _counts(self) -> str:
+        if self._stage:
+            return self._stage
+        gate = self._kinds[-1].gate if self._kinds else None
         before = "" if gate is None else f"{gate.compiled} compiled, {gate.checked} checked, "
         under_way = f", {self._begun - self._verified} under way" if self._begun > self._verified else ""
+        total = sum(len(kind.variants) for kind in self._kinds)
         return f"{before}{self._verified} of {total} variants judged{under_way}"
 
     def _open_gate(self, stack: ExitStack, subject: BaseKernel, count: int) -> VariantGate | None:
@@ -141,5 +198,5 @@ class VariantWork:
         except NoMachineCodePath as error:
             if self.path == "machine-code":
                 raise CommandError(f"--path machine-code does not work here: {error}") from error
-            self._remark = f"variants were verified without a look at their machine code: {error}"
+            self._remarks.append(f"variants were verified without a look at their machine code: {error}")
             return None

@@ -31,7 +31,7 @@ from forecast_harness.variants.kernels.user_kernel import UserKernel, is_covered
 
 if TYPE_CHECKING:
     from forecast_harness.sandbox.lane_pools import LanePool
-    from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+    from forecast_harness.variants.kernels.base_kernel import BaseKernel
     from forecast_harness.variants.verification.verify import VariantVerification
     from forecast_harness.verify.plan import VerificationPlan
 
@@ -229,18 +229,14 @@ def _verify_variants(
 
     subjects, plan = target.subjects(store), where.plan
     device = INTERPRETER if plan.device == "cpu" else _slug(plan.index)
-    results: list[tuple[Variant, VariantVerification]] = []
-    surveys: list[KernelSurvey] = []
     work = VariantWork(options.path, output, where.lanes, plan, device, target.kernel.source_sha256)
-    for subject in subjects:
-        if is_covered(subject, [s.signature for s in surveys]):
-            continue
-        left = [v for v in found if not _has_check(v, subject, device)]
-        if not left:
-            continue
-        known, verified = work.verify(subject, left, store.put_variant)
-        surveys.append(known)
-        results += verified
+
+    def left(subject: BaseKernel, signatures: Sequence[str]) -> list[Variant]:
+        if is_covered(subject, signatures):
+            return []
+        return [v for v in found if not _has_check(v, subject, device)]
+
+    results = work.verify(subjects, left, store.put_variant)
     closing = time.monotonic()
     where.lanes.close()
     return results, {**work.seconds.to_json(), "closing": time.monotonic() - closing}

@@ -20,7 +20,7 @@ from forecast_autotune.variants import Variant
 from forecast_autotune.variants.judgement import SourceJudgement, source_digest
 from forecast_harness.variants.kernels.kernel_file import import_file
 from tests.core.captured_output import Capture, shown
-from tests.harness.variant_kernels import tensor
+from tests.harness.variant_kernels import number, tensor
 
 KERNEL = """import triton
 import triton.language as tl
@@ -209,21 +209,50 @@ def test_without_verification_nothing_is_run(kernel: str, tmp_path: Path, capsys
     assert [v.checks for v in stored(tmp_path)] == [()]
 
 
+def record_calls(tmp_path: Path, path: Path, *dtypes: str, n: int = 1000) -> None:
+    """Have the store hold what a kernel of this file took when it was called with tensors of each dtype."""
+    from forecast_integrations.triton.problem.describe import kernel_record
+
+    record = kernel_record(import_file(path).double.fn)
+    store = Store(tmp_path / "store")
+    for dtype in dtypes:
+        arguments = [tensor("x", n, dtype=dtype), tensor("out", n, dtype=dtype), number("n", n)]
+        problem = Problem.of(record, arguments, Device("some GPU", "cuda", "90"), key=[dtype, str(n)])
+        for block in (64, 128):
+            candidate = Candidate(Config.of({"BLOCK": block}))
+            store.add(problem, Measurement(problem.id, candidate, Outcome.OK, 1.0, grid=(-(-n // block),)))
+
+
+def test_every_kind_of_call_is_verified_for_once(tmp_path: Path, capsys: Capture) -> None:
+    path = Path(write(tmp_path, "recorded_kernel.py", KERNEL))
+    record_calls(tmp_path, path, "float32", "float16")
+    record_calls(tmp_path, path, "float32", n=2000)
+    files = [write(tmp_path, "good.py", GOOD), write(tmp_path, "wrong.py", WRONG)]
+    assert variants(f"{path}:double", "--from", *files, "--json") == 0
+    verdicts = [(v["name"].partition("-")[0], v["judgement"]) for v in shown(capsys)["verified"]]
+    assert verdicts == [("good", "accepted"), ("wrong", "rejected")] * 2, "sizes are no other kind"
+    for variant in stored(tmp_path):
+        assert len({c.signature for c in variant.checks}) == len(variant.checks) == 2
+
+
+def test_what_is_found_for_one_kind_is_kept_where_another_cannot_be_looked_at(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    only = "    tl.static_assert(x.dtype.element_ty == tl.float32)\n    i = "
+    path = Path(write(tmp_path, "recorded_kernel.py", KERNEL.replace("    i = ", only)))
+    record_calls(tmp_path, path, "float32", "float16")
+    assert variants(f"{path}:double", "--from", write(tmp_path, "good.py", GOOD)) == 1
+    assert "error:" in capsys.readouterr().err
+    (variant,) = stored(tmp_path)
+    assert [c.passed for c in variant.checks] == [True]
+
+
 def test_calls_that_were_recorded_when_the_kernel_was_tuned(tmp_path: Path, capsys: Capture) -> None:
     path = Path(write(tmp_path, "recorded_kernel.py", KERNEL))
     good = write(tmp_path, "good.py", GOOD)
     assert variants(f"{path}:double", "--from", good) == 1
     assert "how is double called?" in capsys.readouterr().err
-    from forecast_integrations.triton.problem.describe import kernel_record
-
-    record = kernel_record(import_file(path).double.fn)
-    arguments = [tensor("x", 1000), tensor("out", 1000)]
-    scalar = tensor("n", 0).__class__("n", "scalar", "i32", value=1000)
-    problem = Problem.of(record, [*arguments, scalar], Device("some GPU", "cuda", "90"), key=["1000"])
-    store = Store(tmp_path / "store")
-    for block in (64, 128):
-        candidate = Candidate(Config.of({"BLOCK": block}))
-        store.add(problem, Measurement(problem.id, candidate, Outcome.OK, 1.0, grid=(-(-1000 // block),)))
+    record_calls(tmp_path, path, "float32")
     assert variants(f"{path}:double", "--json") == 0
     (verified,) = shown(capsys)["verified"]
     assert verified["judgement"] == "accepted"

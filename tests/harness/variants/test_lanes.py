@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import pytest
 
 from forecast_harness.sandbox.api import SandboxError, SandboxLane
 from forecast_harness.sandbox.lane_pools import LanePool
-from forecast_harness.variants.verification.lanes import lane_count, run_each
+from forecast_harness.variants.verification.lanes import LaneJobs, lane_count
 
 
 class Lane:
@@ -24,8 +25,20 @@ class Lane:
         self.like = other
         return self
 
+    def give_up(self) -> None:
+        """Nothing is under way for long."""
+
     def close(self) -> None:
         self.closed = True
+
+
+def done(lanes: LanePool, items: Iterable[int], do: Callable[[int, Any], int]) -> list[tuple[int, int]]:
+    jobs = LaneJobs(lanes, do)
+    jobs.add(items)
+    try:
+        return list(jobs.results())
+    finally:
+        jobs.close()
 
 
 def test_lanes_are_used_by_one_at_a_time_and_closed() -> None:
@@ -45,7 +58,7 @@ def test_lanes_are_used_by_one_at_a_time_and_closed() -> None:
         return item * item
 
     with LanePool(opened, 2) as lanes:
-        assert dict(run_each(lanes, range(6), do)) == {n: n * n for n in range(6)}
+        assert dict(done(lanes, range(6), do)) == {n: n * n for n in range(6)}
         assert len(made) == 2
     assert all(lane.closed for lane in made)
 
@@ -61,8 +74,28 @@ def test_one_lane_works_in_order_and_a_failure_ends_it() -> None:
         LanePool(lambda: cast("SandboxLane", Lane()), 1) as lanes,
         pytest.raises(ZeroDivisionError),
     ):
-        list(run_each(lanes, range(5), do))
-    assert seen == [0, 1, 2]
+        done(lanes, range(5), do)
+    assert seen[:3] == [0, 1, 2]
+
+
+def test_what_is_added_while_others_are_done_is_done_too_and_told_once() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def do(item: int, lane: Any) -> int:
+        begun.set()
+        assert may_end.wait(60)
+        return item
+
+    with LanePool(lambda: cast("SandboxLane", Lane()), 2) as lanes:
+        jobs = LaneJobs(lanes, do)
+        jobs.add([1])
+        assert begun.wait(60)
+        jobs.add([2, 3])
+        may_end.set()
+        assert sorted(jobs.results()) == [(1, 1), (2, 2), (3, 3)]
+        jobs.add([4])
+        assert list(jobs.results()) == [(4, 4)]
+        jobs.close()
 
 
 def test_there_is_always_a_lane_and_never_one_without_work() -> None:
@@ -75,7 +108,7 @@ def test_there_is_always_a_lane_and_never_one_without_work() -> None:
 
     with LanePool(opened, 8) as lanes:
         lanes.open_ahead(2)
-        assert dict(run_each(lanes, [5, 6], lambda item, lane: item)) == {0: 5, 1: 6}
+        assert dict(done(lanes, [5, 6], lambda item, lane: -item)) == {5: -5, 6: -6}
     assert len(made) == 2
 
 
@@ -109,4 +142,4 @@ def test_a_lane_that_does_not_open_is_told_to_all_who_wait() -> None:
         raise SandboxError("no device")
 
     with LanePool(broken, 2) as lanes, pytest.raises(SandboxError, match="no device"):
-        list(run_each(lanes, range(4), lambda item, lane: item))
+        done(lanes, range(4), lambda item, lane: item)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import Generic, TypeVar
 
 from forecast_harness.sandbox.api import SandboxLane
-from forecast_harness.sandbox.lane_pools import LanePool
+from forecast_harness.sandbox.lane_pools import LanePool, end_pools
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -24,27 +24,31 @@ def lane_count() -> int:
     return max(1, min(_MOST_LANES, len(os.sched_getaffinity(0)) // _PROCESSORS_PER_LANE))
 
 
-def run_each(
-    lanes: LanePool, items: Sequence[Item], do: Callable[[Item, SandboxLane], Found]
-) -> Iterator[tuple[int, Found]]:
-    """(number, what `do` gave) of every item, as they are done; in order where there is one lane.
+class LaneJobs(Generic[Item, Found]):
+    """Things done side by side in the lanes of a pool; more may be added while others are done."""
 
-    Raises what `do` raises; the others are then not begun.
-    """
-    if lanes.most == 1 or len(items) == 1:
-        for number, item in enumerate(items):
-            with lanes.borrowed() as lane:
-                found = do(item, lane)
-            yield number, found
-        return
+    def __init__(self, lanes: LanePool, do: Callable[[Item, SandboxLane], Found]) -> None:
+        self._lanes, self._do = lanes, do
+        self._pool = ThreadPoolExecutor(lanes.most, "verify")
+        self._under_way: list[Future[tuple[Item, Found]]] = []
 
-    def done(number: int) -> tuple[int, Found]:
-        with lanes.borrowed() as lane:
-            return number, do(items[number], lane)
+    def add(self, items: Iterable[Item]) -> None:
+        """Have these done, too, after those that were added before."""
+        self._under_way += [self._pool.submit(self._done, item) for item in items]
 
-    pool = ThreadPoolExecutor(min(lanes.most, len(items)), "verify")
-    try:
-        for future in as_completed([pool.submit(done, n) for n in range(len(items))]):
+    def results(self) -> Iterator[tuple[Item, Found]]:
+        """(item, what `do` gave) of all that were added since the last time, as they are done.
+
+        Raises what `do` raises.
+        """
+        futures, self._under_way = self._under_way, []
+        for future in as_completed(futures):
             yield future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """Begin nothing more, and end what is under way."""
+        end_pools([self._pool], self._lanes.give_up)
+
+    def _done(self, item: Item) -> tuple[Item, Found]:
+        with self._lanes.borrowed() as lane:
+            return item, self._do(item, lane)
