@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,11 @@ class Closable(Protocol):
 
 
 C = TypeVar("C", bound=Closable)
+
+
+def lane_count(most: int, processors_each: int) -> int:
+    """Lanes, `most` at most, on this machine's processors, so many for each; at least one."""
+    return max(1, min(most, len(os.sched_getaffinity(0)) // processors_each))
 
 
 def end_pools(pools: Sequence[Executor], give_up: Callable[[], None]) -> None:

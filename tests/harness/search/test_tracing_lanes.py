@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxError, SandboxJob
-from forecast_harness.search.forecasters.tracing_lanes import TracingLanes, lane_count
+from forecast_harness.sandbox.lane_pools import lane_count
+from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
 
 LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
 ENTRY = "tests.harness.search.tracing_job:main"
@@ -54,4 +55,5 @@ def test_closing_ends_what_is_under_way(lanes: TracingLanes) -> None:
 
 
 def test_there_is_a_lane_on_any_machine() -> None:
-    assert 1 <= lane_count() <= 8
+    assert 1 <= lane_count(8, 2) <= 8
+    assert lane_count(8, 1 << 20) == 1

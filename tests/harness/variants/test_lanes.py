@@ -10,7 +10,7 @@ import pytest
 
 from forecast_harness.sandbox.api import SandboxError, SandboxLane
 from forecast_harness.sandbox.lane_pools import LanePool
-from forecast_harness.variants.verification.lanes import LaneJobs, lane_count
+from forecast_harness.variants.verification.lanes import LaneJobs, verification_lanes
 
 
 class Lane:
@@ -99,7 +99,7 @@ def test_what_is_added_while_others_are_done_is_done_too_and_told_once() -> None
 
 
 def test_there_is_always_a_lane_and_never_one_without_work() -> None:
-    assert lane_count() >= 1
+    assert verification_lanes() >= 1
     made: list[Lane] = []
 
     def opened() -> SandboxLane:

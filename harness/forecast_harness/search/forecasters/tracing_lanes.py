@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.jobs import JobResult, SandboxError
-from forecast_harness.sandbox.lane_pools import LanePool, end_pools
+from forecast_harness.sandbox.lane_pools import LanePool, end_pools, lane_count
 
 _MOST_LANES = 8
 _PROCESSORS_PER_LANE = 2
 """Others compile and verify at the same time."""
-
-
-def lane_count() -> int:
-    """Lanes on this machine's processors; at least one."""
-    return max(1, min(_MOST_LANES, len(os.sched_getaffinity(0)) // _PROCESSORS_PER_LANE))
 
 
 class TracingLanes:
@@ -26,7 +20,7 @@ class TracingLanes:
 
     def __init__(self, folder: Path | None, limits: ResourceLimits, count: int = 0) -> None:
         """`folder` is for scratch files; `count`: lanes at most, 0 for what suits the machine."""
-        most = count or lane_count()
+        most = count or lane_count(_MOST_LANES, _PROCESSORS_PER_LANE)
         self._limits, self._closed = limits, False
         self._pool = ThreadPoolExecutor(most, "tracing")
         self._lanes = LanePool(

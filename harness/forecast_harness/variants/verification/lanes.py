@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Generic, TypeVar
 
 from forecast_harness.sandbox.api import SandboxLane
-from forecast_harness.sandbox.lane_pools import LanePool, end_pools
+from forecast_harness.sandbox.lane_pools import LanePool, end_pools, lane_count
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -19,9 +18,9 @@ _PROCESSORS_PER_LANE = 1
 """A lane's cells wait for the device and for the judge as often as they compile."""
 
 
-def lane_count() -> int:
-    """Lanes at most on this machine's processors; at least one."""
-    return max(1, min(_MOST_LANES, len(os.sched_getaffinity(0)) // _PROCESSORS_PER_LANE))
+def verification_lanes() -> int:
+    """Lanes at most on this machine; at least one."""
+    return lane_count(_MOST_LANES, _PROCESSORS_PER_LANE)
 
 
 class LaneJobs(Generic[Item, Found]):
