@@ -153,17 +153,21 @@ def changed_bytes(before: Arena, after: BytesLike) -> tuple[list[str], int]:
     was = before.block.numpy()
     if len(now) != len(was):
         return [], abs(len(now) - len(was))
-    differs = torch.from_numpy(now != was)
-    owned = torch.zeros(len(was), dtype=torch.bool)
+    differs = now != was
+    flags = torch.from_numpy(differs)
     inputs = []
     for slot in before.slots:
         if not slot.span:
             continue
         size = getattr(torch, slot.dtype).itemsize
         shape, stride = (*slot.shape, size), (*(s * size for s in slot.stride), 1)
-        mask = owned[slot.offset : slot.offset + slot.span * size].as_strided(shape, stride)
-        mask.fill_(True)
-        part = differs[slot.offset : slot.offset + slot.span * size].as_strided(shape, stride)
-        if not slot.output and part.any():
+        part = flags[slot.offset : slot.offset + slot.span * size].as_strided(shape, stride)
+        if not slot.output and _any(part):
             inputs.append(slot.name)
-    return inputs, int((differs & ~owned).sum())
+        part.fill_(False)  # what is left belongs to no tensor
+    return inputs, int(np.count_nonzero(differs))
+
+
+def _any(flags: torch.Tensor) -> bool:
+    """Whether one of them is set; numpy tells it sooner of those that lie side by side, and counts them sooner, too."""
+    return bool(flags.numpy().any()) if flags.is_contiguous() else bool(flags.any())
