@@ -153,8 +153,16 @@ class VariantWork:
         reason = kind.gate.refusal(variant) if kind.gate is not None else None
         if reason is not None:
             return refused_variant(variant, known, self.device, reason)
-        how = {"device": self.device, "plan": self.plan, "binaries": kind.binaries}
-        return verify_variant(variant, kind.subject, known, lane, **how)
+        return verify_variant(
+            variant,
+            kind.subject,
+            known,
+            lane,
+            device=self.device,
+            plan=self.plan,
+            binaries=kind.binaries,
+            leaves_base=self.plan.device != "cpu",  # an interpreter is in the process that it may overwrite
+        )
 
     def _take_results(
         self,

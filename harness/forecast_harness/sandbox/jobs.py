@@ -258,3 +258,10 @@ class JobResult:
     def is_label(self) -> bool:
         """Whether a surrogate may learn from it."""
         return self.status in (JobStatus.OK, JobStatus.CANDIDATE_ERROR)
+
+
+def describe_end(end: Mapping[str, Any], limits: ResourceLimits) -> str:
+    """How a judge ended that said nothing, from what its server reports."""
+    if end["why"] == "overdue":
+        return f"trusted code took more than trusted_s={limits.trusted_s:g} s on top of its cells' time"
+    return f"the judge ended with {end['code']} before it had answered"

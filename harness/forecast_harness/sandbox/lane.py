@@ -29,6 +29,7 @@ from forecast_harness.sandbox.jobs import (
     SandboxJob,
     TensorArrays,
     WireError,
+    describe_end,
 )
 from forecast_harness.sandbox.warm_process import (
     ServerProcess,
@@ -93,8 +94,8 @@ class SandboxLane:
             raise SandboxError(
                 f"the sandbox needs Linux, this is {sys.platform}; run it in a container there"
             )
-        self._requested_level, self._device = level, device
-        self._parent, self._niceness = scratch, niceness
+        self._requested_level, self._device, self._parent = level, device, scratch
+        self._niceness = niceness
         self._environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
         self._environment |= {"CUDA_VISIBLE_DEVICES": device or "", **(environment or {})}
         modules, variables = (*warm, canary.__name__), tuple(sorted(self._environment.items()))
@@ -114,7 +115,7 @@ class SandboxLane:
         self.restarts = 0
         """How often the server had to be replaced."""
         self.healthy = True
-        """Whether the last canary sang; with a device one sings at the start, unless the lane is like another."""
+        """Whether the last canary sang; with a device one sings at the start, if the lane is like no other."""
 
     @property
     def level(self) -> ContainmentLevel:
@@ -134,31 +135,29 @@ class SandboxLane:
         return self.enter_like(None)
 
     def enter_like(self, other: SandboxLane | None) -> SandboxLane:
-        """Enter at the containment of an open lane of this device whose canary has sung; this one's does not now.
+        """Enter at the containment of an open lane of this device, whose canary has sung: this one's does not now.
 
-        Each canary opens the device, which processes can only do one after the other. It decides nothing that it did
-        not: this lane's server tries the containment, and its canary sings before a candidate is blamed for a fault.
+        It opens the device, one process after the other. It still sings before a candidate is blamed for a fault.
         """
-        is_like = other is not None and other.healthy and self._warm_up == other._warm_up
-        if is_like and other is not None:
-            self._requested_level, self._apart = other.level, other._apart
+        like = other if other is not None and other.healthy and self._warm_up == other._warm_up else None
+        if like is not None:
+            self._requested_level, self._apart = like.level, like._apart
         if self._parent is not None:
             Path(self._parent).mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="forecast-lane-", dir=self._parent))
         self._scratch.chmod(0o711)  # candidates of another user have to find theirs in it
-        for name in ("root", "dev"):
-            (self._scratch / name).mkdir()
+        (self._scratch / "root").mkdir()
+        (self._scratch / "dev").mkdir()
         self._warm_process = acquire(self._warm_up)
         try:
             self._start()
-            if self._device is not None and not is_like:
+            if self._device is not None and like is None:
                 self._try_device()
-        except _ServerLost as error:
-            log = read_log(self._scratch / _LOG)
+        except BaseException as error:
+            said = f"the lane's server was lost at once: {error}; {read_log(self._scratch / _LOG)}"
             self.close()
-            raise SandboxError(f"the lane's server was lost at once: {error}; {log}") from error
-        except BaseException:
-            self.close()
+            if isinstance(error, _ServerLost):
+                raise SandboxError(said) from error
             raise
         return self
 
@@ -171,8 +170,8 @@ class SandboxLane:
         """End every process of the lane and remove its files."""
         self._stop()
         self._level = None
-        if (process := self._warm_process) is not None:
-            self._warm_process = None
+        process, self._warm_process = self._warm_process, None
+        if process is not None:
             release(process)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -219,7 +218,7 @@ class SandboxLane:
             return JobResult(fault.status, fault, seconds=spent, detail=sang, canary=sang)
         said, arrays, end = self._converse(job, limits)
         if said is None:
-            fault, detail, value = Fault.TRUSTED_ERROR, _describe_end(end, limits), None
+            fault, detail, value = Fault.TRUSTED_ERROR, describe_end(end, limits), None
         else:
             fault, detail, value = Fault(said["fault"]), said["detail"], said["value"]
         if end["left"]:
@@ -298,7 +297,7 @@ class SandboxLane:
         job = SandboxJob(f"{canary.__name__}:main", {"device": self._device})
         said, _, end = self._converse(job, canary.CANARY_LIMITS)
         if said is None or said["fault"]:
-            text = said["detail"] if said else _describe_end(end, canary.CANARY_LIMITS)
+            text = said["detail"] if said else describe_end(end, canary.CANARY_LIMITS)
         else:
             text = str(said["value"])
         self.healthy = text == "ok"
@@ -371,19 +370,18 @@ class SandboxLane:
             except BaseException:
                 self._control.close()
                 raise
+        self._messages.clear()
         if self._niceness:
             with contextlib.suppress(OSError):  # it has ended: its greeting will be missed
                 os.setpriority(os.PRIO_PROCESS, self._server.pid, self._niceness)
-        self._messages.clear()
         try:
             while (hello := self._take_message("hello")) is None:
                 if not select.select([self._control], [], [], _HELLO_TIMEOUT_S)[0]:
                     raise _ServerLost(f"no greeting within {_HELLO_TIMEOUT_S:g} s")
                 self._read_mail()
         except _ServerLost as error:
-            raise SandboxError(
-                f"the lane's server did not start: {error}; {read_log(self._scratch / _LOG)}"
-            ) from error
+            said = read_log(self._scratch / _LOG)
+            raise SandboxError(f"the lane's server did not start: {error}; {said}") from error
         self.refused = hello["refused"]
         if not hello["level"]:
             wanted = (
@@ -420,9 +418,3 @@ class SandboxLane:
         self._stop()
         self.restarts += 1
         self._start(self._level)
-
-
-def _describe_end(end: dict[str, Any], limits: ResourceLimits) -> str:
-    if end["why"] == "overdue":
-        return f"trusted code took more than trusted_s={limits.trusted_s:g} s on top of its cells' time"
-    return f"the judge ended with {end['code']} before it had answered"

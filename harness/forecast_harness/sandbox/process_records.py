@@ -27,8 +27,6 @@ class RunningJob:
     channel: socket.socket
     place: str
     limits: ResourceLimits
-    cells: int = 0
-    """Started so far."""
     code: int | None = None
     why: str = ""
     tails: tuple[str, str] = ("", "")
@@ -53,6 +51,12 @@ class RunningCell:
     status: int
     place: str = ""
     """The scratch directory's parent where no sized file system limits it, else empty."""
+    name: str = ""
+    """Under which a later job may ask for it; empty for a cell that ends with its job."""
+    ends: tuple[socket.socket, ...] = ()
+    """The judge's of its channels, where there may be another judge."""
+    rests: bool = False
+    """Whether no job has it now."""
     why: str = ""
     closed: set[int] = field(default_factory=set)
     began: float = field(default_factory=time.monotonic)

@@ -45,6 +45,7 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._job: RunningJob | None = None
         self._cells: dict[int, RunningCell] = {}
+        self._started = 0
         self._pid = os.getpid()
         self._anonymous = linux.memory_and_threads(self._pid)[0]
         self._watched = 0.0
@@ -112,13 +113,36 @@ class ForkServer:
             return
         request = json.loads(data)
         if request["op"] == "cell":
-            self._start_cell(job, ResourceLimits(**request["limits"]), request["processors"])
+            self._give_cell(job, ResourceLimits(**request["limits"]), request["processors"], request["name"])
             return
         run = self._cells.get(request["cell"])
-        if run is not None:
+        if run is not None and request["op"] == "rest" and run.name:
+            run.rests = True
+            with contextlib.suppress(OSError):
+                job.channel.send(json.dumps({"event": "end", "cell": run.number, "why": "rests"}).encode())
+        elif run is not None:
             self._end(run, "closed")
 
-    def _start_cell(self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int]) -> None:
+    def _give_cell(
+        self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int], name: str
+    ) -> None:
+        """The cell of this name that an earlier job has left, or a new one; one alone is left for long."""
+        left = [run for run in self._cells.values() if name and run.rests and not run.why]
+        found = next((run for run in left if run.name == name), None)
+        for run in left:
+            if run is not found:
+                self._end(run, "closed")
+        if found is None:
+            self._start_cell(job, limits, processors, name)
+            return
+        found.rests = False
+        age = time.monotonic() - found.began
+        job.deadline += max(0.0, found.limits.wall_s - age)
+        self._hand_over(job, found, found.ends, age)
+
+    def _start_cell(
+        self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int], name: str
+    ) -> None:
         judge_end, cell_end = wire.channel_pair()
         judge_orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pipes = [os.pipe() for _ in range(3)]
@@ -143,19 +167,29 @@ class ForkServer:
         for fd in (out_w, err_w, status_w):
             os.close(fd)
         shared = "" if self._confinement.has_own_root else job.place
-        run = RunningCell(pid, job.cells, limits, out, err, status, shared)
-        job.cells += 1
+        run = RunningCell(pid, self._started, limits, out, err, status, shared)
+        self._started += 1
         job.deadline += limits.wall_s
         self._cells[run.number] = run
         for stream in (out, err):
             os.set_blocking(stream, False)
             self._listen(stream, lambda s=stream: self._drain(run, s))  # type: ignore[misc]
-        message = {"event": "cell", "cell": run.number}
+        ends = (judge_end, judge_orders)
+        self._hand_over(job, run, ends, None)
+        if self._confinement.has_own_root:  # else its files go with the job's
+            run.name = name
+        if run.name:
+            run.ends = ends
+        else:
+            for end in ends:
+                end.close()
+
+    def _hand_over(
+        self, job: RunningJob, run: RunningCell, ends: Sequence[socket.socket], age: float | None
+    ) -> None:
+        message = {"event": "cell", "cell": run.number, "age": age}
         with contextlib.suppress(OSError):
-            ends = [judge_end.fileno(), judge_orders.fileno()]
-            socket.send_fds(job.channel, [json.dumps(message).encode()], ends)
-        judge_end.close()
-        judge_orders.close()
+            socket.send_fds(job.channel, [json.dumps(message).encode()], [end.fileno() for end in ends])
 
     def _fork(self, body: Callable[[], NoReturn], spare: set[int]) -> int:
         pid = os.fork()
@@ -198,7 +232,8 @@ class ForkServer:
             if self._job is not None and pid == self._job.pid:
                 self._job.code = exit_code
                 for run in list(self._cells.values()):
-                    self._end(run, "closed")
+                    if not run.rests:
+                        self._end(run, "closed")
             else:
                 for run in [r for r in self._cells.values() if r.pid == pid]:
                     self._cell_ended(run)
@@ -214,10 +249,14 @@ class ForkServer:
             if stream not in run.closed:  # somebody survived and still holds it
                 self._selector.unregister(stream)
             os.close(stream)
+        for end in run.ends:
+            end.close()
         report = run.report()
         job = self._job
-        assert job is not None
-        job.left += left
+        if job is not None:
+            job.left += left
+        if job is None or run.rests:
+            return
         job.tails = (run.tail(run.out), run.tail(run.err))
         with contextlib.suppress(OSError):
             job.channel.send(json.dumps({"event": "end", **report}).encode())
@@ -230,7 +269,7 @@ class ForkServer:
 
     def _maybe_job_ended(self) -> None:
         job = self._job
-        if job is None or job.code is None or self._cells:
+        if job is None or job.code is None or not all(run.rests for run in self._cells.values()):
             return
         if job.channel.fileno() in self._selector.get_map():
             self._selector.unregister(job.channel.fileno())

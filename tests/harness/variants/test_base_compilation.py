@@ -52,6 +52,8 @@ def test_one_call_of_each_form_is_compiled_in_both_dtypes() -> None:
 class Cell:
     """Notes what it is asked; `fails` at that."""
 
+    age: float | None = None
+
     def __init__(self, fails: str = "") -> None:
         self.asked: list[str] = []
         self.given: dict[str, bytes] = {}
@@ -82,7 +84,7 @@ class Work:
     def __init__(self, *cells: Cell) -> None:
         self.cells = list(cells)
 
-    def cell(self, limits: ResourceLimits) -> Cell:
+    def cell(self, limits: ResourceLimits, name: str = "") -> Cell:
         return self.cells.pop(0)
 
 
@@ -130,6 +132,16 @@ def test_a_cell_that_cannot_be_opened_is_asked_again_later() -> None:
     base.open()
     assert broken.closed
     assert list(base.compiled()) == ["key/k.cubin"]
+
+
+def test_a_cell_that_was_left_is_prepared_already_unless_it_has_not_long_to_live() -> None:
+    left, old, fresh = Cell(), Cell(), Cell()
+    left.age, old.age = 1.0, 1e6
+    for cells, last in (((left,), left), ((old, fresh), fresh)):
+        base = BaseKernelRunner(cast("JobContext", Work(*cells)), "cuda", random.Random(0), name="a")
+        base.open()
+        assert (f"{CELL_ENTRIES}:prepare" in last.asked) == (last is fresh)
+    assert old.closed
 
 
 def test_an_interpreter_compiles_nothing() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,12 +62,25 @@ class BaseKernelRunner:
     """A cell that launches the base kernel; replaced when a launch takes it down."""
 
     def __init__(
-        self, work: JobContext, device: str, rng: random.Random, binaries: Mapping[str, str] | None = None
+        self,
+        work: JobContext,
+        device: str,
+        rng: random.Random,
+        binaries: Mapping[str, str] | None = None,
+        *,
+        name: str = "",
+        own_configs: Collection[Config] = (),
     ) -> None:
-        """`binaries`: what is compiled already, as `BaseBinaries.to_payload` gives it."""
+        """`binaries`: what is compiled already, as `BaseBinaries.to_payload` gives it.
+
+        `name` stands for this base kernel and all that it is asked in: a later verification in the same lane goes on
+        with the cell where this one has launched nothing in it but the base's `own_configs`, see `leave`.
+        """
         self._binaries = binaries_as_arrays(binaries or {})
         self._work, self._device, self._rng = work, device, rng
         self._cell: Cell | None = None
+        self._name, self._own_configs = name, frozenset(own_configs)
+        self._is_as_it_was = True
         self._opened = 0.0
         self._noise = self._compiles = False
         self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _CELL_WALL_S[device]))
@@ -78,6 +91,17 @@ class BaseKernelRunner:
             self._open()
         except CandidateFault:
             self.close()
+
+    def leave(self) -> None:
+        """Leave the cell to later verifications against this base kernel, which then need not open a device for it.
+
+        Not one in which something was launched that a variant chose, or that wrote where it should not: what others
+        are judged by is nobody's to change.
+        """
+        if self._cell is not None and self._name and self._is_as_it_was:
+            self._cell.rest()
+            self._cell = None
+        self.close()
 
     def close(self) -> None:
         """End the cell."""
@@ -118,7 +142,9 @@ class BaseKernelRunner:
             "protocol": EVENTS_PROTOCOL,
         }
         try:
-            answer = self._open().ask(
+            cell = self._open()
+            self._is_as_it_was &= config in self._own_configs
+            answer = cell.ask(
                 f"{CELL_ENTRIES}:launch",
                 payload,
                 {"block": TensorBytes("uint8", (arena.block.numel(),), arena.data())},
@@ -131,6 +157,7 @@ class BaseKernelRunner:
             raise BaseKernelError(fault.detail) from fault
         data = answer.arrays["block"].data
         names, stray = changed_bytes(arena, data)
+        self._is_as_it_was &= not stray
         block = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return BaseKernelRun(
             {s.name: s.view(block).clone() for s in arena.slots}, tuple(names), stray, answer.seconds
@@ -169,10 +196,11 @@ class BaseKernelRunner:
         if self._cell is not None and time.monotonic() - self._opened > self._limits.wall_s / 2:
             self.close()
         if self._cell is None:
-            self._opened = time.monotonic()
-            self._cell = self._work.cell(self._limits)
+            self._cell = self._new_cell()
             if self._binaries:
                 self._cell.ask(WRITE_ENTRY, {}, self._binaries)
+            if self._cell.age is not None:
+                return self._cell
             self._cell.ask(
                 f"{CELL_ENTRIES}:prepare",
                 {
@@ -184,6 +212,16 @@ class BaseKernelRunner:
                 },
             )
         return self._cell
+
+    def _new_cell(self) -> Cell:
+        """One that was left, unless it has not long to live, or a fresh one."""
+        self._is_as_it_was = True
+        cell = self._work.cell(self._limits, name=self._name)
+        if cell.age is not None and cell.age > self._limits.wall_s / 2:
+            cell.close()
+            cell = self._work.cell(self._limits, name=self._name)
+        self._opened = time.monotonic() - (cell.age or 0.0)
+        return cell
 
 
 def call_arguments(

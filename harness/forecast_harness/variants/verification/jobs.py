@@ -55,9 +55,10 @@ def survey(work: JobContext) -> CellAnswer:
 def examine(work: JobContext) -> CellAnswer:
     """Examine one variant.
 
-    The payload has `subject`, `survey`, `binaries`, `configs`, `takes`, `plan`, `deterministic` and `seed`; the value
-    has `reasons`, `trials`, `unable` (configs that did not run) and `facts`, with the seconds of the steps of
-    `VariantExamination` under `examine`; the arrays are files of `BaseBinaries` that it did not have.
+    The payload has `subject`, `survey`, `binaries`, `configs`, `takes`, `plan`, `deterministic`, `seed` and
+    `leaves_base` (whether the base's cell may wait in the lane for the next verification); the value has `reasons`,
+    `trials`, `unable` (configs that did not run) and `facts`, with the seconds of the steps of `VariantExamination`
+    under `examine`; the arrays are files of `BaseBinaries` that it did not have.
     """
     torch.set_num_threads(1)
     asked = work.payload
@@ -65,7 +66,14 @@ def examine(work: JobContext) -> CellAnswer:
     plan = VerificationPlan.from_json(asked["plan"])
     nonce = asked["seed"] or os.urandom(16).hex()
     seed = hashlib.sha256(nonce.encode()).digest()
-    reference = BaseKernelRunner(work, plan.device, random.Random(seed), asked.get("binaries"))
+    reference = BaseKernelRunner(
+        work,
+        plan.device,
+        random.Random(seed),
+        asked.get("binaries"),
+        name=_name_of_base_cell(subject, plan.device) if asked["leaves_base"] else "",
+        own_configs=(*subject.configs, found.config),
+    )
     steps = PhaseTimer()
     try:
         problem = VariantProblem(
@@ -88,6 +96,7 @@ def examine(work: JobContext) -> CellAnswer:
             except CandidateFault as fault:
                 reasons = [reason_of_fault(fault, judge)]
         news = reference.newly_compiled()
+        reference.leave()
     finally:
         reference.close()
     facts = {
@@ -100,6 +109,11 @@ def examine(work: JobContext) -> CellAnswer:
     }
     said = {"reasons": [r.to_json() for r in reasons], "trials": judge.trials, "unable": examination.unable}
     return CellAnswer({**said, "facts": facts}, news)
+
+
+def _name_of_base_cell(subject: BaseKernel, device: str) -> str:
+    """For all kinds of call: a cell that launches this source launches it for any of them."""
+    return hashlib.sha256(f"{device} {subject.kernel} {subject.source}".encode()).hexdigest()
 
 
 def _variant_pack(subject: BaseKernel, deterministic: bool) -> Pack:

@@ -79,11 +79,13 @@ def verify_variant(
     limits: ResourceLimits = VARIANT_LIMITS,
     seed: str = "",
     binaries: BaseBinaries | None = None,
+    leaves_base: bool = False,
 ) -> VariantVerification:
     """Judge a variant against its base with fresh hidden seeds.
 
     `device` is the slug that checks name, `interpreter` for Triton's. Bitwise repeatable results are asked
     for where the base has them, unless the variant adds atomically. `binaries` of the base need not be compiled anew.
+    `leaves_base`: the lane verifies other variants next, and may keep the base's process on the device meanwhile.
     Nothing that it does raises here.
     """
     begin = time.perf_counter()
@@ -103,6 +105,7 @@ def verify_variant(
         "plan": plan.to_json(),
         "deterministic": deterministic,
         "seed": seed,
+        "leaves_base": leaves_base,
     }
     job = SandboxJob(
         f"{_JOB_MODULE}:examine", payload, launcher_files(subject.kernel, subject.source, variant.source)
