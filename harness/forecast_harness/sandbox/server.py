@@ -319,9 +319,9 @@ def main(text: str) -> None:
     `text`: the orders in JSON; `warm` are modules to import first.
     """
     orders = json.loads(text)
-    has_device = bool(os.environ.get("CUDA_VISIBLE_DEVICES")) and not orders.get("probe")
-    if has_device:
-        device_holder.start_holder()  # it opens the device while this process imports
+    device = "" if orders.get("probe") else os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if device:
+        device_holder.start_holder(device, orders["scratch"])  # which opens it while this process imports
     for module in orders.get("warm", []):
         importlib.import_module(module)
     if orders.get("probe"):
@@ -331,7 +331,7 @@ def main(text: str) -> None:
         return
     # A C compiler builds while modules are imported; the thread has ended before anything is forked.
     with ThreadPoolExecutor(1) as building:
-        if has_device:
+        if device:
             building.submit(toolchain.build_driver_module)
         if {"torch", "triton"} <= sys.modules.keys():
             toolchain.preload_toolchain()
