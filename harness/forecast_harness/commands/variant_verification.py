@@ -17,6 +17,7 @@ from forecast_harness.variants.verification.base_binaries import BaseBinaries
 from forecast_harness.variants.verification.lanes import LaneJobs
 from forecast_harness.variants.verification.verify import (
     VariantVerification,
+    open_base,
     refused_variant,
     survey,
     verify_variant,
@@ -87,8 +88,12 @@ class VariantWork:
             stack.enter_context(CountLine(self.output.errors, self._counts))
             jobs: LaneJobs[tuple[_CallKind, int], VariantVerification] = LaneJobs(self.lanes, self._judged)
             stack.callback(jobs.close)
+            opening: LaneJobs[BaseKernel, None] = LaneJobs(
+                self.lanes, lambda subject, lane: open_base(subject, lane, plan=self.plan)
+            )
+            stack.callback(opening.close)
             try:
-                self._begin_kinds(subjects, left, keep, jobs)
+                self._begin_kinds(subjects, left, keep, jobs, opening)
             except ForecastAutotuneError as error:
                 failure = error
             self._take_results(jobs, keep)
@@ -104,6 +109,7 @@ class VariantWork:
         left: Callable[[BaseKernel, Sequence[str]], Sequence[Variant]],
         keep: Callable[[Variant, Sequence[Check]], object],
         jobs: LaneJobs[tuple[_CallKind, int], VariantVerification],
+        opening: LaneJobs[BaseKernel, None],
     ) -> None:
         """Look at the base kernel's kinds of call in one lane, while variants are verified for the first in others."""
         with ExitStack() as held:
@@ -113,9 +119,8 @@ class VariantWork:
                 if not variants:
                     continue
                 self._stage = "" if self._kinds else "looking at the base kernel"
-                self.lanes.open_ahead(
-                    len(variants)
-                )  # all but the first wait for it, and are then open at once
+                # All but the first wait for that one, and are then open at once.
+                self.lanes.open_ahead(len(variants))
                 with ExitStack() as gates:
                     with self.seconds.phase("gate"):
                         gate = self._open_gate(gates, subject, len(variants))
@@ -124,6 +129,10 @@ class VariantWork:
                             gate.submit(variant)
                     with self.seconds.phase("lane"):
                         lane = lane or held.enter_context(self.lanes.borrowed())
+                    if self._leaves_base and not self._kinds:
+                        with self.seconds.phase("survey_open"):  # alone it is open sooner
+                            open_base(subject, lane, plan=self.plan)
+                        opening.add([subject] * (min(len(variants), self.lanes.most) - 1))
                     kind = self._surveyed(subject, variants, gate, lane)
                     self._stage = ""
                     jobs.add((kind, number) for number in range(len(variants)))
@@ -135,6 +144,11 @@ class VariantWork:
                             self._remarks.append(
                                 f"the machine-code path failed, so that all were verified at once: {gate.failure}"
                             )
+
+    @property
+    def _leaves_base(self) -> bool:
+        """An interpreter is in the process that it may overwrite, and opens nothing."""
+        return self.plan.device != "cpu"
 
     def _surveyed(
         self, subject: BaseKernel, variants: Sequence[Variant], gate: VariantGate | None, lane: SandboxLane
@@ -161,7 +175,7 @@ class VariantWork:
             device=self.device,
             plan=self.plan,
             binaries=kind.binaries,
-            leaves_base=self.plan.device != "cpu",  # an interpreter is in the process that it may overwrite
+            leaves_base=self._leaves_base,
         )
 
     def _take_results(

@@ -24,6 +24,7 @@ from forecast_harness.variants.verification.call_sampling import RecordedCalls
 from forecast_harness.variants.verification.verify import (
     VARIANT_LIMITS,
     VariantVerification,
+    open_base,
     survey,
     verify_variant,
 )
@@ -130,9 +131,16 @@ def test_the_bases_process_waits_for_the_next_verification_unless_a_variant_chos
     def processes() -> list[int]:
         return linux.children(judging.server_pid)
 
+    known(judging, VECTORS)
     before = processes()
-    assert judged(judging, VECTORS, DOUBLE, leaves_base=True).verdict.accepted
+    open_base(VECTORS, judging, plan=QUICK)
+    assert len(set(processes()) - set(before)) == 1
+    survey(VECTORS, judging, plan=QUICK)
+    assert not set(processes()) - set(before), "what is tried in a survey is nothing for others to rely on"
+    open_base(VECTORS, judging, plan=QUICK)
     (left,) = set(processes()) - set(before)
+    assert judged(judging, VECTORS, DOUBLE, leaves_base=True).verdict.accepted
+    assert set(processes()) - set(before) == {left}
     wrong = DOUBLE.replace("2 *", "3 *")
     assert ReasonCode.WRONG_VALUES in codes(judged(judging, VECTORS, wrong, leaves_base=True))
     assert set(processes()) - set(before) == {left}

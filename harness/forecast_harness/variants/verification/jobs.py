@@ -1,4 +1,4 @@
-"""The judge's two jobs: survey a base kernel, and examine one variant of it."""
+"""The judge's jobs: survey a base kernel, examine one variant of it, and open the base's cell before that."""
 
 from __future__ import annotations
 
@@ -40,16 +40,27 @@ def survey(work: JobContext) -> CellAnswer:
     `BaseBinaries`.
     """
     torch.set_num_threads(1)
-    subject = BaseKernel.from_json(work.payload["subject"])
+    subject, device = BaseKernel.from_json(work.payload["subject"]), work.payload["device"]
+    seed, name = int.from_bytes(os.urandom(6)), _name_of_base_cell(subject, device)
     try:
-        found, binaries, steps = survey_kernel(
-            work, subject, work.payload["device"], int.from_bytes(os.urandom(6))
-        )
+        found, binaries, steps = survey_kernel(work, subject, device, seed, name)
     except SandboxError:
         raise
     except ForecastAutotuneError as error:
         return CellAnswer({"refused": str(error)})
     return CellAnswer({"survey": found.to_json(), "steps": steps}, binaries)
+
+
+def open_base(work: JobContext) -> CellAnswer:
+    """Leave a base kernel's cell to the lane's next survey or examination. The payload has `subject` and `device`."""
+    subject, device = BaseKernel.from_json(work.payload["subject"]), work.payload["device"]
+    reference = BaseKernelRunner(work, device, random.Random(), name=_name_of_base_cell(subject, device))
+    try:
+        reference.open()
+        reference.leave()
+    finally:
+        reference.close()
+    return CellAnswer({})
 
 
 def examine(work: JobContext) -> CellAnswer:

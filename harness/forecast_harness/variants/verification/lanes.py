@@ -12,8 +12,8 @@ from forecast_harness.sandbox.lane_pools import LanePool, end_pools, lane_count
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 _MOST_LANES = 8
-"""Of one device: its driver makes one context after the other, and a verification needs two; sixteen lanes took as
-long."""
+"""Of one device: its driver makes one context after the other, and a verification needs one; sixteen lanes took as
+long where it needed two."""
 _PROCESSORS_PER_LANE = 1
 """A lane's cells wait for the device and for the judge as often as they compile."""
 

@@ -68,6 +68,22 @@ def survey(
     return KernelSurvey.from_json(result.value["survey"])
 
 
+def open_base(
+    subject: BaseKernel,
+    lane: SandboxLane,
+    *,
+    plan: VerificationPlan = VARIANT_PLAN,
+    limits: ResourceLimits = VARIANT_LIMITS,
+) -> None:
+    """Open the base kernel's process in a lane that is to survey, or to verify with `leaves_base`, next.
+
+    It decides nothing: where it fails, a verification does it.
+    """
+    payload = {"subject": subject.to_json(), "device": plan.device}
+    files = launcher_files(subject.kernel, subject.source, subject.source)
+    lane.run(SandboxJob(f"{_JOB_MODULE}:open_base", payload, files), limits)
+
+
 def verify_variant(
     variant: Variant,
     subject: BaseKernel,
