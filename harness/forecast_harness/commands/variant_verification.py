@@ -66,6 +66,7 @@ class VariantWork:
     seconds: PhaseTimer = field(default_factory=PhaseTimer)
     """By what they were spent on; a survey's own begin with `survey_`."""
     _kinds: list[_CallKind] = field(default_factory=list)
+    _has_all_kinds: bool = False
     _stage: str = ""
     _begun: int = 0
     _verified: int = 0
@@ -96,6 +97,7 @@ class VariantWork:
                 self._begin_kinds(subjects, left, keep, jobs, opening)
             except ForecastAutotuneError as error:
                 failure = error
+            self._has_all_kinds = True
             self._take_results(jobs, keep)
         for remark in dict.fromkeys(self._remarks):
             self.output.remark(remark)
@@ -163,6 +165,9 @@ class VariantWork:
 
     def _judged(self, job: tuple[_CallKind, int], lane: SandboxLane) -> VariantVerification:
         (kind, number), self._begun = job, self._begun + 1
+        # A process ends while others still verify, where its lane is likely to have no more to do.
+        waiting = self._total - self._begun
+        leaves = self._leaves_base and (not self._has_all_kinds or waiting >= self.lanes.most)
         variant, known = kind.variants[number], kind.known
         reason = kind.gate.refusal(variant) if kind.gate is not None else None
         if reason is not None:
@@ -175,7 +180,7 @@ class VariantWork:
             device=self.device,
             plan=self.plan,
             binaries=kind.binaries,
-            leaves_base=self._leaves_base,
+            leaves_base=leaves,
         )
 
     def _take_results(
@@ -195,8 +200,11 @@ class VariantWork:
         gate = self._kinds[-1].gate if self._kinds else None
         before = "" if gate is None else f"{gate.compiled} compiled, {gate.checked} checked, "
         under_way = f", {self._begun - self._verified} under way" if self._begun > self._verified else ""
-        total = sum(len(kind.variants) for kind in self._kinds)
-        return f"{before}{self._verified} of {total} variants judged{under_way}"
+        return f"{before}{self._verified} of {self._total} variants judged{under_way}"
+
+    @property
+    def _total(self) -> int:
+        return sum(len(kind.variants) for kind in self._kinds)
 
     def _open_gate(self, stack: ExitStack, subject: BaseKernel, count: int) -> VariantGate | None:
         """A gate before so many verifications, where it is wanted, works here and would save more than it takes."""

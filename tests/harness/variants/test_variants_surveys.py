@@ -162,9 +162,10 @@ class Dying:
     def __init__(self, detail: str) -> None:
         self.limits = ResourceLimits()
         self.detail = detail
+        self.age = None
         self.opened = 0
 
-    def cell(self, limits: ResourceLimits) -> Cell:
+    def cell(self, limits: ResourceLimits, name: str = "") -> Cell:
         self.opened += 1
         return cast("Cell", self)
 

@@ -1,0 +1,113 @@
+"""What lanes are asked while variants are verified on a device, which is not there: lanes and jobs are stood in for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from forecast_autotune.commands.output import Output
+from forecast_autotune.errors import VariantError
+from forecast_autotune.variants import Check, Variant
+from forecast_harness.commands import variant_verification
+from forecast_harness.commands.variant_verification import VariantWork
+from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.sandbox.lane_pools import LanePool
+from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.verification.verify import VariantVerification
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import SolutionVerdict
+from tests.harness.variant_kernels import CONFIGS, DOUBLE, subject, variant, vector_call
+
+KINDS = [subject(DOUBLE, vector_call(dtype=dtype)) for dtype in ("float32", "float16")]
+VARIANTS = [variant(DOUBLE), variant(f"# Twin.\n{DOUBLE}")]
+
+
+class Lane:
+    """Notes what it is asked, in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def enter_like(self, other: Lane | None) -> Lane:
+        return self
+
+    def give_up(self) -> None:
+        """Nothing is under way for long."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def verified(
+    monkeypatch: pytest.MonkeyPatch, device: str, broken: int | None = None
+) -> tuple[list[Lane], list[tuple[Variant, VariantVerification]], list[Check]]:
+    """The lanes, the verdicts in their order, and all checks that were kept; the survey of kind `broken` fails."""
+    made: list[Lane] = []
+    kept: list[Check] = []
+
+    def opened() -> SandboxLane:
+        made.append(Lane())
+        return cast("SandboxLane", made[-1])
+
+    def survey(kind: BaseKernel, lane: Any, **options: Any) -> KernelSurvey:
+        lane.asked.append("survey")
+        if broken is not None and kind is KINDS[broken]:
+            raise VariantError("it cannot be run")
+        return KernelSurvey(("out",), (), CONFIGS[0], True, signature=str(KINDS.index(kind)))
+
+    def verify(
+        one: Variant, kind: Any, known: KernelSurvey, lane: Any, **options: Any
+    ) -> VariantVerification:
+        lane.asked.append("verify and leave" if options["leaves_base"] else "verify")
+        check = Check(device, known.signature, True, "", "2026-01-01")
+        return VariantVerification(SolutionVerdict(kind.kernel, one.name, ()), (check,))
+
+    monkeypatch.setattr(variant_verification, "survey", survey)
+    monkeypatch.setattr(variant_verification, "verify_variant", verify)
+    monkeypatch.setattr(
+        variant_verification, "open_base", lambda kind, lane, **options: lane.asked.append("open")
+    )
+
+    def left(kind: BaseKernel, signatures: Sequence[str]) -> list[Variant]:
+        return VARIANTS
+
+    with LanePool(opened, 3) as lanes:
+        plan = VerificationPlan(device=device)
+        work = VariantWork("host-code", Output(as_json=True), lanes, plan, device, "5" * 64)
+        try:
+            found = work.verify(KINDS, left, lambda one, checks: kept.extend(checks))
+        except VariantError:
+            found = []
+    return made, found, kept
+
+
+def test_on_a_device_the_base_is_opened_before_it_is_surveyed_and_left_to_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lanes, found, kept = verified(monkeypatch, "cuda")
+    assert [(v.name, r.checks[0].signature) for v, r in found] == [
+        (v.name, kind) for kind in ("0", "1") for v in VARIANTS
+    ]
+    assert sorted(c.signature for c in kept) == ["0", "0", "1", "1"]
+    asked = [what for lane in lanes for what in lane.asked]
+    assert asked.count("survey") == 2
+    assert asked.count("verify and leave") + asked.count("verify") == 4
+    (surveying,) = (lane.asked for lane in lanes if "survey" in lane.asked)
+    assert surveying[:2] == ["open", "survey"]
+
+
+def test_an_interpreter_has_nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, found, _ = verified(monkeypatch, "cpu")
+    assert len(found) == 4
+    assert {what for lane in lanes for what in lane.asked} == {"survey", "verify"}
+
+
+def test_a_kind_that_cannot_be_surveyed_takes_no_verdict_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found, kept = verified(monkeypatch, "cuda", broken=1)
+    assert (found, [c.signature for c in kept]) == ([], ["0", "0"])
+    assert verified(monkeypatch, "cuda", broken=0)[2] == []
