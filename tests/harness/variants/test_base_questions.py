@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 
 from forecast_autotune.records import Config
 from forecast_harness.variants.kernels.base_kernel import KernelSurvey
-from forecast_harness.variants.verification.base_runner import BaseKernelRunner
+from forecast_harness.variants.verification.base_runner import BaseKernelRun, BaseKernelRunner
+from forecast_harness.variants.verification.compile_ahead import call_without_values
 from forecast_harness.variants.verification.problem import VariantProblem
 from forecast_harness.verify.problems.problem import OUTSIDE_DOMAIN, DrawSpec, LaunchCase
 from tests.harness.base_doubler import BaseDoubler
@@ -21,14 +22,25 @@ from tests.harness.variant_kernels import CONFIGS, DOUBLE, subject, vector_call
 OWN, *OTHERS = LISTED = (*CONFIGS, Config.of({"BLOCK": 32}), Config.of({"BLOCK": 256}))
 
 
-def drawn(reference: BaseDoubler, config: Config = OWN, dtype: str = "float32") -> LaunchCase:
+def problem_of(
+    reference: BaseDoubler, config: Config, dtype: str = "float32", listed: tuple[Config, ...] = LISTED
+) -> VariantProblem:
     calls = vector_call(dtype=dtype), vector_call(100, dtype=dtype)
-    asked = replace(subject(DOUBLE, *calls), configs=LISTED)
+    asked = replace(subject(DOUBLE, *calls), configs=listed)
     known = KernelSurvey(
         ("out",), (), OWN, True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
     )
     runner = cast("BaseKernelRunner", reference)
-    problem = VariantProblem(asked, known, runner, [config], "cuda", True, ("x", "out", "n", "BLOCK"))
+    return VariantProblem(asked, known, runner, [config], "cuda", True, ("x", "out", "n", "BLOCK"))
+
+
+def drawn(
+    reference: BaseDoubler,
+    config: Config = OWN,
+    dtype: str = "float32",
+    listed: tuple[Config, ...] = LISTED,
+) -> LaunchCase:
+    problem = problem_of(reference, config, dtype, listed)
     case = problem.case({"config": 0}, DrawSpec("normal", "contiguous", torch.Generator().manual_seed(7)))
     reference.ran.clear()
     return case
@@ -61,14 +73,30 @@ def test_whether_a_case_is_right_already_asks_no_other_config() -> None:
     assert base.compiled == []
 
 
-def test_a_wrong_result_asks_the_variants_config_first_and_compiles_the_rest_at_once() -> None:
+def test_a_wrong_result_asks_the_variants_config_first_and_the_rest_two_at_a_time() -> None:
+    own = OTHERS[-2]
     base = BaseDoubler()
-    case = drawn(base, OTHERS[-1])
+    case = drawn(base, own)
     finding, _ = case.check([3 * case.tensors["x"]])
     assert finding is not None
-    assert base.ran[0] == OTHERS[-1]
+    assert base.ran[0] == own
     assert set(base.ran) == set(OTHERS)
-    assert base.compiled == [len(base.ran) - 1]
+    rest = len(OTHERS) - 1
+    assert base.compiled == [2] * (rest // 2), "one that is left alone is compiled by its launch"
+
+
+def test_what_takes_long_to_compile_is_asked_last() -> None:
+    """A tile that spills takes the assembler a minute, and any config that differs is enough."""
+    large = Config.of({"BLOCK": 1 << 15}, num_warps=1)
+    listed = (*LISTED, large)
+    base = BaseDoubler(OTHERS[0])
+    case = drawn(base, large, listed=listed)
+    assert case.check([3 * case.tensors["x"]]) == (None, OUTSIDE_DOMAIN)
+    assert large not in base.ran
+    nothing_differs = BaseDoubler()
+    case = drawn(nothing_differs, large, listed=listed)
+    assert case.check([3 * case.tensors["x"]])[0] is not None
+    assert nothing_differs.ran[-1] == large
 
 
 def test_where_the_base_differs_under_the_variants_config_nothing_else_is_compiled() -> None:
@@ -89,3 +117,23 @@ def test_what_differed_before_is_asked_first_the_next_time() -> None:
     assert nearly.check([3 * nearly.tensors["x"]]) == (None, OUTSIDE_DOMAIN)
     assert base.ran == [OWN, OTHERS[0]], "the base's result on the new values, and what differed"
     assert base.compiled == []
+
+
+class OverflowingBase(BaseDoubler):
+    """Cannot handle large values."""
+
+    def run(self, *asked: Any) -> BaseKernelRun:
+        found = super().run(*asked)
+        out = found.memory["out"]
+        return replace(found, memory={**found.memory, "out": out.where(out.abs() < 1000, torch.inf)})
+
+
+def test_what_is_compiled_for_values_that_the_base_cannot_handle_serves_others() -> None:
+    """Only the values are drawn anew: sizes and alignment, which a binary is for, stay."""
+    problem = problem_of(OverflowingBase(), OTHERS[0])
+    for seed in range(20):
+        how = DrawSpec("huge", "contiguous", torch.Generator().manual_seed(seed))
+        proposed = problem.propose({"config": 0}, how)
+        case = problem.case({"config": 0}, how)
+        assert call_without_values(case) == proposed.call
+        assert case.tensors["x"].abs().max() < 1000

@@ -89,6 +89,9 @@ class CallSource(Protocol):
     def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
         """A fresh call; for this config, if given. Raises `RecordError` when none can be made."""
 
+    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+        """The same call with fresh values, of another regime."""
+
 
 class RecordedCalls:
     """Calls of a recorded form: sizes by `CallSizes`, grids by formula or as recorded, random values."""
@@ -115,6 +118,10 @@ class RecordedCalls:
         """A call of `draw_arguments`, with values."""
         arguments = self.draw_arguments(generator, config)
         return self._make_call(arguments, partial(self.grid_of, arguments), regime, generator)
+
+    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+        """Fresh values at the same sizes, strides and alignment: what was compiled for the call stays of use."""
+        return self._make_call(drawn.arguments, drawn.grid, regime, generator)
 
     def draw_arguments(
         self, generator: torch.Generator, config: Config | None = None
@@ -239,6 +246,10 @@ class UserCalls:
                 scalars[name] = value
             arguments.append(argument)
         return DrawnCall(tuple(arguments), memory, scalars, partial(self._grid, grid, given))
+
+    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+        """Another call of the user's function, which draws sizes and values together."""
+        return self.draw(regime, generator)
 
     @cached_property
     def _constexprs(self) -> tuple[str, ...]:

@@ -51,6 +51,9 @@ from forecast_harness.verify.verdict import ReasonCode
 
 _OTHER_CONFIGS = 4
 """Configs of the base, about, that are tried where a variant differs from it."""
+_OWN_CONFIG_WORK = 16.0
+"""Times the work of a warp that the variant's own config may have more than another of the base's that is tried before
+it."""
 _MOST_REFUSED_DRAWS = 8
 """Draws that the base may refuse in a row."""
 
@@ -260,6 +263,7 @@ class VariantProblem:
             if how.regime == HUGE_REGIME and _has_nonfinite(drawn, one):
                 # It does not handle such values, and how it does not is nothing to go by.
                 how = replace(how, regime="normal")
+                proposed = self._source.redraw(drawn, how.regime, how.generator)
             elif not said:
                 if not (unseen := sorted(set(one.changed) - set(outputs))):
                     return drawn, outputs, one
@@ -284,23 +288,36 @@ class VariantProblem:
         Asked only where a variant is found wrong: what is drawn may be no call that the base is made for, a
         top 16 of 5 columns, and its result then says nothing.
         """
-        listed = self._subject.configs
-        # What differed before mostly does again, and is compiled; next, the variant's own says most.
-        first = [c for c in dict.fromkeys((self._differing or config, config)) if c != self._survey.config]
-        rest = dict.fromkeys(listed[:: max(1, len(listed) // _OTHER_CONFIGS)])
-        others = [*first, *(c for c in rest if c not in first and c != self._survey.config)]
-        for number, one in enumerate(others):
-            if number == len(first):
-                able = [c for c in others[number:] if drawn.grid(c.parameters()) is not None]
+        for group in self._other_configs(config):
+            able = [c for c in group if drawn.grid(c.parameters()) is not None]
+            if len(able) > 1:  # alone it is compiled as soon by its launch
                 self._reference.compile_ahead([self._compiled_call(drawn, c) for c in able])
-            try:
-                other = launch_base(self._reference, drawn, memory, one, self._layers).memory
-            except BaseKernelError:
-                continue
-            if any(self._output_error(drawn, n, other[n], plain, wide)[0] for n in self._survey.writes):
-                self._differing = one
-                return True
+            for one in able:
+                try:
+                    other = launch_base(self._reference, drawn, memory, one, self._layers).memory
+                except BaseKernelError:
+                    continue
+                if any(self._output_error(drawn, n, other[n], plain, wide)[0] for n in self._survey.writes):
+                    self._differing = one
+                    return True
         return False
+
+    def _other_configs(self, own: Config) -> list[list[Config]]:
+        """Configs that the base is asked under to see whether it differs from itself, those of a group side by side.
+
+        What differed before mostly does again, and is compiled. Next, the variant's own says most. The others come by
+        how long they take to compile, as one that differs is enough: a tile that spills takes a minute, and so the own
+        one waits for its turn where it is far larger than they are.
+        """
+        listed = self._subject.configs
+        known = [] if self._differing is None else [self._differing]
+        left = dict.fromkeys((own, *listed[:: max(1, len(listed) // _OTHER_CONFIGS)]))
+        rest = sorted((c for c in left if c != self._survey.config and c not in known), key=work_of_a_warp)
+        groups = [known]
+        if own in rest and work_of_a_warp(own) <= _OWN_CONFIG_WORK * work_of_a_warp(rest[0]):
+            rest.remove(own)
+            groups.append([own])
+        return groups + [rest[i : i + 2] for i in range(0, len(rest), 2)]
 
     def _output_error(
         self, drawn: DrawnCall, name: str, got: torch.Tensor, plain: BaseKernelRun, wide: TensorMemory | None
