@@ -36,6 +36,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "inductor_space": ("exhaustive", "exhaustive"),
     "inductor_pointwise": ("1", True),
     "inductor_dynamic": ("1..8192", "1..8192"),
+    "inductor_kernels": ("first", "first"),
     "model": ("/some/model.npz", Path("/some/model.npz")),
     "assets": ("/some/assets", Path("/some/assets")),
     "llm": ("http://localhost:8000/v1?model=m", "http://localhost:8000/v1?model=m"),
@@ -73,6 +74,7 @@ BAD = [
     ("FORECAST_AUTOTUNE_STALL_MS", "1001", r"a number in \[0, 1000\]"),
     ("FORECAST_AUTOTUNE_RANKS", "all", "one of share, alone"),
     ("FORECAST_AUTOTUNE_INDUCTOR_SPACE", "all", "one of default, exhaustive"),
+    ("FORECAST_AUTOTUNE_INDUCTOR_KERNELS", "never", "one of later, first"),
     (
         "FORECAST_AUTOTUNE_INDUCTOR_DYNAMIC",
         "8192..1",

@@ -93,6 +93,7 @@ def enable_torch_compile(
     search_space: str | None = None,
     pointwise: bool | None = None,
     dynamic_sizes: str | tuple[int, int] | None = None,
+    generated_kernels: str | None = None,
     mode: Mode | str | None = None,
     tolerance: float | None = None,
     risk: float | None = None,
@@ -121,6 +122,9 @@ def enable_torch_compile(
         dynamic_sizes: what an operation with a dynamic size is tuned for (FORECAST_AUTOTUNE_INDUCTOR_DYNAMIC).
             `declared`: its range, where `mark_dynamic(..., min=, max=)` declares one. `hint`: the size of the first
             call, as Inductor does. `(1, 8192)`: also this range, where none is declared.
+        generated_kernels: `later` (the default) or `first`: whether configs of pointwise and reduction kernels
+            are timed at later launches, too, or all at a kernel's first launch, which waits for them
+            (FORECAST_AUTOTUNE_INDUCTOR_KERNELS).
         mode: as FORECAST_AUTOTUNE_MODE. `listen` changes nothing and keeps the timings; `frozen` takes the
             best forecast where the store knows nothing, because a compilation must not fail for it.
         tolerance: accepted regret, a share.
@@ -143,6 +147,7 @@ def enable_torch_compile(
         inductor_space=search_space,
         inductor_pointwise=pointwise,
         inductor_dynamic=dynamic_sizes_text(dynamic_sizes),
+        inductor_kernels=generated_kernels,
     )
     if not forecast_timeout_s > 0:
         raise SettingsError(

@@ -287,8 +287,9 @@ def test_a_kernel_whose_launches_are_recorded_ends_at_its_first_one() -> None:
     assert found.found_by_coordesc
 
 
-def test_a_deterministic_mode_changes_no_kernel_between_calls() -> None:
-    program, kernel = Program(mode=Mode.DETERMINISTIC), generated_kernel()
+@pytest.mark.parametrize("settings", [{"mode": Mode.DETERMINISTIC}, {"inductor_kernels": "first"}])
+def test_a_kernel_ends_at_its_first_launch_where_that_is_wanted(settings: dict[str, Any]) -> None:
+    program, kernel = Program(**settings), generated_kernel()
     found = program.launch(kernel)
     assert found.found_by_coordesc
     assert program.launch(kernel, 3) is found

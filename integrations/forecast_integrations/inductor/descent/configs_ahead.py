@@ -60,8 +60,9 @@ class ConfigsAhead:
             future = self._begun.get(job)
         if future is None:
             return False
-        with contextlib.suppress(TimeoutError):
-            future.result(max(0.0, until - time.perf_counter()))
+        if not future.done() and (left_s := until - time.perf_counter()) > 0:
+            with contextlib.suppress(TimeoutError):
+                future.result(left_s)
         return future.done()
 
     def seconds(self, job: ConfigJob) -> float:

@@ -141,8 +141,8 @@ def _next_launcher(
             return launcher_of(kernel, known)
         if (ahead := context.configs_ahead(inductor_workers)) is None:
             return None
-        later = getattr(kernel, _LATER_LAUNCHES, False) and session.settings.mode is not Mode.DETERMINISTIC
-        descent = Descent(ahead, kernel, patient=not later)
+        later = getattr(kernel, _LATER_LAUNCHES, False) and session.settings.inductor_kernels == "later"
+        descent = Descent(ahead, kernel, patient=not later or session.settings.mode is Mode.DETERMINISTIC)
         setattr(kernel, _DESCENT, descent)
         context.descending[id(kernel)] = kernel
     if _is_recording() or not descent.lock.acquire(blocking=False):
