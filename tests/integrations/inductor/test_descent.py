@@ -280,6 +280,52 @@ def test_the_first_launch_waits_for_its_wave() -> None:
     assert values(program.launch(kernel)) == (512, 4)
 
 
+def test_all_first_launches_together_wait_no_longer_than_one_may() -> None:
+    program = Program(at_once=False)
+    ahead = program.context.configs_ahead(lambda: None)
+    assert ahead is not None
+    ahead.may_wait_s = 0.05
+    waited_until: list[float] = []
+    has_ended = ahead.has_ended
+
+    def noted(job: ConfigJob, until: float) -> bool:
+        waited_until.append(until - time.perf_counter())
+        return has_ended(job, until)
+
+    ahead.has_ended = noted  # type: ignore[method-assign]
+    program.launch(generated_kernel(name="c1"))
+    assert 0.0 < waited_until[0] <= 0.05
+    assert ahead.may_wait_s == 0.0
+    waited_until.clear()
+    program.launch(generated_kernel(name="c2"))
+    assert max(waited_until) <= 0.0
+
+
+def test_where_workers_hang_what_must_not_wait_compiles_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinate_descent, "PATIENCE_S", 0.05)
+    program = Program(at_once=False)
+    kernels = [generated_kernel(name=name, later_launches=False) for name in ("c1", "c2")]
+    assert {values(program.launch(kernel)) for kernel in kernels} == {(128, 1)}
+    ahead = program.context.configs_ahead(lambda: None)
+    assert ahead is not None
+    assert ahead.hangs
+
+
+def test_threads_that_launch_one_kernel_find_the_best_so_far() -> None:
+    program, kernel = Program(), generated_kernel()
+    first = kernel.launchers
+    assert values(program.launch(kernel)) == (512, 4)
+    kernel.launchers = first  # as a thread does that was asked before the other one had ended
+    descent_of = kernel.forecast_descent
+    with descent_of.lock:
+        assert values(program.launch(kernel)) == (512, 4)
+    kernel.launchers = first
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert values(program.launch(kernel, 20)) == (128, 1)
+    assert program.inductor == 0
+
+
 def test_a_kernel_whose_launches_are_recorded_ends_at_its_first_one() -> None:
     program, kernel = Program(), generated_kernel(later_launches=False)
     found = program.launch(kernel)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from forecast_integrations.inductor.descent.config_worker import OTHER_CONFIGS, ConfigJob
 from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
-from forecast_integrations.triton.protocols import LaunchConfig
+from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig
 
 if TYPE_CHECKING:
     from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
@@ -47,7 +47,9 @@ class Descent:
         """Whether every wave is waited for."""
         self.lock = threading.Lock()
         """Held by the thread that times a wave."""
-        self.best: LaunchConfig = kernel.launchers[0].config
+        self.launcher: ConfigLauncher = kernel.launchers[0]
+        """That of the best config so far."""
+        self.best = self.launcher.config
         self.timed = 0
         """Configs that have a time, besides the one that it begins with."""
         self.saved_s = 0.0
@@ -66,13 +68,21 @@ class Descent:
 
     def ready(self) -> list[LaunchConfig]:
         """The configs to time now, after a wait if this is the time to wait."""
-        begin = time.perf_counter()
-        wait_s = PATIENCE_S if self.patient else 0.0 if self._has_waited else FIRST_WAIT_S
-        self._has_waited = True
-        found = [c for c in self._wave if self._ahead.has_ended(self._job(c), begin + wait_s)]
-        self.saved_s -= time.perf_counter() - begin
-        # Nobody waits for ever: what no worker has finished by then compiles where it is launched.
-        return list(self._wave) if self.patient else found
+        ahead, begin = self._ahead, time.perf_counter()
+        if self.patient:
+            wait_s = 0.0 if ahead.hangs else PATIENCE_S
+        else:
+            wait_s = 0.0 if self._has_waited else min(FIRST_WAIT_S, ahead.may_wait_s)
+        found = [c for c in self._wave if ahead.has_ended(self._job(c), begin + wait_s)]
+        waited = time.perf_counter() - begin
+        self.saved_s -= waited
+        if self.patient:  # nobody waits for ever: what no worker has finished compiles where it is launched
+            ahead.hangs = ahead.hangs or len(found) < len(self._wave)
+            return list(self._wave)
+        if not self._has_waited:
+            ahead.may_wait_s = max(0.0, ahead.may_wait_s - waited)
+            self._has_waited = True
+        return found
 
     def told(self, times: Mapping[LaunchConfig, float], seconds: float) -> None:
         """Milliseconds of `best` and of configs that were ready, inf for failures, and the seconds that took."""

@@ -18,7 +18,7 @@ from forecast_autotune.records import Decision, Evidence, Problem
 from forecast_autotune.settings import Mode
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.descent.config_worker import CompileTask, is_descended, kind_of
-from forecast_integrations.inductor.descent.configs_ahead import inductor_workers
+from forecast_integrations.inductor.descent.configs_ahead import GRAPH_WAIT_S, inductor_workers
 from forecast_integrations.inductor.descent.coordinate_descent import Descent, first_jobs
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
@@ -90,7 +90,7 @@ def _wait(original: AnyFunction, context: HookContext) -> AnyFunction:
             try:
                 kernels = [k for k in scope.values() if _begins_descent(session, k)]
                 if kernels and (ahead := context.configs_ahead(inductor_workers)) is not None:
-                    later = _has_later_launches()
+                    later, ahead.may_wait_s = _has_later_launches(), GRAPH_WAIT_S
                     for kernel in kernels:
                         setattr(
                             kernel, _LATER_LAUNCHES, later and not kernel.inductor_meta.get("store_cubin")
@@ -145,34 +145,34 @@ def _next_launcher(
         descent = Descent(ahead, kernel, patient=not later or session.settings.mode is Mode.DETERMINISTIC)
         setattr(kernel, _DESCENT, descent)
         context.descending[id(kernel)] = kernel
+    # Not the given one: another thread, which launches meanwhile, may have put an older one back.
     if _is_recording() or not descent.lock.acquire(blocking=False):
-        return launcher
+        return descent.launcher
     try:
         while (configs := descent.ready()) or descent.done:
             if configs:
-                launcher = _time_wave(context, kernel, descent, launcher, configs, args, kwargs)
+                _time_wave(context, kernel, descent, configs, args, kwargs)
             if descent.done:
                 context.descending.pop(id(kernel), None)
-                _end(session, kernel, descent, launcher)
+                _end(session, kernel, descent)
                 break
             if not descent.patient:
                 break
     finally:
         descent.lock.release()
-    return launcher
+    return descent.launcher
 
 
 def _time_wave(
     context: HookContext,
     kernel: CachingAutotuner,
     descent: Descent,
-    launcher: ConfigLauncher,
     configs: Sequence[LaunchConfig],
     args: Sequence[object],
     kwargs: Mapping[str, object],
-) -> ConfigLauncher:
+) -> None:
     begin = time.perf_counter()
-    launchers, times = {launcher.config: launcher}, {}
+    launchers, times = {descent.best: descent.launcher}, {}
     for config in configs:
         try:
             launchers[config] = launcher_of(kernel, config)
@@ -180,7 +180,7 @@ def _time_wave(
             times[config] = math.inf
     times |= _in_turns(context, kernel, launchers, args, kwargs)
     descent.told(times, time.perf_counter() - begin)
-    return launchers[descent.best]
+    descent.launcher = launchers[descent.best]
 
 
 def _in_turns(
@@ -216,11 +216,9 @@ def _in_turns(
     return times
 
 
-def _end(
-    session: TuningSession, kernel: CachingAutotuner, descent: Descent, launcher: ConfigLauncher
-) -> None:
+def _end(session: TuningSession, kernel: CachingAutotuner, descent: Descent) -> None:
     """The kernel is decided: Inductor does not ask again, and both keep it."""
-    config: Any = launcher.config
+    config: Any = descent.launcher.config
     config.found_by_coordesc = True
     delattr(kernel, _DESCENT)
     session.tally.add_saved(descent.saved_s)
