@@ -97,11 +97,14 @@ def compile_options(arm: str, mode: str, device: str) -> dict[str, Any]:
     return found | ({"max_autotune_gemm_backends": "ATEN,CPP"} if device == "cpu" else {})
 
 
-def warm_up(mode: str, device: str) -> None:
-    """What any arm may have done before its clock starts: worker processes, libraries, one compilation."""
+def warm_up(mode: str, device: str, *, compiles: bool) -> None:
+    """What any arm may have done before its clock starts: worker processes, libraries, one compilation.
+
+    What finds all in caches `compiles` nothing, and starts no workers.
+    """
     from torch._inductor.utils import fresh_cache
 
-    if device == "cuda":
+    if device == "cuda" and compiles:
         restart_compile_workers()
     with torch.no_grad(), fresh_cache():
         torch.compile(torch.nn.Linear(48, 40, device=device), options=compile_options("plain", mode, device))(
@@ -113,12 +116,13 @@ def compile_child(arguments: argparse.Namespace) -> None:
     """Get ready; compile in one arm when told to, say what it took, and time so many passes whenever asked to."""
     given, device = arguments.given, device_of(arguments)
     name, arm = given["model"], given["arm"]
-    warm_up(given["mode"], device)
+    compiles = not arm.endswith("_again")
+    warm_up(given["mode"], device, compiles=compiles)
     model = model_of(name, device)
     synchronize(device)
     print_row({"row": "ready"})
     sys.stdin.readline()
-    if device == "cuda":
+    if device == "cuda" and compiles:
         wake_compile_workers()
     if arm == "shared":
         SharedAssembler().share()
