@@ -452,6 +452,7 @@ def test_where_a_graph_is_compiled_the_first_waves_of_its_kernels_are() -> None:
     [
         {"heuristic_type": HeuristicType.TEMPLATE},
         {"inductor_meta": {}},
+        {"inductor_meta": {"coordinate_descent_tuning": True, "combo_grid_meta": {"num_kernels": 2}}},
         {"filename": None},
         {"deterministic_mode": True},
         {"device_props": DeviceProperties(type="cpu", index=0, multi_processor_count=8, cc=0)},

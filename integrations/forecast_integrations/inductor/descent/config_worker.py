@@ -110,12 +110,16 @@ def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_descended(kernel: Any) -> bool:
-    """Whether coordinate descent is for this kernel, and what is compiled ahead would be found."""
+    """Whether coordinate descent is for this kernel, and what is compiled ahead would be found.
+
+    A combination of kernels has the configs of its parts, which Inductor tunes one after the other.
+    """
     return bool(
         kind_of(kernel) in KINDS
         and kernel.inductor_meta.get("coordinate_descent_tuning")
         and kernel.device_props.type == "cuda"
         and kernel.filename
+        and not kernel.inductor_meta.get("combo_grid_meta")
         and not getattr(kernel, "deterministic_mode", False)
     )
 
