@@ -428,6 +428,17 @@ def test_a_second_process_begins_no_descent(tmp_path: Path) -> None:
     assert second.workers.taken
 
 
+def test_a_kernel_that_begins_where_a_descent_ended_is_not_compiled_again() -> None:
+    store = Store(None)
+    block, warps = values(Program(store).launch(generated_kernel(), 20))
+    kernel = generated_kernel(block)
+    (launcher,) = kernel.launchers
+    launcher.config.num_warps = warps
+    found = Program(store).launch(kernel)
+    assert kernel.launchers == [launcher]
+    assert found.found_by_coordesc
+
+
 def test_a_stored_config_of_other_parameters_is_not_taken() -> None:
     store = Store(None)
     Program(store).launch(generated_kernel(), 20)

@@ -138,6 +138,9 @@ def _next_launcher(
     descent: Descent | None = getattr(kernel, _DESCENT, None)
     if descent is None:
         if (known := stored_config(session, descent_problem(kernel), launcher.config)) is not None:
+            if known == launcher.config:
+                vars(launcher.config)["found_by_coordesc"] = True
+                return launcher
             return launcher_of(kernel, known)
         if (ahead := context.configs_ahead(inductor_workers)) is None:
             return None
