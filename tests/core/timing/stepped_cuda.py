@@ -42,7 +42,7 @@ class SteppedCuda:
         return SteppedStream()
 
     def current_stream(self) -> SteppedStream:
-        return SteppedStream()
+        return SteppedStream(self)
 
     @contextmanager
     def stream(self, stream: SteppedStream) -> Iterator[None]:
@@ -59,6 +59,14 @@ class SteppedCuda:
 
 class SteppedStream:
     """One of several; all work is done in order anyway."""
+
+    def __init__(self, cuda: SteppedCuda | None = None) -> None:
+        self._cuda = cuda
+
+    def synchronize(self) -> None:
+        """Let all work be done."""
+        if self._cuda is not None:
+            self._cuda.synchronize()
 
     def wait_stream(self, other: SteppedStream) -> None:
         """There is nothing to wait for."""

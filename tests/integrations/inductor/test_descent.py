@@ -344,7 +344,7 @@ def test_a_kernel_ends_at_its_first_launch_where_that_is_wanted(settings: dict[s
 def test_a_launch_that_is_recorded_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     program, kernel = Program(), generated_kernel()
     with monkeypatch.context() as patched:
-        patched.setattr(descent, "_is_recording", lambda: True)
+        patched.setattr(descent, "capturing_graph", lambda: True)
         assert values(program.launch(kernel, 3)) == (1024, 4)
         assert kernel.timed == []
     assert values(program.launch(kernel)) == (512, 4)

@@ -25,6 +25,8 @@ from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.hooks.pointwise import candidate_of, problem_of
 from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.inductor.short_calls import CollectedCalls, FusedKernels
+from forecast_integrations.triton.background.capture_mode import harmless_to_captures
+from forecast_integrations.triton.device_access import LOCK, capturing_graph
 from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig
 
 if TYPE_CHECKING:
@@ -149,7 +151,7 @@ def _next_launcher(
         setattr(kernel, _DESCENT, descent)
         context.descending[id(kernel)] = kernel
     # Not the given one: another thread, which launches meanwhile, may have put an older one back.
-    if _is_recording() or not descent.lock.acquire(blocking=False):
+    if capturing_graph() or not descent.lock.acquire(blocking=False):
         return descent.launcher
     try:
         while (configs := descent.ready()) or descent.done:
@@ -176,12 +178,13 @@ def _time_wave(
 ) -> None:
     begin = time.perf_counter()
     launchers, times = {descent.best: descent.launcher}, {}
-    for config in configs:
-        try:
-            launchers[config] = launcher_of(kernel, config)
-        except Exception:  # too much shared memory, say: Inductor's descent passes it over, too
-            times[config] = math.inf
-    times |= _in_turns(context, kernel, launchers, args, kwargs)
+    with LOCK, harmless_to_captures():  # later launches may come while other threads tune, or record a graph
+        for config in configs:
+            try:
+                launchers[config] = launcher_of(kernel, config)
+            except Exception:  # too much shared memory, say: Inductor's descent passes it over, too
+                times[config] = math.inf
+        times |= _in_turns(context, kernel, launchers, args, kwargs)
     descent.told(times, time.perf_counter() - begin)
     descent.launcher = launchers[descent.best]
 
@@ -231,12 +234,6 @@ def _end(session: TuningSession, kernel: CachingAutotuner, descent: Descent) -> 
         keep_config(session, descent_problem(kernel), config, descent.timed)
     except Exception as error:
         session.warn_once("keep the coordinate descent of a generated kernel", error)
-
-
-def _is_recording() -> bool:
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def launcher_of(kernel: CachingAutotuner, config: LaunchConfig) -> ConfigLauncher:
