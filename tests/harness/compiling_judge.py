@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forecast_harness.sandbox.api import CellAnswer, JobContext, TensorBytes
-from forecast_harness.variants.verification.base_binaries import WRITE_ENTRY
+from forecast_harness.variants.verification.base_binaries import WRITE_ENTRY, binaries_as_arrays
 from forecast_harness.variants.verification.compile_beside import BESIDE_ENTRY, VariantCompiler
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE
 
@@ -13,7 +13,7 @@ MARK = b"not compiled anew"
 def compile_twice(work: JobContext) -> CellAnswer:
     """The value has the names of all files; the arrays are the machine code, that of the first time marked."""
     calls = work.payload["calls"]
-    files = dict(VariantCompiler(work, work.payload["binaries"]).compiled(calls))
+    files = dict(VariantCompiler(work, binaries_as_arrays(work.payload["binaries"])).compiled(calls))
     known = {
         name: TensorBytes("uint8", (len(MARK),), MARK) if name.endswith(".cubin") else array
         for name, array in files.items()

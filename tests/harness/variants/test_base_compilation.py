@@ -17,7 +17,12 @@ from forecast_autotune.records import Config
 from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, JobContext, ResourceLimits
 from forecast_harness.sandbox.jobs import TensorBytes
 from forecast_harness.variants.kernels.base_kernel import KernelSurvey
-from forecast_harness.variants.verification.base_binaries import READ_ENTRY, WRITE_ENTRY, BaseBinaries
+from forecast_harness.variants.verification.base_binaries import (
+    READ_ENTRY,
+    WRITE_ENTRY,
+    BaseBinaries,
+    binaries_as_arrays,
+)
 from forecast_harness.variants.verification.base_compilation import calls_to_compile
 from forecast_harness.variants.verification.base_runner import BaseKernelRunner
 from forecast_harness.variants.verification.call_sampling import RecordedCalls
@@ -89,8 +94,8 @@ class Work:
 
 
 def runner(work: Work, device: str, known: BaseBinaries | None = None) -> BaseKernelRunner:
-    payload = (known or BaseBinaries()).to_payload()
-    return BaseKernelRunner(cast("JobContext", work), device, random.Random(0), payload)
+    arrays = binaries_as_arrays((known or BaseBinaries()).to_payload())
+    return BaseKernelRunner(cast("JobContext", work), device, random.Random(0), arrays)
 
 
 def test_a_base_cell_is_given_what_is_compiled_before_all_else() -> None:

@@ -22,7 +22,6 @@ from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.variants.verification.base_binaries import (
     READ_ENTRY,
     WRITE_ENTRY,
-    binaries_as_arrays,
 )
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY as COMPILE_ENTRY
 from forecast_harness.variants.verification.launch_file import BASE_FILE
@@ -66,17 +65,17 @@ class BaseKernelRunner:
         work: JobContext,
         device: str,
         rng: random.Random,
-        binaries: Mapping[str, str] | None = None,
+        binaries: TensorArrays | None = None,
         *,
         name: str = "",
         own_configs: Collection[Config] = (),
     ) -> None:
-        """`binaries`: what is compiled already, as `BaseBinaries.to_payload` gives it.
+        """`binaries`: what is compiled already, as `binaries_as_arrays` gives it.
 
         `name` stands for this base kernel and all that it is asked in: a later verification in the same lane goes on
         with the cell where this one has launched nothing in it but the base's `own_configs`, see `leave`.
         """
-        self._binaries = binaries_as_arrays(binaries or {})
+        self._binaries = binaries or {}
         self._work, self._device, self._rng = work, device, rng
         self._cell: Cell | None = None
         self._name, self._own_configs = name, frozenset(own_configs)

@@ -20,7 +20,6 @@ from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.variants.verification.base_binaries import (
     WRITE_ENTRY,
     architecture_of,
-    binaries_as_arrays,
     launchers_among,
     read_cache,
 )
@@ -35,11 +34,10 @@ _NICENESS = 10
 class VariantCompiler:
     """Asks for it. Runs in the judge."""
 
-    def __init__(self, work: JobContext, binaries: Mapping[str, str]) -> None:
-        """`binaries` of the base, as `BaseBinaries.to_payload` gives them, tell what to compile for."""
-        known = binaries_as_arrays(binaries)
-        self._work, self._launchers = work, launchers_among(known)
-        self._architecture = architecture_of(known)
+    def __init__(self, work: JobContext, binaries: TensorArrays) -> None:
+        """`binaries` of the base, as `binaries_as_arrays` gives them, tell what to compile for."""
+        self._work, self._launchers = work, launchers_among(binaries)
+        self._architecture = architecture_of(binaries)
 
     def compiled(self, calls: Sequence[Mapping[str, Any]]) -> TensorArrays:
         """Files for the cache of the cell that launches; none where the variant cannot be compiled so, or it is not

@@ -77,11 +77,12 @@ def examine(work: JobContext) -> CellAnswer:
     plan = VerificationPlan.from_json(asked["plan"])
     nonce = asked["seed"] or os.urandom(16).hex()
     seed = hashlib.sha256(nonce.encode()).digest()
+    binaries = binaries_as_arrays(asked.get("binaries") or {})
     reference = BaseKernelRunner(
         work,
         plan.device,
         random.Random(seed),
-        asked.get("binaries"),
+        binaries,
         name=_name_of_base_cell(subject, plan.device) if asked["leaves_base"] else "",
         own_configs=(*subject.configs, found.config),
     )
@@ -97,10 +98,10 @@ def examine(work: JobContext) -> CellAnswer:
             asked["takes"],
         )
         with work.cell() as cell:
-            if launchers := launchers_among(binaries_as_arrays(asked.get("binaries") or {})):
+            if launchers := launchers_among(binaries):
                 cell.ask(WRITE_ENTRY, {}, launchers)
             judge = SolutionJudge(_variant_pack(subject, problem.deterministic), problem, cell, plan, seed)
-            compiler = VariantCompiler(work, asked.get("binaries") or {})
+            compiler = VariantCompiler(work, binaries)
             examination = VariantExamination(judge, problem, cell, compiler, plan.device, steps)
             try:
                 reasons = examination.run()
