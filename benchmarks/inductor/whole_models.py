@@ -140,7 +140,7 @@ def compile_child(arguments: argparse.Namespace) -> None:
         with StackSamples() if given.get("samples") else contextlib.nullcontext() as samples:
             call.begin()
             compiled = compile_separately(model.module, options, dynamic=name.endswith("_dynamic") or None)
-            found = model.call(compiled)
+            found = model.call(compiled).clone()  # CUDA graphs write the next result over it
             synchronize(device)
             row = call.row()
         if samples is not None:

@@ -123,7 +123,7 @@ def enable_torch_compile(
             `declared`: its range, where `mark_dynamic(..., min=, max=)` declares one. `hint`: the size of the first
             call, as Inductor does. `(1, 8192)`: also this range, where none is declared.
         generated_kernels: `later` (the default) or `first`: whether configs of pointwise and reduction kernels
-            are timed at later launches, too, or all at a kernel's first launch, which waits for them
+            are timed at launches after a kernel's first, or all at the first, which waits for them
             (FORECAST_AUTOTUNE_INDUCTOR_KERNELS).
         mode: as FORECAST_AUTOTUNE_MODE. `listen` changes nothing and keeps the timings; `frozen` takes the
             best forecast where the store knows nothing, because a compilation must not fail for it.

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.records import Measurement, Outcome, Problem
 from forecast_autotune.tuning.task import utc_now
+from forecast_integrations.inductor.choice_timing import INDUCTOR_CLOCK, clock_of
 from forecast_integrations.inductor.choices.features import describe_choice
 from forecast_integrations.inductor.choices.records import candidate_of, problem_of
 from forecast_integrations.inductor.pruning import SelectionCall, search_of
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.inductor.short_calls import INDUCTOR_CLOCK, clock_of
 
 if TYPE_CHECKING:
     from torch._inductor.ir import ChoiceCaller

@@ -16,10 +16,10 @@ from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.tuning.llm_effect import LLMEffect
 from forecast_autotune.tuning.task import TuningTask, utc_now
 from forecast_integrations.inductor.assembler_releases import inductor_compiles_twice
+from forecast_integrations.inductor.choice_timing import is_of_clock, times_calls
 from forecast_integrations.inductor.choices.pool import ChoicePool
 from forecast_integrations.inductor.inductor_seconds import OperationSeconds, inductor_seconds_saved
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.inductor.short_calls import is_of_clock, times_short_calls
 
 MIN_CHOICES = 2
 """Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""
@@ -48,7 +48,7 @@ class OperationSearch:
         self.problem, self.session = problem, session
         self.timed_problem = problem
         """What Inductor times: the operation at the sizes that were met."""
-        self.times_short_calls = times_short_calls(session, problem)
+        self.times_calls = times_calls(session, problem)
         """Whether short choices are timed without the host's part; other times of theirs do not count then."""
         self.of_other_clock: set[Candidate] = set()
         """Candidates whose stored times were taken otherwise, and do not count."""
@@ -114,7 +114,7 @@ class OperationSearch:
     def _of_clock(self, rows: Iterable[Measurement]) -> list[Measurement]:
         if self.problem.kernel.language != "inductor":  # the user's own kernels are timed elsewhere, too
             return list(rows)
-        return [m for m in rows if is_of_clock(m, short_calls=self.times_short_calls)]
+        return [m for m in rows if is_of_clock(m, device_clock=self.times_calls)]
 
     # --- before anything is measured ---
 

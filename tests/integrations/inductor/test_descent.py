@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,12 @@ from torch._inductor.runtime.hints import HeuristicType
 
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
+from forecast_integrations.inductor.choice_timing import FusedKernelTiming
 from forecast_integrations.inductor.descent import coordinate_descent
-from forecast_integrations.inductor.descent.config_worker import ConfigJob
 from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
 from forecast_integrations.inductor.descent.coordinate_descent import first_jobs
 from forecast_integrations.inductor.hooks import descent
 from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.short_calls import FusedKernels
 from tests.integrations.inductor.generated_kernels import (
     Workers,
     generated_kernel,
@@ -68,8 +65,10 @@ def end_all(workers: Workers) -> None:
             future.set_result(1.0)
 
 
-def test_a_first_launch_times_its_wave_and_later_ones_go_on_to_the_end() -> None:
+def test_later_launches_time_one_wave_each_up_to_the_end() -> None:
     program, kernel = Program(), generated_kernel()
+    assert values(program.launch(kernel)) == (1024, 4)
+    assert kernel.timed == []
     assert values(program.launch(kernel)) == (512, 4)
     assert set(kernel.timed) == {job(1024), job(2048), job(512), job(1024, 8), job(1024, 2)}
     found = program.launch(kernel, 20)
@@ -89,11 +88,10 @@ def test_every_config_that_is_timed_was_compiled_by_a_worker() -> None:
 
 def test_configs_of_the_kernels_own_list_are_in_the_first_wave() -> None:
     program, kernel = Program(), generated_kernel(others=(128, 64))
-    assert values(program.launch(kernel)) == (128, 4)
+    assert values(program.launch(kernel, 2)) == (128, 4)
 
 
-def test_later_waves_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinate_descent, "FIRST_WAIT_S", 0.01)
+def test_no_wave_is_waited_for() -> None:
     program, kernel = Program(at_once=False), generated_kernel()
     assert values(program.launch(kernel, 3)) == (1024, 4)  # the workers hang
     assert kernel.timed == []
@@ -106,31 +104,20 @@ def test_later_waves_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     assert values(program.launch(kernel)) == (256, 4)
 
 
-def test_the_first_launch_waits_for_its_wave() -> None:
+def test_a_wave_is_timed_whole_unless_a_part_of_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     program, kernel = Program(at_once=False), generated_kernel()
-    threading.Timer(0.1, end_all, [program.workers]).start()
+    program.launch(kernel)
+    slow = program.workers.futures.pop(job(2048))
+    end_all(program.workers)
+    assert values(program.launch(kernel)) == (1024, 4)
+    assert kernel.timed == []
+    monkeypatch.setattr(coordinate_descent, "STRAGGLER_S", 0.0)
     assert values(program.launch(kernel)) == (512, 4)
-
-
-def test_all_first_launches_together_wait_no_longer_than_one_may() -> None:
-    program = Program(at_once=False)
-    ahead = program.context.configs_ahead(lambda: None)
-    assert ahead is not None
-    ahead.may_wait_s = 0.05
-    waited_until: list[float] = []
-    has_ended = ahead.has_ended
-
-    def noted(job: ConfigJob, until: float) -> bool:
-        waited_until.append(until - time.perf_counter())
-        return has_ended(job, until)
-
-    ahead.has_ended = noted  # type: ignore[method-assign]
-    program.launch(generated_kernel(name="c1"))
-    assert 0.0 < waited_until[0] <= 0.05
-    assert ahead.may_wait_s == 0.0
-    waited_until.clear()
-    program.launch(generated_kernel(name="c2"))
-    assert max(waited_until) <= 0.0
+    assert job(2048) not in kernel.timed
+    end_all(program.workers)
+    slow.set_result(1.0)
+    program.launch(kernel)
+    assert job(2048) in kernel.timed
 
 
 def test_where_workers_hang_what_must_not_wait_compiles_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +133,7 @@ def test_where_workers_hang_what_must_not_wait_compiles_by_itself(monkeypatch: p
 def test_threads_that_launch_one_kernel_find_the_best_so_far() -> None:
     program, kernel = Program(), generated_kernel()
     first = kernel.launchers
-    assert values(program.launch(kernel)) == (512, 4)
+    assert values(program.launch(kernel, 2)) == (512, 4)
     kernel.launchers = first  # as a thread does that was asked before the other one had ended
     descent_of = kernel.forecast_descent
     with descent_of.lock:
@@ -184,7 +171,7 @@ def test_a_launch_that_is_recorded_times_nothing(monkeypatch: pytest.MonkeyPatch
 
 def test_with_the_service_descents_end_where_they_are() -> None:
     program, kernel = Program(), generated_kernel()
-    found = program.launch(kernel)
+    found = program.launch(kernel, 2)
     assert list(program.context.descending.values()) == [kernel]
     program.context.close()
     assert found.found_by_coordesc
@@ -202,7 +189,7 @@ def test_a_kernel_that_is_gone_is_not_kept() -> None:
 
 def test_configs_that_cannot_be_launched_are_passed_over() -> None:
     program, kernel = Program(), generated_kernel(4096)
-    assert values(program.launch(kernel)) == (2048, 4)
+    assert values(program.launch(kernel, 2)) == (2048, 4)
     assert job(8192) not in kernel.timed
 
 
@@ -233,7 +220,7 @@ def test_trials_of_fusions_are_not_descended() -> None:
     program, kernel = Program(), generated_kernel()
     session = program.context.session
     assert session is not None
-    program.context.thread.short_calls = FusedKernels(session, NoClock())
+    program.context.thread.call_timing = FusedKernelTiming(session, NoClock())
     assert values(program.launch(kernel, 3)) == (1024, 4)
     assert (program.inductor, program.workers.taken) == (0, [])
 
@@ -276,7 +263,7 @@ def test_a_stored_config_of_other_parameters_is_not_taken() -> None:
     Program(store).launch(generated_kernel(), 20)
     other = generated_kernel()
     other.launchers[0].config.kwargs = {"XBLOCK": 1024, "YBLOCK": 1}
-    assert Program(store).launch(other).kwargs["YBLOCK"] >= 1
+    assert Program(store).launch(other, 2).kwargs["YBLOCK"] >= 1
     assert other.timed
 
 

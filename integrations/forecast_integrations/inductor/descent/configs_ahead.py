@@ -25,10 +25,6 @@ _ENVIRONMENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_LIBDEVICE
 """Variables that a worker must have as this process has them, as Inductor tells its own jobs."""
 
 
-GRAPH_WAIT_S = 6.0
-"""Seconds that the first launches of a graph's kernels may wait in all, however many they are."""
-
-
 class ConfigsAhead:
     """A queue in front of the workers, of which no more than `limit` configs compile at once, besides urgent ones."""
 
@@ -39,8 +35,6 @@ class ConfigsAhead:
         self._begun: dict[ConfigJob, Future[float]] = {}
         self._running = 0
         self._has_thread = False
-        self.may_wait_s = GRAPH_WAIT_S
-        """Seconds that first launches may still wait."""
         self.hangs = False
         """Whether somebody has waited in vain who had to: nobody does so again."""
 

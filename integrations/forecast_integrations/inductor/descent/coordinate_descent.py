@@ -2,8 +2,8 @@
 
 A wave is every config a step of one field away from the best so far (the first one also the kernel's own list).
 Inductor's own descent compiles one config after the other in the process that waits for the graph's first call.
-Here the first waves of all kernels of a graph compile side by side, and are timed at each kernel's first launch.
-Later waves are not waited for: they compile while the program runs, and are timed at a later launch.
+Here the first waves of all kernels of a graph compile side by side. No wave is waited for: a kernel's first launch runs
+the config that was compiled with it, and what workers have compiled by a later launch is timed there.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _IMPROVES = 0.99
 """Below this share of the best time, the descent goes on from a config: what less is worth no wave, and medians of a
 few launches in turns do not tell it."""
-FIRST_WAIT_S = 1.5
-"""Seconds that a first launch waits for its wave at most: what takes longer is timed at a later one."""
+STRAGGLER_S = 1.0
+"""Seconds after which a wave is timed without the configs that still compile: with each timing the best is timed, too."""
 PATIENCE_S = 30.0
 """Seconds that a kernel waits whose every launch may be recorded: then there is no later one."""
 INDUCTOR_TIMING_S = 0.022
@@ -44,7 +44,7 @@ class Descent:
     def __init__(self, ahead: ConfigsAhead, kernel: CachingAutotuner, *, patient: bool) -> None:
         self._ahead, self._tuner, self._path = ahead, kernel.coordesc_tuner, str(kernel.filename)
         self.patient = patient
-        """Whether every wave is waited for."""
+        """Whether every wave is waited for, and timed at the first launch."""
         self.lock = threading.Lock()
         """Held by the thread that times a wave."""
         self.launcher: ConfigLauncher = kernel.launchers[0]
@@ -54,8 +54,7 @@ class Descent:
         """Configs that have a time, besides the one that it begins with."""
         self.saved_s = 0.0
         """Seconds that Inductor's descent would have taken in this process, less those that this one took."""
-        self._has_waited = False
-        self._waves = 0
+        self._waves, self._began = 0, 0.0
         self._wave: list[LaunchConfig] = []
         """Not timed yet."""
         self._seen = {self._job(self.best)}
@@ -67,22 +66,16 @@ class Descent:
         return not self._wave
 
     def ready(self) -> list[LaunchConfig]:
-        """The configs to time now, after a wait if this is the time to wait."""
+        """The configs to time now: a compiled wave, what is compiled of a slow one, or all after a wait if patient."""
         ahead, begin = self._ahead, time.perf_counter()
-        if self.patient:
-            wait_s = 0.0 if ahead.hangs else PATIENCE_S
-        else:
-            wait_s = 0.0 if self._has_waited else min(FIRST_WAIT_S, ahead.may_wait_s)
-        found = [c for c in self._wave if ahead.has_ended(self._job(c), begin + wait_s)]
-        waited = time.perf_counter() - begin
-        self.saved_s -= waited
+        until = begin + PATIENCE_S if self.patient and not ahead.hangs else begin
+        found = [c for c in self._wave if ahead.has_ended(self._job(c), until)]
+        self.saved_s -= time.perf_counter() - begin
         if self.patient:  # nobody waits for ever: what no worker has finished compiles where it is launched
             ahead.hangs = ahead.hangs or len(found) < len(self._wave)
             return list(self._wave)
-        if not self._has_waited:
-            ahead.may_wait_s = max(0.0, ahead.may_wait_s - waited)
-            self._has_waited = True
-        return found
+        whole = len(found) == len(self._wave)
+        return found if whole or begin - self._began > STRAGGLER_S else []
 
     def told(self, times: Mapping[LaunchConfig, float], seconds: float) -> None:
         """Milliseconds of `best` and of configs that were ready, inf for failures, and the seconds that took."""
@@ -103,7 +96,7 @@ class Descent:
         new = {job: c for c in configs if (job := self._job(c)) not in self._seen}
         self._seen |= new.keys()
         self._wave += new.values()
-        self._waves += 1
+        self._waves, self._began = self._waves + 1, time.perf_counter()
         self._ahead.add(new, urgent=True)
 
     def _job(self, config: LaunchConfig) -> ConfigJob:

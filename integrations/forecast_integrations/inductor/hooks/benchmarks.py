@@ -1,4 +1,4 @@
-"""Inductor's benchmarks of an operation's choices in this process, where short ones are timed anew."""
+"""Inductor's benchmarks of an operation's choices in this process, with a clock of the device in their place."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from forecast_integrations.inductor import pruning, short_calls
+from forecast_integrations.inductor import choice_timing, pruning
+from forecast_integrations.inductor.choice_timing import CallClock, ChoiceTiming, FusedKernelTiming
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.rounds import ChoiceTimings
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.inductor.short_calls import CallClock, FusedKernels, ShortCalls
 
 if TYPE_CHECKING:
     import torch
@@ -47,36 +47,39 @@ def _benchmark_choices(original: AnyFunction, context: HookContext) -> AnyFuncti
     ) -> ChoiceTimings:
         session, thread = context.session, context.thread
         search = pruning.search_of(choices) or next(reversed(thread.under_way), None)
-        outer = thread.short_calls
-        thread.short_calls = None  # an operation inside of a choice has its own
+        outer = thread.call_timing
+        thread.call_timing = None  # an operation inside of a choice has its own
         try:
-            calls: ShortCalls | None = None
+            calls: ChoiceTiming | None = None
             if session is not None and search is not None and not kwargs.get("is_collective"):
-                calls = thread.short_calls = _open(session, search, choices)
+                calls = thread.call_timing = _open(session, search, choices)
             timings: ChoiceTimings = original(cls, choices, *args, **kwargs)
-            if search is None or calls is None:
-                return timings
-            settled = calls.settled(timings)
-            search.add_note(calls.note)
-            return settled
+            if calls is not None and calls.failed:  # two clocks would decide
+                thread.call_timing = None
+                timings = original(cls, choices, *args, **kwargs)
+            if search is not None and calls is not None:
+                search.add_note(calls.note_clocks(timings))
+            return timings
         finally:
-            thread.short_calls = outer
+            thread.call_timing = outer
 
     return benchmark_choices
 
 
-def _open(session: TuningSession, search: OperationSearch, choices: list[ChoiceCaller]) -> ShortCalls | None:
-    if not choices or not search.times_short_calls or short_calls.has_own_graphs(choices):
+def _open(
+    session: TuningSession, search: OperationSearch, choices: list[ChoiceCaller]
+) -> ChoiceTiming | None:
+    if not choices or not search.times_calls or choice_timing.has_own_graphs(choices):
         return None
     clock = _open_clock(session, choices[0].layout.device)
-    return None if clock is None else ShortCalls(session, search.problem.kernel.name, clock)
+    return None if clock is None else ChoiceTiming(session, search.problem.kernel.name, clock)
 
 
 def _open_clock(session: TuningSession, device: torch.device) -> CallClock | None:
     try:
-        return short_calls.open_clock(device)
+        return choice_timing.open_clock(device)
     except Exception as error:
-        session.warn_once("time short calls without the host's part", error)
+        session.warn_once("open a clock of the device", error)
         return None
 
 
@@ -87,8 +90,8 @@ def _benchmark_choice(original: AnyFunction, context: HookContext) -> AnyFunctio
         cls: type[AlgorithmSelectorCache], choice: ChoiceCaller, *args: object, **kwargs: object
     ) -> float:
         taken = partial(original, cls, choice, *args, **kwargs)
-        calls = context.thread.short_calls
-        return calls.benchmark_choice(choice, taken) if isinstance(calls, ShortCalls) else taken()
+        calls = context.thread.call_timing
+        return calls.benchmark_choice(choice, taken) if isinstance(calls, ChoiceTiming) else taken()
 
     return benchmark_choice
 
@@ -99,18 +102,18 @@ def _benchmark_module(original: AnyFunction, context: HookContext) -> AnyFunctio
     def benchmark_codegened_module(self: TritonScheduling, *args: object, **kwargs: object) -> object:
         session, thread = context.session, context.thread
         clock = None
-        if session is not None and short_calls.replaces_times(session):
+        if session is not None and choice_timing.replaces_times(session):
             from torch._inductor.virtualized import V
 
             clock = _open_clock(session, V.graph.get_current_device_or_throw())
         if session is None or clock is None:
             return original(self, *args, **kwargs)
-        outer, thread.short_calls = thread.short_calls, FusedKernels(session, clock)
+        outer, thread.call_timing = thread.call_timing, FusedKernelTiming(session, clock)
         try:
             with clock.on_stream():
                 return original(self, *args, **kwargs)
         finally:
-            thread.short_calls = outer
+            thread.call_timing = outer
 
     return benchmark_codegened_module
 
@@ -129,9 +132,9 @@ def _benchmark_gpu(original: AnyFunction, context: HookContext, module: ModuleTy
 
     def benchmark_gpu(self: object, _callable: AnyFunction, *args: object, **kwargs: object) -> Any:
         taken = partial(original, self, _callable, *args, **kwargs)
-        calls = context.thread.short_calls
+        calls = context.thread.call_timing
         distorted = getattr(config.test_configs, "distort_benchmarking_result", "")
-        if calls is None or not is_torchs or distorted:
+        if calls is None or not is_torchs or distorted or kwargs.get("return_mode", "min") == "all":
             return taken()
         with lock():
             return calls.benchmark_call(_callable, taken)

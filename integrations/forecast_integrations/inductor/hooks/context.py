@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
+from forecast_integrations.inductor.choice_timing import ChoiceTiming, CollectedCalls, FusedKernelTiming
 from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.inductor.short_calls import CollectedCalls, FusedKernels, ShortCalls
 
 
 class ThreadState(threading.local):
@@ -29,8 +29,8 @@ class ThreadState(threading.local):
         """What the benchmarks of its current round have returned, and no saver has taken yet."""
         self.under_way: list[OperationSearch] = []
         """Operations whose rounds have begun and not ended, innermost last: one waits, others are tuned."""
-        self.short_calls: ShortCalls | FusedKernels | CollectedCalls | None = None
-        """What it benchmarks now, where short calls are timed anew or in turns."""
+        self.call_timing: ChoiceTiming | FusedKernelTiming | CollectedCalls | None = None
+        """What it benchmarks now, where another clock than Inductor's times it, or calls are timed in turns."""
         self.paused = 0
         """Above zero while times are taken of sizes other than the operation's own."""
 

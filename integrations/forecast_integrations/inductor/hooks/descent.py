@@ -1,7 +1,7 @@
 """Coordinate descent over a generated kernel's config: in waves of our own, and done once per store.
 
 Inductor descends at a kernel's first launch, one compilation after the other. We compile one config with the kernel
-and the wave around it in Inductor's workers, time that wave at the first launch, and go on at later ones. Where it
+and the wave around it in Inductor's workers, launch that config first, and time others at later launches. Where it
 ended is kept, because Inductor (torch 2.11) begins anew in every process for kernels with a single config and for
 descents that ended where they began.
 """
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune.records import Decision, Evidence, Problem
 from forecast_autotune.settings import Mode
 from forecast_autotune.tuning.task import utc_now
+from forecast_integrations.inductor.choice_timing import CollectedCalls, FusedKernelTiming
 from forecast_integrations.inductor.descent.config_worker import CompileTask, is_descended, kind_of
-from forecast_integrations.inductor.descent.configs_ahead import GRAPH_WAIT_S, inductor_workers
+from forecast_integrations.inductor.descent.configs_ahead import inductor_workers
 from forecast_integrations.inductor.descent.coordinate_descent import Descent, first_jobs
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.hooks.pointwise import candidate_of, problem_of
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.inductor.short_calls import CollectedCalls, FusedKernels
 from forecast_integrations.triton.background.capture_mode import harmless_to_captures
 from forecast_integrations.triton.device_access import LOCK, capturing_graph
 from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig
@@ -70,7 +70,7 @@ def _descent(original: AnyFunction, context: HookContext) -> AnyFunction:
             if kind_of(self) == "TEMPLATE":  # Inductor leaves these alone, and would ask at every launch
                 found.config.found_by_coordesc = True
             return found
-        if isinstance(context.thread.short_calls, FusedKernels):
+        if isinstance(context.thread.call_timing, FusedKernelTiming):
             return launcher  # a trial of a fusion: the kernel is forgotten after it
         try:
             found = _next_launcher(context, session, self, launcher, args, kwargs)
@@ -92,7 +92,7 @@ def _wait(original: AnyFunction, context: HookContext) -> AnyFunction:
             try:
                 kernels = [k for k in scope.values() if _begins_descent(session, k)]
                 if kernels and (ahead := context.configs_ahead(inductor_workers)) is not None:
-                    later, ahead.may_wait_s = _has_later_launches(), GRAPH_WAIT_S
+                    later = _has_later_launches()
                     for kernel in kernels:
                         setattr(
                             kernel, _LATER_LAUNCHES, later and not kernel.inductor_meta.get("store_cubin")
@@ -133,7 +133,7 @@ def _next_launcher(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> Any:
-    """The launcher to go on with: the given one, the stored one, or the best so far of what is timed now.
+    """The launcher to go on with: at first the given one or the stored one, then the best so far of what is timed now.
 
     None where there are no workers.
     """
@@ -150,6 +150,8 @@ def _next_launcher(
         descent = Descent(ahead, kernel, patient=not later or session.settings.mode is Mode.DETERMINISTIC)
         setattr(kernel, _DESCENT, descent)
         context.descending[id(kernel)] = kernel
+        if not descent.patient:
+            return launcher
     # Not the given one: another thread, which launches meanwhile, may have put an older one back.
     if capturing_graph() or not descent.lock.acquire(blocking=False):
         return descent.launcher
@@ -201,7 +203,7 @@ def _in_turns(
 
     thread, collected = context.thread, CollectedCalls()
     calls, times = {}, {}
-    outer, thread.short_calls = thread.short_calls, collected
+    outer, thread.call_timing = thread.call_timing, collected
     try:
         for config, launcher in launchers.items():
             told = kernel.bench(launcher, *args, **kwargs)
@@ -214,7 +216,7 @@ def _in_turns(
             except Exception:
                 times[config] = math.inf
     finally:
-        thread.short_calls = outer
+        thread.call_timing = outer
     if len(calls) > 1:
         times |= zip(calls, time_in_turns(list(calls.values())), strict=True)
     else:

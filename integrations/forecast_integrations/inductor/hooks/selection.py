@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.pruning import SelectionCall, UnplannedSpaceError
 from forecast_integrations.inductor.rounds import ChoiceTimings
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.triton.timer.warmup import warm_up_cuda
+from forecast_integrations.triton.timer.warmup import IDLE_S, warm_up_cuda
 
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
@@ -219,16 +220,20 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
 
 def _benchmark(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`benchmark`: called only for times that are really taken, not for those in Inductor's cache."""
+    busy_at = -math.inf
 
     def benchmark(
         self: AlgorithmSelectorCache, choices: list[ChoiceCaller], *args: object, **kwargs: object
     ) -> ChoiceTimings:
+        nonlocal busy_at
         session = context.session
-        if session is not None and session.settings.mode is not Mode.LISTEN:
+        listens = session is None or session.settings.mode is Mode.LISTEN
+        if session is not None and not listens and time.perf_counter() - busy_at > IDLE_S:
             with _failures_reported(session, "wake the device"):
                 warm_up_cuda()
         begin = time.perf_counter()
         timings: ChoiceTimings = original(self, choices, *args, **kwargs)
+        busy_at = time.perf_counter()
         if context.session is not None and not context.thread.paused:
             context.thread.pending.times.update(timings)
             if (search := pruning.search_of(choices)) is not None:

@@ -1,4 +1,4 @@
-"""Choices that Inductor's benchmarker tells with the host's part of a launch: all are timed anew, or none."""
+"""Choices timed by a clock of the device in the place of Inductor's benchmarker: all of them, or none."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from torch._inductor.utils import fresh_cache
 from forecast_autotune.records import Decision
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
-from forecast_integrations.inductor import operation_search, short_calls
+from forecast_integrations.inductor import choice_timing, operation_search
+from forecast_integrations.inductor.choice_timing import ChoiceTiming, clock_of, is_of_clock, times_calls
 from forecast_integrations.inductor.choices.records import problem_of
 from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.hooks import benchmarks, selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.inductor.short_calls import ShortCalls, clock_of, is_of_clock, times_short_calls
 from forecast_integrations.triton.timer.calls import CallTime
 from tests.integrations.inductor.graphs import graph, product_inputs, serving
 from tests.integrations.inductor.test_selection import COUNT, log2_ms_of, lowered
@@ -70,13 +70,13 @@ class _Choice(SimpleNamespace):
         return self is other
 
 
-def benchmarked(calls: ShortCalls, told: dict[Any, float], altered: float = 1.0) -> dict[Any, float]:
-    """What Inductor would say of these choices; `altered` is what somebody makes of a benchmarker's time."""
+def benchmarked(calls: ChoiceTiming, inductors: dict[Any, float], altered: float = 1.0) -> dict[Any, float]:
+    """What Inductor hears of these choices; `altered` is what somebody makes of a benchmarker's time."""
     return {
         c: calls.benchmark_choice(
             c, lambda c=c, ms=ms: altered * calls.benchmark_call(lambda: c, lambda ms=ms: ms)
         )
-        for c, ms in told.items()
+        for c, ms in inductors.items()
     }
 
 
@@ -84,38 +84,39 @@ def of(found: dict[str, CallTime]) -> Clock:
     return Clock(lambda call: found[call().name])  # type: ignore[attr-defined]
 
 
-def test_all_short_choices_are_told_by_the_other_clock() -> None:
-    library, template, long, broken = map(choice, ("library", "template", "long", "broken"))
-    clock = of({"library": CallTime(0.019, RECORDED), "template": CallTime(0.025, RECORDED)})
-    calls = ShortCalls(serving(), "mm", clock)
-    told = {library: 0.046, template: 0.030, long: 0.4, broken: math.inf}
-    assert benchmarked(calls, told) == told, "Inductor's own benchmarker says what it says"
-    settled = calls.settled(told)
-    assert settled == {library: 0.019, template: 0.025, long: 0.4, broken: math.inf}
-    assert clock.best == [math.inf, 0.019], "what cannot win is timed briefly"
-    assert clock_of(library, 0.019) == CallTime(0.019, RECORDED)
+def test_all_choices_are_told_by_the_clock_of_the_device() -> None:
+    library, template, long = map(choice, ("library", "template", "long"))
+    found = {
+        library: CallTime(0.019, RECORDED),
+        template: CallTime(0.025, RECORDED),
+        long: CallTime(0.4, BY_EVENTS),
+    }
+    clock = of({c.name: time for c, time in found.items()})
+    calls = ChoiceTiming(serving(), "mm", clock)
+    told = benchmarked(calls, {library: 0.046, template: 0.030, long: 0.41})
+    assert told == {c: time.ms for c, time in found.items()}
+    assert clock.best == [math.inf, 0.019, 0.019], "what cannot win is timed briefly"
+    assert calls.note_clocks({**told, choice("broken"): math.inf}) == ""
+    assert {c: clock_of(c, ms) for c, ms in told.items()} == found
     assert clock_of(library, 0.046) is None
-    assert clock_of(long, 0.4) is None
-    assert calls.note == ""
 
 
-def test_times_that_somebody_altered_stay_and_so_do_those_that_they_are_compared_with() -> None:
+def test_times_that_somebody_altered_stay_and_their_clock_is_nobodys() -> None:
     library, template = choice("library"), choice("template")
     clock = of({"library": CallTime(0.019, RECORDED), "template": CallTime(0.025, RECORDED)})
-    calls = ShortCalls(serving(), "mm", clock)
-    told = {library: 0.046, template: 0.030}
-    halved = benchmarked(calls, told, altered=0.5)
-    assert calls.settled(halved) == {library: 0.023, template: 0.015}
-    assert "host's part" in calls.note
+    calls = ChoiceTiming(serving(), "mm", clock)
+    halved = benchmarked(calls, {library: 0.046, template: 0.030}, altered=0.5)
+    assert halved == {library: 0.0095, template: 0.0125}
+    assert "host's part" in calls.note_clocks(halved)
+    assert clock_of(library, 0.0095) is None
     # Altered after they were told, one of them only.
-    benchmarked(calls, told)
-    assert calls.settled({**told, template: 0.031}) == {library: 0.046, template: 0.031}
-    assert calls.settled(told)[library] == 0.019
-    # A choice that was timed elsewhere has one clock only.
-    assert calls.settled({**told, choice("elsewhere"): 0.04})[library] == 0.046
+    told = benchmarked(calls, {library: 0.046, template: 0.030})
+    assert "host's part" in calls.note_clocks({**told, template: 0.031})
+    assert clock_of(library, 0.019) is not None
+    assert clock_of(template, 0.031) is None
 
 
-def test_a_clock_that_fails_leaves_all_of_them_to_inductor() -> None:
+def test_a_clock_that_fails_leaves_a_choice_to_inductor_and_says_so() -> None:
     library, template = choice("library"), choice("template")
 
     def fails_once(call: Callable[[], Any]) -> CallTime:
@@ -123,12 +124,22 @@ def test_a_clock_that_fails_leaves_all_of_them_to_inductor() -> None:
             raise MemoryError("on purpose")
         return CallTime(0.019, RECORDED)
 
-    calls = ShortCalls(serving(), "mm", Clock(fails_once))
-    told = {library: 0.046, template: 0.030}
-    with pytest.warns(RuntimeWarning, match="time a short choice without the host's part.*on purpose"):
-        benchmarked(calls, told)
-    assert calls.settled(told) == told
-    assert "host's part" in calls.note
+    calls = ChoiceTiming(serving(), "mm", Clock(fails_once))
+    assert not calls.failed
+    with pytest.warns(RuntimeWarning, match="time a call on the device.*on purpose"):
+        assert benchmarked(calls, {library: 0.046, template: 0.030})[template] == 0.030
+    assert calls.failed
+
+
+def test_what_a_choice_raises_inductor_hears() -> None:
+    calls = ChoiceTiming(serving(), "mm", of({}))
+
+    def fails() -> None:
+        raise RuntimeError("out of resource")
+
+    with pytest.raises(RuntimeError, match="out of resource"):
+        calls.benchmark_choice(choice("broken"), lambda: calls.benchmark_call(fails, lambda: 0.01))
+    assert not calls.failed
 
 
 def test_what_cannot_be_recorded_is_remembered_and_said_where_it_waits() -> None:
@@ -136,12 +147,10 @@ def test_what_cannot_be_recorded_is_remembered_and_said_where_it_waits() -> None
     session = serving()
     clock = of({"waits": CallTime(0.05, BY_EVENTS, host_bound=True, recordable=False)})
     for _ in range(2):
-        calls = ShortCalls(session, "mm", clock)
-        benchmarked(calls, {first: 0.05})
-        assert calls.settled({first: 0.05}) == {first: 0.05}
-        assert "wait for the device" in calls.note
+        calls = ChoiceTiming(session, "mm", clock)
+        assert "wait for the device" in calls.note_clocks(benchmarked(calls, {first: 0.06}))
     assert clock.may_record == [True, False]
-    other = ShortCalls(session, "bmm", clock)
+    other = ChoiceTiming(session, "bmm", clock)
     benchmarked(other, {first: 0.05})
     assert clock.may_record[-1], "of another operation nothing is known"
 
@@ -150,14 +159,15 @@ def test_kernels_inside_of_a_choice_are_not_the_choice() -> None:
     """A choice that is a graph may tune its own kernels at its first run."""
     whole = choice("whole")
     clock = of({"whole": CallTime(0.02, RECORDED)})
-    calls = ShortCalls(serving(), "mm", clock)
+    calls = ChoiceTiming(serving(), "mm", clock)
+    inner: list[float] = []
 
-    def benchmark() -> float:
-        inner: float = calls.benchmark_call(lambda: choice("inner"), lambda: 0.001)
-        return 0.03 + 0 * inner
+    def run() -> Any:
+        inner.append(calls.benchmark_call(lambda: choice("inner"), lambda: 0.001))
+        return whole
 
-    told = calls.benchmark_choice(whole, lambda: calls.benchmark_call(lambda: whole, benchmark))
-    assert told == 0.03
+    assert calls.benchmark_choice(whole, lambda: calls.benchmark_call(run, lambda: 0.03)) == 0.02
+    assert set(inner) == {0.001}
     assert len(clock.best) == 1
     assert calls.benchmark_call(lambda: whole, lambda: 0.01) == 0.01, "outside of a choice nothing is timed"
     assert len(clock.best) == 1
@@ -176,13 +186,13 @@ def product(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(kernel=found.kernel, device=SimpleNamespace(backend="cuda"))
 
 
-def test_short_choices_are_timed_anew_on_cuda_in_one_process(product: Any) -> None:
-    assert times_short_calls(serving(), product)
-    assert not times_short_calls(serving(mode=Mode.LISTEN), product)
-    assert not times_short_calls(serving(), problem("cpu"))
+def test_choices_are_timed_by_the_device_on_cuda_in_one_process(product: Any) -> None:
+    assert times_calls(serving(), product)
+    assert not times_calls(serving(mode=Mode.LISTEN), product)
+    assert not times_calls(serving(), problem("cpu"))
     for elsewhere in ({"autotune_in_subproc": True}, {"max_autotune_gemm_backends": "ATEN,CUTLASS"}):
         with config.patch(**elsewhere):  # type: ignore[arg-type]
-            assert not times_short_calls(serving(), product)
+            assert not times_calls(serving(), product)
 
 
 @pytest.mark.parametrize("short", [True, False])
@@ -195,10 +205,10 @@ def test_short_times_of_the_other_clock_do_not_count(short: bool) -> None:
     assert make_measurement(found, choice("met"), 0.019, timed=timed).protocol == RECORDED
     assert (by_inductor.protocol, recorded.protocol) == ("inductor", RECORDED)
     assert recorded.extra["host_bound"] is True
-    assert is_of_clock(by_inductor, short_calls=short) is not short
-    assert is_of_clock(recorded, short_calls=short) is short
+    assert is_of_clock(by_inductor, device_clock=short) is not short
+    assert is_of_clock(recorded, device_clock=short) is short
     for both in (make_measurement(found, timed, 0.4), make_measurement(found, timed, math.inf)):
-        assert is_of_clock(both, short_calls=short)
+        assert is_of_clock(both, device_clock=short)
 
 
 # --- Inductor's own selection, with a benchmarker of its GPU path ---
@@ -215,8 +225,8 @@ class Benchmarked:
         if torchs:
             monkeypatch.setattr(benchmarking, "__file__", __file__)  # where torch's own function is written
         monkeypatch.setattr(ExternKernelCaller, "benchmark", _benchmark)
-        monkeypatch.setattr(operation_search, "times_short_calls", lambda *_: True)
-        monkeypatch.setattr(short_calls, "open_clock", lambda _: Clock(self._time))
+        monkeypatch.setattr(operation_search, "times_calls", lambda *_: True)
+        monkeypatch.setattr(choice_timing, "open_clock", lambda _: Clock(self._time))
 
     def _time(self, call: Callable[[], object]) -> CallTime:
         self.taken.append(_run(call))
@@ -238,8 +248,8 @@ def _benchmark(self: Any, *args: Any, out: Any) -> Any:
     return benchmarking.benchmarker.benchmark_gpu(partial(self.to_callable(), *args, out=out))
 
 
-def chosen_by(ours: TuningSession) -> Decision:
-    """What is decided of a product, with Inductor's caches empty."""
+def chosen_by(ours: TuningSession, *, warned: bool = False) -> Decision:
+    """What is decided of a product, with Inductor's caches empty; `warned`: something goes wrong."""
     context = HookContext(ours)
     patches = [benchmarks.install(context), selection.install(context)]
     assert [p.missing for p in patches] == [[], []]
@@ -250,8 +260,8 @@ def chosen_by(ours: TuningSession) -> Decision:
     finally:
         for p in reversed(patches):
             p.restore()
-    assert context.thread.short_calls is None
-    assert ours.warn_once.messages == []
+    assert context.thread.call_timing is None
+    assert bool(ours.warn_once.messages) == warned
     (_, decision), *_ = ours.snapshot.store.decisions()
     return decision
 
@@ -283,7 +293,7 @@ def test_what_was_stored_with_the_hosts_part_is_decided_anew(
 ) -> None:
     device = Benchmarked(monkeypatch)
     with monkeypatch.context() as before:
-        before.setattr(operation_search, "times_short_calls", lambda *_: False)
+        before.setattr(operation_search, "times_calls", lambda *_: False)
         old = chosen_by(serving(log2_ms_of, tmp_path))
     assert (old.median_ms, dict(old.chosen.config.kwargs)) == (0.03, {"i": 0})
     assert protocols(tmp_path) == {-1: ["inductor"], 0: ["inductor"], 2: ["inductor"]}
@@ -310,16 +320,27 @@ def test_a_device_whose_calls_cannot_be_timed_is_left_to_inductor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Benchmarked(monkeypatch)
-    monkeypatch.setattr(short_calls, "open_clock", lambda _: None)
+    monkeypatch.setattr(choice_timing, "open_clock", lambda _: None)
     decision = chosen_by(serving(log2_ms_of, tmp_path))
     assert decision.median_ms == 0.03
     assert "host's part" not in decision.reason
 
 
+def test_where_the_clock_fails_once_inductors_decides_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Benchmarked(monkeypatch)
+    del device.found[0]
+    with pytest.warns(RuntimeWarning, match="time a call on the device"):
+        decision = chosen_by(serving(log2_ms_of, tmp_path), warned=True)
+    assert (decision.median_ms, dict(decision.chosen.config.kwargs)) == (0.03, {"i": 0})
+    assert set(map(tuple, protocols(tmp_path).values())) == {("inductor",)}
+
+
 def test_other_devices_and_choices_that_inductor_records_have_no_other_clock() -> None:
-    assert short_calls.open_clock(torch.device("cpu")) is None
-    assert short_calls.has_own_graphs([choice("plain"), _Choice(_benchmark_with_cudagraphs=True)])
-    assert not short_calls.has_own_graphs([choice("plain")])
+    assert choice_timing.open_clock(torch.device("cpu")) is None
+    assert choice_timing.has_own_graphs([choice("plain"), _Choice(_benchmark_with_cudagraphs=True)])
+    assert not choice_timing.has_own_graphs([choice("plain")])
 
 
 def test_fused_kernels_are_timed_by_the_clock_of_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,14 +357,11 @@ def test_fused_kernels_are_timed_by_the_clock_of_the_choices(monkeypatch: pytest
         scheduling: Any = object.__new__(TritonScheduling)
         with graph() as lowering, lowering.set_current_device(torch.device("cpu")):
             assert scheduling.benchmark_codegened_module(None) == (0.019, "")
-            device.told[LIBRARY] = 0.2
-            assert scheduling.benchmark_codegened_module(None) == (0.2, "")
-            device.told[LIBRARY] = 0.046
             device.found.clear()
-            with pytest.warns(RuntimeWarning, match="time a fused kernel"):
+            with pytest.warns(RuntimeWarning, match="time a call on the device"):
                 assert scheduling.benchmark_codegened_module(None) == (0.046, "")
             context.session = None
             assert scheduling.benchmark_codegened_module(None) == (0.046, "")
     finally:
         patches.restore()
-    assert context.thread.short_calls is None
+    assert context.thread.call_timing is None

@@ -1,10 +1,9 @@
-"""Choices that take the device for a moment only, timed without the host's part of a launch.
+"""Choices timed by the clock of the Triton integration instead of Inductor's.
 
-Inductor puts events around a call. Where the host needs longer to launch it than the device to run it (a library's
-product of 16 rows: 46 us for 19), that is what it tells, and whichever choice the host launches fastest wins. So
-what Inductor finds short is timed once more, as the Triton integration times its kernels: ahead of the device, and
-below 30 us as recorded graphs. Inductor's own time is told to Inductor, and what was found takes its place where all
-short choices of an operation have been timed anew: one clock decides between them.
+Inductor puts events around a call, again and again for 25 ms. Where the host needs longer to launch it than the device
+to run it (a library's product of 16 rows: 46 us for 19), that is what it tells, and whichever choice the host launches
+fastest wins. This clock queues launches ahead of the device, replays those below 30 us from recorded graphs, and stops
+early where a choice cannot win. One clock decides between all choices of an operation.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forecast_autotune.records import Measurement, Problem
@@ -27,11 +25,11 @@ if TYPE_CHECKING:
     from forecast_integrations.triton.timer.calls import CallTime
 
 MAY_BE_SHORT_MS = 0.15
-"""Up to here Inductor's time may be the host's: it needs 0.02 to 0.1 ms to launch, on a busy machine more."""
+"""Up to here Inductor's own time may be the host's: it needs 0.02 to 0.1 ms to launch, on a busy machine more."""
 INDUCTOR_CLOCK = "inductor"
 """Timing protocol of what Inductor's own benchmarker said, with its own number of repetitions."""
 _CLOCK_ATTRIBUTE = "forecast_autotune_clock"
-"""Attribute of a choice: its latest `CallTime`, where that took the place of Inductor's time."""
+"""Attribute of a choice: its latest `CallTime`, where Inductor was told that."""
 _CUDAGRAPH_OPTION = "_benchmark_with_cudagraphs"
 """Attribute of choices that Inductor itself times as CUDA graphs."""
 
@@ -46,16 +44,8 @@ class CallClock(Protocol):
         """How long a call takes that has run before."""
 
 
-@dataclass
-class _Heard:
-    """What Inductor's benchmarker said of the choice at hand, and what was found instead."""
-
-    told_ms: float
-    found: CallTime | None
-
-
-def times_short_calls(session: TuningSession, problem: Problem) -> bool:
-    """Whether the short choices of an operation are timed anew."""
+def times_calls(session: TuningSession, problem: Problem) -> bool:
+    """Whether an operation's choices are timed by a clock of the device."""
     on_cuda = problem.kernel.language == "inductor" and problem.device.backend == "cuda"
     return on_cuda and replaces_times(session)
 
@@ -74,14 +64,14 @@ def replaces_times(session: TuningSession) -> bool:
     return not elsewhere and session.settings.mode is not Mode.LISTEN
 
 
-def is_of_clock(measurement: Measurement, *, short_calls: bool) -> bool:
+def is_of_clock(measurement: Measurement, *, device_clock: bool) -> bool:
     """Whether a stored time was taken by the clock that is in force, so that others may be compared with it.
 
     Long ones are: both clocks tell them alike.
     """
     if not measurement.ok or measurement.ms > MAY_BE_SHORT_MS:
         return True
-    return (not measurement.protocol.startswith(INDUCTOR_CLOCK)) == short_calls
+    return (not measurement.protocol.startswith(INDUCTOR_CLOCK)) == device_clock
 
 
 def clock_of(choice: ChoiceCaller, ms: float) -> CallTime | None:
@@ -90,21 +80,59 @@ def clock_of(choice: ChoiceCaller, ms: float) -> CallTime | None:
     return found if found is not None and found.ms == ms else None
 
 
-class ShortCalls:
-    """The choices of one operation while one thread benchmarks them: what is told of them, and what is found."""
+class _DeviceClock:
+    """Times calls in the place of Inductor's benchmarker."""
+
+    def __init__(self, session: TuningSession, clock: CallClock) -> None:
+        self._session, self._clock = session, clock
+        self._inside = False
+        self.failed = False
+        """Whether a call's time was left to Inductor, whose clock is another."""
+
+    def benchmark_call(self, call: Callable[[], object], benchmark: Callable[[], Any]) -> Any:
+        """The time of a call in milliseconds; what `benchmark` tells where this is not to time it, or fails to.
+
+        Raises what the call raises.
+        """
+        if self._inside or not self._times_calls():
+            return benchmark()
+        self._inside = True
+        try:
+            call()  # it compiles, loads its module, and fails if it is to fail
+            try:
+                return self._find(call).ms
+            except Exception as error:
+                self._session.warn_once("time a call on the device", error)
+                self.failed = True
+                return benchmark()
+        finally:
+            self._inside = False
+
+    def _times_calls(self) -> bool:
+        return True
+
+    def _find(self, call: Callable[[], object]) -> CallTime:
+        return self._clock.time(call, math.inf)
+
+
+class FusedKernelTiming(_DeviceClock):
+    """Kernels that Inductor benchmarks to see whether fusing pays, against the times of choices that it was told."""
+
+
+class ChoiceTiming(_DeviceClock):
+    """The choices of one operation while one thread benchmarks them."""
 
     def __init__(self, session: TuningSession, operation: str, clock: CallClock) -> None:
-        self._session, self._operation, self._clock = session, operation, clock
+        super().__init__(session, clock)
+        self._operation = operation
         self._choice: ChoiceCaller | None = None
-        self._heard: _Heard | None = None
-        self._inside = False
-        self._told: dict[ChoiceCaller, _Heard] = {}
+        self._heard: CallTime | None = None
+        """Of the choice at hand."""
+        self._told: dict[ChoiceCaller, CallTime] = {}
         self._best_ms = math.inf
-        self.note = ""
-        """What a user should know of the latest settled times; may be empty."""
 
     def benchmark_choice(self, choice: ChoiceCaller, benchmark: Callable[[], float]) -> float:
-        """Inductor's time of one choice, which `benchmark` takes. Raises what that raises."""
+        """The time of one choice, which `benchmark` takes. Raises what that raises."""
         self._choice, self._heard = choice, None
         try:
             with self._clock.on_stream():
@@ -112,80 +140,37 @@ class ShortCalls:
         finally:
             heard, self._choice, self._heard = self._heard, None, None
         # Whoever has altered it on its way is obeyed.
-        if heard is not None and heard.told_ms == told:
+        if heard is not None and heard.ms == told:
             self._told[choice] = heard
         return told
 
-    def benchmark_call(self, call: Callable[[], object], benchmark: Callable[[], Any]) -> Any:
-        """Inductor's time of a call, which `benchmark` takes; the call is timed anew where that is short."""
-        if self._inside or self._choice is None:  # a graph whose own kernels are tuned at its first run
-            return benchmark()
-        self._inside = True
-        try:
-            told = benchmark()
-            if isinstance(told, float):
-                self._heard = _Heard(told, self._find(call, told))
-            return told
-        finally:
-            self._inside = False
+    def _times_calls(self) -> bool:
+        return self._choice is not None  # not a graph whose own kernels are tuned at its first run
 
-    def _find(self, call: Callable[[], object], told: float) -> CallTime | None:
-        if self._choice is None or not 0 < told <= MAY_BE_SHORT_MS:
-            return None
+    def _find(self, call: Callable[[], object]) -> CallTime:
+        assert self._choice is not None
         name = f"{self._operation} {candidate_of(self._choice)}"
-        try:
-            found = self._clock.time(call, self._best_ms, may_record=name not in self._session.not_recordable)
-        except Exception as error:
-            self._session.warn_once("time a short choice without the host's part", error)
-            return None
+        found = self._clock.time(call, self._best_ms, may_record=name not in self._session.not_recordable)
         if not found.recordable:
             self._session.not_recordable.add(name)
-        self._best_ms = min(self._best_ms, found.ms)
+        self._best_ms, self._heard = min(self._best_ms, found.ms), found
         return found
 
-    def settled(self, timings: Mapping[ChoiceCaller, float]) -> dict[ChoiceCaller, float]:
-        """Inductor's times (ms, inf for failures) with those of all short choices replaced, or of none."""
-        found: dict[ChoiceCaller, CallTime] = {}
-        self.note = ""
+    def note_clocks(self, timings: Mapping[ChoiceCaller, float]) -> str:
+        """Keep with each choice how its time (ms, inf for failures) was taken; what a user should know of it, or ''."""
+        note = ""
         for choice, ms in timings.items():
             vars(choice).pop(_CLOCK_ATTRIBUTE, None)
-            if not 0 < ms <= MAY_BE_SHORT_MS:
-                continue
             heard = self._told.get(choice)
-            if heard is None or heard.found is None or heard.told_ms != ms:
-                self.note = "times of short choices hold the host's part of a launch"
-                return dict(timings)
-            found[choice] = heard.found
-        for choice, time in found.items():
-            setattr(choice, _CLOCK_ATTRIBUTE, time)
-            if time.host_bound:
-                self.note = "times of choices that wait for the device hold the host's part of a launch"
-        return {choice: found[choice].ms if choice in found else ms for choice, ms in timings.items()}
-
-
-class FusedKernels:
-    """Kernels that Inductor benchmarks to see whether fusing pays, against the times of choices that it was told."""
-
-    def __init__(self, session: TuningSession, clock: CallClock) -> None:
-        self._session, self._clock = session, clock
-        self._inside = False
-
-    def benchmark_call(self, call: Callable[[], object], benchmark: Callable[[], Any]) -> Any:
-        """The time of a call: Inductor's, which `benchmark` takes, or the other clock's where that is short."""
-        if self._inside:
-            return benchmark()
-        self._inside = True
-        try:
-            told = benchmark()
-            if not isinstance(told, float) or not 0 < told <= MAY_BE_SHORT_MS:
-                return told
-            try:
-                return self._clock.time(call, math.inf).ms
-            except Exception as error:
-                self._session.warn_once("time a fused kernel without the host's part", error)
-                return told
-        finally:
-            self._inside = False
+            if heard is not None and heard.ms == ms:
+                setattr(choice, _CLOCK_ATTRIBUTE, heard)
+                if heard.host_bound:
+                    note = (
+                        note or "times of choices that wait for the device hold the host's part of a launch"
+                    )
+            elif 0 < ms <= MAY_BE_SHORT_MS:
+                note = "times of short choices hold the host's part of a launch"
+        return note
 
 
 class CollectedCalls:

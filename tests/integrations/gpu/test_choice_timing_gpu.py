@@ -1,6 +1,6 @@
-"""Short choices of torch.compile on a real device: what is told of the library, what cannot be recorded, what is left.
+"""Choices of torch.compile on a real device: what is told of the library, what cannot be recorded, what is left.
 
-python -m pytest -q -m gpu tests/integrations/gpu/test_short_calls_gpu.py
+python -m pytest -q -m gpu tests/integrations/gpu/test_choice_timing_gpu.py
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch._inductor.utils import fresh_cache
 from forecast_autotune import enable_torch_compile
 from forecast_autotune.records import Measurement
 from forecast_autotune.store import Store
-from forecast_integrations.inductor import short_calls
+from forecast_integrations.inductor import choice_timing
 from forecast_integrations.inductor.api import missing_hooks
 from forecast_integrations.triton.timer.calls import CallTime, CallTimer
 
@@ -92,7 +92,7 @@ def test_a_template_is_told_about_what_events_tell(tmp_path: Path) -> None:
 def test_fused_kernels_and_long_products_compile(tmp_path: Path) -> None:
     compiled(product_and_more, tmp_path / "fused")
     long = compiled(product, tmp_path / "long", rows=8192)
-    assert {m.protocol for m in long} == {"inductor"}
+    assert {m.protocol for m in long} == {BY_EVENTS}
 
 
 def test_what_waits_for_the_device_falls_back_and_leaves_nothing_behind() -> None:
@@ -135,7 +135,7 @@ def test_nothing_is_timed_inside_a_capture_of_the_programs() -> None:
     torch.add(x, 1.0)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        inside = short_calls.open_clock(x.device)
+        inside = choice_timing.open_clock(x.device)
         torch.add(x, 1.0)
     assert inside is None
-    assert short_calls.open_clock(x.device) is not None
+    assert choice_timing.open_clock(x.device) is not None
