@@ -73,7 +73,10 @@ class SolutionJudge:
         cell: CellClient,
         plan: VerificationPlan,
         seed: bytes,
+        *,
+        alone: bool = True,
     ) -> None:
+        """`alone`: see `ComputeDevice`."""
         self._definition, self._problem, self._workloads = pack.definition, problem, pack.checked_workloads
         self._pack = pack
         self.plan = plan
@@ -86,7 +89,7 @@ class SolutionJudge:
         self._checked = self._timed_checked = 0
         self._imported = self._last_check = time.perf_counter()
         self._language = Language.TORCH
-        self._compute_device = ComputeDevice(plan.device)
+        self._compute_device = ComputeDevice(plan.device, alone=alone)
         self._phase_timer, self._step_timer = PhaseTimer(), PhaseTimer()
         self._launcher = open_launcher(cell, pack.definition.format, self.rng, plan.device, self._phase_timer)
         self._checking_budget, self._drawing_budget = (

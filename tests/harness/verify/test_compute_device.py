@@ -74,6 +74,8 @@ def test_lanes_on_all_devices_together_take_half_of_the_cores(
     torch.set_num_threads(1)
     try:
         assert ComputeDevice("cuda").run(lambda _: torch.get_num_threads(), portable=False) == threads
+        beside_others = ComputeDevice("cuda", alone=False)
+        assert beside_others.run(lambda _: torch.get_num_threads(), portable=False) == 1
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)

@@ -102,7 +102,7 @@ def test_what_waits_for_the_device_falls_back_and_leaves_nothing_behind() -> Non
     assert waits.host_bound or not waits.recordable
     assert waits.protocol == BY_EVENTS
     synchronizes = timed(torch.cuda.synchronize)
-    assert not synchronizes.recordable
+    assert synchronizes.host_bound or not synchronizes.recordable
     # The allocator gives memory back, the random generator answers, and others are recorded.
     torch.cuda.empty_cache()
     torch.manual_seed(1)

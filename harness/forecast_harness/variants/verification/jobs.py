@@ -100,7 +100,8 @@ def examine(work: JobContext) -> CellAnswer:
         with work.cell() as cell:
             if launchers := launchers_among(binaries):
                 cell.ask(WRITE_ENTRY, {}, launchers)
-            judge = SolutionJudge(_variant_pack(subject, problem.deterministic), problem, cell, plan, seed)
+            pack = _variant_pack(subject, problem.deterministic)
+            judge = SolutionJudge(pack, problem, cell, plan, seed, alone=False)
             compiler = VariantCompiler(work, binaries)
             examination = VariantExamination(judge, problem, cell, compiler, plan.device, steps)
             try:

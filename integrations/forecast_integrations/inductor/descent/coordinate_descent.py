@@ -26,7 +26,8 @@ _IMPROVES = 0.99
 """Below this share of the best time, the descent goes on from a config: what less is worth no wave, and medians of a
 few launches in turns do not tell it."""
 STRAGGLER_S = 1.0
-"""Seconds after which a wave is timed without the configs that still compile: with each timing the best is timed, too."""
+"""Seconds after which a wave is timed without the configs that still compile. With each timing the best is timed again,
+so that whole waves cost less."""
 PATIENCE_S = 30.0
 """Seconds that a kernel waits whose every launch may be recorded: then there is no later one."""
 INDUCTOR_TIMING_S = 0.022
