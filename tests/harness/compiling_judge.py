@@ -13,7 +13,7 @@ MARK = b"not compiled anew"
 def compile_twice(work: JobContext) -> CellAnswer:
     """The value has the names of all files; the arrays are the machine code, that of the first time marked."""
     calls = work.payload["calls"]
-    files = dict(VariantCompiler(work, binaries_as_arrays(work.payload["binaries"])).compiled(calls))
+    files = dict(VariantCompiler(work, binaries_as_arrays(work.payload["binaries"])).compiled(calls).files)
     known = {
         name: TensorBytes("uint8", (len(MARK),), MARK) if name.endswith(".cubin") else array
         for name, array in files.items()

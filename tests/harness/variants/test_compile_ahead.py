@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from concurrent.futures import Future
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +16,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from forecast_harness.variants.verification import compile_ahead
 from forecast_harness.variants.verification.compile_ahead import (
     call_without_values,
     compile_calls,
+    compile_most,
     compile_side_by_side,
+    numbers_of_late,
 )
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE, launcher_files
 from forecast_harness.verify.launches.process_watch import (
@@ -117,3 +123,56 @@ def test_what_compiling_computes_was_asked_for(monkeypatch: pytest.MonkeyPatch) 
     compile_calls({"calls": [{"tensors": {}, "call": {"kwargs": {}}}]}, {}, state)
     note_question(state)
     assert process_report(state)["threads"] == []
+
+
+def test_what_takes_far_longer_than_half_of_them_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "_LEAST_WAIT_S", 0.5)
+    ends: list[Future[None]] = [Future() for _ in range(5)]
+    for place in (0, 3, 4):
+        ends[place].set_result(None)
+    threading.Timer(0.1, ends[1].set_exception, [ValueError("it cannot be compiled")]).start()
+    assert numbers_of_late(ends) == [2]
+    ends[2].set_result(None)
+    assert numbers_of_late(ends) == []
+    assert numbers_of_late([]) == []
+
+
+def test_half_of_them_are_waited_for_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "_LEAST_WAIT_S", 0.0)
+    monkeypatch.setattr(compile_ahead, "_TIMES_THE_USUAL", 1.0)
+    ends: list[Future[None]] = [Future() for _ in range(4)]
+    for place in (1, 2):
+        threading.Timer(0.1 * place, ends[place].set_result, [None]).start()
+    assert numbers_of_late(ends) == [0, 3]
+
+
+def test_nothing_waits_for_what_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "_LEAST_WAIT_S", 0.1)
+    monkeypatch.setattr(compile_ahead, "_triton_mode", lambda pool: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    ended, done = threading.Event(), list[int]()
+    try:
+        late = compile_most([lambda: ended.wait(), lambda: done.append(1), lambda: done.append(2)])
+    finally:
+        ended.set()
+    assert (late, done) == ([0], [1, 2])
+
+
+def test_what_is_late_is_told_by_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's own way a call begins nothing where an earlier one has begun the same program."""
+    monkeypatch.setattr(compile_ahead, "_LEAST_WAIT_S", 0.1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    pools: list[Any] = []
+    monkeypatch.setattr(compile_ahead, "_triton_mode", lambda pool: pools.append(pool) or nullcontext())
+    ended, done = threading.Event(), list[int]()
+
+    def begin(work: Any) -> Any:
+        return lambda: pools[-1].submit(work)
+
+    try:
+        slow, quick = begin(ended.wait), begin(lambda: done.append(1))
+        assert compile_most([quick, lambda: None, slow, quick]) == [2]
+    finally:
+        ended.set()
+    assert done == [1, 1]
+    assert compile_most([slow, lambda: None, quick]) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes
 from forecast_harness.variants.kernels.base_kernel import KernelSurvey
 from forecast_harness.variants.verification.base_runner import BaseKernelRunner
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY
-from forecast_harness.variants.verification.compile_beside import VariantCompiler
+from forecast_harness.variants.verification.compile_beside import CompiledCalls, VariantCompiler
 from forecast_harness.variants.verification.examination import VariantExamination
 from forecast_harness.variants.verification.jobs import _variant_pack
 from forecast_harness.variants.verification.problem import VariantProblem
@@ -87,13 +87,14 @@ class DoublingCell:
 class Compiler:
     """Stands in for what compiles in another cell, and gives the `files`."""
 
-    def __init__(self, files: TensorArrays) -> None:
-        self.files = files
+    def __init__(self, files: TensorArrays, late: Callable[[str], bool] = lambda form: False) -> None:
+        self.files, self._late = files, late
         self.forms: list[str] = []
 
-    def compiled(self, calls: Sequence[Mapping[str, Any]]) -> TensorArrays:
-        self.forms += [form(call["call"]) for call in calls]
-        return self.files
+    def compiled(self, calls: Sequence[Mapping[str, Any]]) -> CompiledCalls:
+        found = [form(call["call"]) for call in calls]
+        self.forms += found
+        return CompiledCalls(self.files, [n for n, one in enumerate(found) if self._late(one)])
 
 
 def form(call: Mapping[str, Any]) -> str:
@@ -129,6 +130,23 @@ def test_all_that_is_launched_was_compiled_while_the_base_was_asked() -> None:
     assert {f.partition("}")[0] for f in cell.launched} == {f"{{'BLOCK': {c.kwargs[0][1]}" for c in CONFIGS}
     assert cell.late == 0
     assert len(base.ran) >= 2 * (len(CONFIGS) + VARIANT_PLAN.cases), "every case is another one"
+
+
+def test_a_config_that_compiles_far_longer_than_others_is_not_launched() -> None:
+    base = BaseDoubler()
+    cell, slow = DoublingCell(base), f"{{'BLOCK': {CONFIGS[1].kwargs[0][1]}}}"
+    reasons, made = examined(cell, base, Compiler(BINARIES, lambda form: form.startswith(slow)))
+    assert (reasons, made.unable) == ([], [str(CONFIGS[1])])
+    assert not any(f.startswith(slow) for f in (*cell.launched, *cell.compiled))
+    assert cell.late == 0
+
+
+def test_where_all_configs_compile_for_long_they_are_waited_for() -> None:
+    base = BaseDoubler()
+    cell = DoublingCell(base)
+    reasons, made = examined(cell, base, Compiler(BINARIES, lambda form: True))
+    assert (reasons, made.unable) == ([], [])
+    assert cell.launched
 
 
 def test_what_no_other_cell_could_compile_the_launching_one_compiles_once() -> None:

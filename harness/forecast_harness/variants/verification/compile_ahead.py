@@ -10,8 +10,9 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,8 @@ from forecast_harness.verify.problems.problem import LaunchCase
 CELL_ENTRY = f"{__name__}:compile_calls"
 _MOST_THREADS = 16
 """Beside each of which an assembler runs; the cell's processes and threads are counted."""
+_LEAST_WAIT_S, _TIMES_THE_USUAL = 6.0, 5.0
+"""What compiles longer than so many seconds, and than so many times what half of the calls took, is late."""
 
 
 def call_without_values(case: LaunchCase) -> dict[str, Any]:
@@ -77,6 +80,41 @@ def compile_side_by_side(each: Iterable[Callable[[], Any]], *, own_threads: bool
                     one()
 
 
+def compile_most(each: Sequence[Callable[[], Any]]) -> list[int]:
+    """Like `compile_side_by_side`, without waiting for what takes far longer than half of them; the numbers of those.
+
+    An assembler takes minutes for tiles that spill. They go on compiling when this returns: the process should end.
+    """
+    threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-most")
+    pool = _BuildingPool(threads, LauncherBuilder())
+    mode = _triton_mode(pool)
+    if mode is None:
+        return numbers_of_late([pool.submit(one) for one in each])
+    begun: dict[int, Future[Any]] = {}
+    mode.__enter__()
+    for number, one in enumerate(each):
+        before = len(pool.begun)
+        with contextlib.suppress(Exception):
+            one()
+        if pool.begun[before:]:  # else it is the same program as an earlier one
+            begun[number] = pool.begun[-1]
+    late = [list(begun)[place] for place in numbers_of_late(list(begun.values()))]
+    if not late:
+        with contextlib.suppress(Exception):
+            mode.__exit__(None, None, None)
+    return late
+
+
+def numbers_of_late(begun: Sequence[Future[Any]]) -> list[int]:
+    """Wait until half of them are done, and for the others a few times as long; which are still under way."""
+    began, left = time.perf_counter(), set(begun)
+    while len(left) > len(begun) // 2:
+        left = wait(left, return_when=FIRST_COMPLETED).not_done
+    half_s = time.perf_counter() - began
+    late = wait(left, max(_LEAST_WAIT_S, _TIMES_THE_USUAL * half_s) - half_s).not_done
+    return [number for number, future in enumerate(begun) if future in late]
+
+
 class LauncherBuilder:
     """Has the launcher of a compiled kernel made, once for each signature.
 
@@ -106,10 +144,12 @@ class _BuildingPool:
 
     def __init__(self, pool: ThreadPoolExecutor, launchers: LauncherBuilder) -> None:
         self._pool, self._launchers = pool, launchers
+        self.begun: list[Future[Any]] = []
 
     def submit(self, compile_one: Callable[[], Any]) -> Future[Any]:
         """Begin to compile."""
-        return self._pool.submit(self._compile, compile_one)
+        self.begun.append(self._pool.submit(self._compile, compile_one))
+        return self.begun[-1]
 
     def _compile(self, compile_one: Callable[[], Any]) -> Any:
         compiled = compile_one()

@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from forecast_harness.sandbox.api import CandidateFault, CellAnswer, JobContext, TensorBytes
 from forecast_harness.sandbox.cell_process import load
@@ -23,12 +23,24 @@ from forecast_harness.variants.verification.base_binaries import (
     launchers_among,
     read_cache,
 )
-from forecast_harness.variants.verification.compile_ahead import compile_one, compile_side_by_side
+from forecast_harness.variants.verification.compile_ahead import compile_most, compile_one
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE
 
 BESIDE_ENTRY = f"{__name__}:compile_beside"
 _NICENESS = 10
 """Opening a device waits for every other process that opens it: none is to wait for a processor meanwhile."""
+
+
+class CompiledCalls(NamedTuple):
+    """What came of calls that a variant was to be compiled for."""
+
+    files: TensorArrays
+    """For the cache of the cell that launches; none where nothing could be compiled."""
+    late: Sequence[int] = ()
+    """The numbers of the calls that took too long, see `compile_most`. The variant's word, like the files."""
+
+
+_NOTHING = CompiledCalls({})
 
 
 class VariantCompiler:
@@ -39,11 +51,10 @@ class VariantCompiler:
         self._work, self._launchers = work, launchers_among(binaries)
         self._architecture = architecture_of(binaries)
 
-    def compiled(self, calls: Sequence[Mapping[str, Any]]) -> TensorArrays:
-        """Files for the cache of the cell that launches; none where the variant cannot be compiled so, or it is not
-        known what for."""
+    def compiled(self, calls: Sequence[Mapping[str, Any]]) -> CompiledCalls:
+        """Nothing where the variant cannot be compiled so, or it is not known what for."""
         if self._architecture is None:
-            return {}
+            return _NOTHING
         payload = {
             "file": VARIANT_FILE,
             "architecture": self._architecture,
@@ -53,24 +64,27 @@ class VariantCompiler:
             with self._work.cell() as cell:
                 if self._launchers:
                     cell.ask(WRITE_ENTRY, {}, self._launchers)
-                return cell.ask(BESIDE_ENTRY, payload).arrays
+                answer = cell.ask(BESIDE_ENTRY, payload)
         except CandidateFault:  # the cell that launches says what is wrong
-            return {}
+            return _NOTHING
+        told = answer.value.get("late")
+        late = [n for n in told if n in range(len(calls))] if isinstance(told, list) else []
+        return CompiledCalls(answer.arrays, late)
 
 
 def compile_beside(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
     """Import `file` and compile what `calls` lists, for a device of this `architecture`; the files as `read_cache`
-    gives them. Runs next to the variant. Raises whatever its file raises."""
+    gives them, and the numbers of those that are `late`. Runs next to the variant. Raises whatever its file raises."""
     from triton.runtime.driver import driver
 
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     driver.set_active(_AbsentDevice(int(payload["architecture"])))
     compile_only = load(payload["file"]).compile_only
-    compile_side_by_side([partial(compile_one, compile_only, asked) for asked in payload["calls"]])
-    return read_cache({}, {}, {})
+    late = compile_most([partial(compile_one, compile_only, asked) for asked in payload["calls"]])
+    return CellAnswer({"late": late}, read_cache({}, {}, {}).arrays)
 
 
 class _AbsentDevice:

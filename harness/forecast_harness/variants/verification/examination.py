@@ -12,7 +12,7 @@ from forecast_harness.sandbox.api import CandidateFault, Cell, Fault
 from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.variants.verification.call_sampling import CALL_REGIMES
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY, call_without_values
-from forecast_harness.variants.verification.compile_beside import VariantCompiler
+from forecast_harness.variants.verification.compile_beside import CompiledCalls, VariantCompiler
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE
 from forecast_harness.variants.verification.problem import ProposedCall, VariantProblem
 from forecast_harness.verify.cost_control import PhaseTimer
@@ -62,6 +62,8 @@ class VariantExamination:
         """By the number of the config that each will be launched with."""
         self._compiled: list[Mapping[str, Any]] = []
         """Calls that the cell which launches has compiled for."""
+        self._late: set[Config] = set()
+        """Configs that take too long to compile: not launched."""
 
     def run(self) -> list[Reason]:
         """All of it, up to the first launch that finds something. Raises `CandidateFault`, `SandboxError`."""
@@ -72,7 +74,8 @@ class VariantExamination:
             return reasons or self._judge.examine(timed=False)
 
     def _prepare_while_drawing(self) -> list[Reason]:
-        calls = self._propose()
+        proposed = self._propose()
+        calls = [p.call for p in proposed]
         with ThreadPoolExecutor(2, "prepare") as pool:
             compiling = pool.submit(self._compile_beside, calls)
             # A device is opened by one cell after the other: first by that which drawing waits for.
@@ -83,25 +86,29 @@ class VariantExamination:
                 trials = self._draw(preparing)
             if reasons := preparing.result():
                 return reasons
-            binaries = compiling.result()
+            binaries, late = compiling.result()
+        self._late = {proposed[number].config for number in late}
+        if self._late.issuperset(self._problem.configs):  # then one of them has to be waited for
+            self._late.clear()
         # What the base kernel refused was drawn anew, and may be of another form.
-        drawn = [call_without_values(case) for case in (*self._drawn.values(), *trials)]
+        cases = (*self._drawn.values(), *trials)
+        drawn = [call_without_values(c) for c in cases if self._problem.config_of(c) not in self._late]
         left = drawn if binaries else [call for call in drawn if call not in self._compiled]
         self._judge.rng.shuffle(left)
         self._compile(left, binaries)
         return []
 
     def _prepare(
-        self, calls: Sequence[Mapping[str, Any]] = (), compiling: Future[TensorArrays] | None = None
+        self, calls: Sequence[Mapping[str, Any]] = (), compiling: Future[CompiledCalls] | None = None
     ) -> list[Reason]:
         """Have the variant imported, and compiled for these calls where that failed elsewhere; reasons to go no
         further."""
         reasons = self._judge.prepare(VARIANT_FILE, "run", Language.TRITON)
-        if not reasons and compiling is not None and compiling.done() and not compiling.result():
+        if not reasons and compiling is not None and compiling.done() and not compiling.result().files:
             self._compile(calls)
         return reasons
 
-    def _compile_beside(self, calls: Sequence[Mapping[str, Any]]) -> TensorArrays:
+    def _compile_beside(self, calls: Sequence[Mapping[str, Any]]) -> CompiledCalls:
         with self._steps.phase("beside"):
             return self._compiler.compiled(calls)
 
@@ -119,7 +126,7 @@ class VariantExamination:
         varied = [CALL_REGIMES[n % len(CALL_REGIMES)] for n in range(trials)]
         return [*enumerate(regimes), *((None, regime) for regime in (*varied, *_KERNEL_TRIAL_REGIMES))]
 
-    def _propose(self) -> list[dict[str, Any]]:
+    def _propose(self) -> list[ProposedCall]:
         """Draw what the base kernel will be asked about, and tell how the variant is called then.
 
         What takes longest to compile comes first; which call is for what, the order does not tell.
@@ -130,7 +137,7 @@ class VariantExamination:
                 break
             found.append(self._problem.propose(_axes(number), self._judge.draw_spec(regime)))
         self._judge.rng.shuffle(found)
-        return [proposed.call for proposed in sorted(found, key=lambda p: p.work, reverse=True)]
+        return sorted(found, key=lambda p: p.work, reverse=True)
 
     def _draw(self, preparing: Future[list[Reason]]) -> list[LaunchCase]:
         """Cases for every config, and for the trials, which are kept for them and returned.
@@ -154,7 +161,8 @@ class VariantExamination:
         return [case for _, case in trials]
 
     def _launch_each_config(self) -> list[Reason]:
-        """Launch every config once; those that cannot run are dropped, and with none left the variant fails.
+        """Launch every config once; those that cannot run or compile for too long are dropped, and with none left the
+        variant fails.
 
         How long a launch takes tells how large what is launched later may be.
         """
@@ -162,6 +170,10 @@ class VariantExamination:
         last = ""
         for number, config in enumerate(self._problem.configs):
             case = self._drawn.pop(number, None)
+            if config in self._late:
+                last = "all take too long to compile"
+                self.unable.append(str(config))
+                continue
             if case is None or not self._problem.fits(case):
                 case = self._judge.new_case(_axes(number), CALL_REGIMES[number % len(CALL_REGIMES)])
             try:

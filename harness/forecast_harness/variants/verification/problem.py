@@ -63,6 +63,7 @@ class ProposedCall(NamedTuple):
 
     call: dict[str, Any]
     """As `compile_calls` takes it."""
+    config: Config
     bytes: int
     """Held for it from now on."""
     work: float
@@ -125,7 +126,7 @@ class VariantProblem:
         kept = self._kept.get(how.regime) if number is None else None
         while kept:
             case = kept.popleft()
-            if self.fits(case) and self._configs_of[case.label] in self.configs:
+            if self.fits(case) and self.config_of(case) in self.configs:
                 return case
         proposal = self._next_proposal(number, how.regime)
         wanted = proposal.wanted if proposal else self._next_config(number)
@@ -179,7 +180,9 @@ class VariantProblem:
         proposal = _Proposal(drawn, wanted, config)
         self._proposals.setdefault((number, how.regime), deque()).append(proposal)
         size = sum(t.numel() * t.element_size() for t in drawn.memory.values())
-        return ProposedCall(self._compiled_call(drawn, config, self._takes), size, work_of_a_warp(config))
+        return ProposedCall(
+            self._compiled_call(drawn, config, self._takes), config, size, work_of_a_warp(config)
+        )
 
     def _next_proposal(self, number: int | None, regime: str) -> _Proposal | None:
         """The next that was drawn for such a case, and is launched with a config that can run."""
@@ -227,6 +230,10 @@ class VariantProblem:
     def keep(self, regime: str, case: LaunchCase) -> None:
         """Give this case, once, to who next asks for one of its regime and for no config."""
         self._kept.setdefault(regime, deque()).append(case)
+
+    def config_of(self, case: LaunchCase) -> Config:
+        """What a case of this problem is launched with."""
+        return self._configs_of[case.label]
 
     def note_launch(self, case: LaunchCase, seconds: float) -> None:
         """Draw smaller calls from now on, if the variant took long for this one."""
