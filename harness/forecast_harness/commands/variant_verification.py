@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +69,8 @@ class VariantWork:
     """By what they were spent on; a survey's own begin with `survey_`."""
     _kinds: list[_CallKind] = field(default_factory=list)
     _has_all_kinds: bool = False
+    _has_first_base: threading.Event = field(default_factory=threading.Event)
+    """Set as well where there will be none."""
     _stage: str = ""
     _begun: int = 0
     _verified: int = 0
@@ -89,12 +93,9 @@ class VariantWork:
             stack.enter_context(CountLine(self.output.errors, self._counts))
             jobs: LaneJobs[tuple[_CallKind, int], VariantVerification] = LaneJobs(self.lanes, self._judged)
             stack.callback(jobs.close)
-            opening: LaneJobs[BaseKernel, None] = LaneJobs(
-                self.lanes, lambda subject, lane: open_base(subject, lane, plan=self.plan)
-            )
-            stack.callback(opening.close)
+            stack.callback(self._has_first_base.set)
             try:
-                self._begin_kinds(subjects, left, keep, jobs, opening)
+                self._begin_kinds(subjects, left, keep, jobs)
             except ForecastAutotuneError as error:
                 failure = error
             self._has_all_kinds = True
@@ -111,7 +112,6 @@ class VariantWork:
         left: Callable[[BaseKernel, Sequence[str]], Sequence[Variant]],
         keep: Callable[[Variant, Sequence[Check]], object],
         jobs: LaneJobs[tuple[_CallKind, int], VariantVerification],
-        opening: LaneJobs[BaseKernel, None],
     ) -> None:
         """Look at the base kernel's kinds of call in one lane, while variants are verified for the first in others."""
         with ExitStack() as held:
@@ -121,8 +121,9 @@ class VariantWork:
                 if not variants:
                     continue
                 self._stage = "" if self._kinds else "looking at the base kernel"
-                # All but the first wait for that one, and are then open at once.
-                self.lanes.open_ahead(len(variants))
+                self.lanes.open_ahead(1)
+                # They wait for that one, and are then open at once.
+                self.lanes.open_ahead(len(variants), partial(self._make_ready, subject))
                 with ExitStack() as gates:
                     with self.seconds.phase("gate"):
                         gate = self._open_gate(gates, subject, len(variants))
@@ -132,9 +133,9 @@ class VariantWork:
                     with self.seconds.phase("lane"):
                         lane = lane or held.enter_context(self.lanes.borrowed())
                     if self._leaves_base and not self._kinds:
-                        with self.seconds.phase("survey_open"):  # alone it is open sooner
+                        with self.seconds.phase("survey_open"):
                             open_base(subject, lane, plan=self.plan)
-                        opening.add([subject] * (min(len(variants), self.lanes.most) - 1))
+                        self._has_first_base.set()
                     kind = self._surveyed(subject, variants, gate, lane)
                     self._stage = ""
                     jobs.add((kind, number) for number in range(len(variants)))
@@ -146,6 +147,12 @@ class VariantWork:
                             self._remarks.append(
                                 f"the machine-code path failed, so that all were verified at once: {gate.failure}"
                             )
+
+    def _make_ready(self, subject: BaseKernel, lane: SandboxLane) -> None:
+        """Open the base kernel's process in a lane, not before that which is surveyed: alone it is open sooner."""
+        if self._leaves_base:
+            self._has_first_base.wait()
+            open_base(subject, lane, plan=self.plan)
 
     @property
     def _leaves_base(self) -> bool:

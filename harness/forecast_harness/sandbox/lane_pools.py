@@ -11,6 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 from typing import Protocol, TypeVar
 
+from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.sandbox.lane import SandboxLane
 
 _GIVE_UP_AGAIN_S = 0.2
@@ -71,6 +72,7 @@ class LanePool:
         self._first: SandboxLane | None = None
         self._first_tried = threading.Event()
         """Whether it is open, or failed to."""
+        self._then: Callable[[SandboxLane], object] | None = None
         self._lock = threading.Lock()
 
     def __enter__(self) -> LanePool:
@@ -101,9 +103,13 @@ class LanePool:
         finally:
             self._free.put(lane)
 
-    def open_ahead(self, count: int) -> None:
-        """Begin to open so many lanes, as far as there may be, while others still decide what to do with them."""
+    def open_ahead(self, count: int, then: Callable[[SandboxLane], object] | None = None) -> None:
+        """Begin to open so many lanes, as far as there may be, while others still decide what to do with them.
+
+        `then` is done in each lane that is opened from now on, before it is lent: it makes ready, and may fail.
+        """
         with self._lock:
+            self._then = then or self._then
             for _ in range(min(count, self.most) - self._begun):
                 self._begin()
 
@@ -120,10 +126,11 @@ class LanePool:
     def _begin(self) -> None:
         self._begun += 1
         is_first = self._begun == 1
-        self._openings.append(threading.Thread(target=self._open_one, args=(is_first,), name="open-lane"))
-        self._openings[-1].start()
+        opening = threading.Thread(target=self._open_one, args=(is_first, self._then), name="open-lane")
+        self._openings.append(opening)
+        opening.start()
 
-    def _open_one(self, is_first: bool) -> None:
+    def _open_one(self, is_first: bool, then: Callable[[SandboxLane], object] | None) -> None:
         try:
             lane = self._opener()
             if not is_first:
@@ -134,7 +141,11 @@ class LanePool:
         else:
             if is_first:
                 self._first = lane
+                self._first_tried.set()
             self._open.append(lane)
+            if then is not None:
+                with contextlib.suppress(SandboxError):
+                    then(lane)
             self._free.put(lane)
         finally:
             if is_first:

@@ -99,6 +99,9 @@ def test_on_a_device_the_base_is_opened_before_it_is_surveyed_and_left_to_all(
     assert asked.count("verify and leave") + asked.count("verify") == 4
     (surveying,) = (lane.asked for lane in lanes if "survey" in lane.asked)
     assert surveying[:2] == ["open", "survey"]
+    assert [lane.asked.count("open") for lane in lanes] == [1] * len(lanes), (
+        "each has one, however soon it is there"
+    )
 
 
 def test_an_interpreter_has_nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,8 @@ def test_the_bases_process_waits_for_the_next_verification_unless_a_variant_chos
     wrong = DOUBLE.replace("2 *", "3 *")
     assert ReasonCode.WRONG_VALUES in codes(judged(judging, VECTORS, wrong, leaves_base=True))
     assert set(processes()) - set(before) == {left}
+    assert judged(judging, VECTORS, DOUBLE).verdict.accepted
+    assert not set(processes()) - set(before), "the last verification takes it, and ends it"
     assert judged(judging, MATRICES, SOFTMAX, leaves_base=True).verdict.accepted
     (other,) = set(processes()) - set(before)
     assert other != left, "another base kernel has another process"

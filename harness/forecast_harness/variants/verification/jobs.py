@@ -83,7 +83,7 @@ def examine(work: JobContext) -> CellAnswer:
         plan.device,
         random.Random(seed),
         binaries,
-        name=_name_of_base_cell(subject, plan.device) if asked["leaves_base"] else "",
+        name=_name_of_base_cell(subject, plan.device),
         own_configs=(*subject.configs, found.config),
     )
     steps = PhaseTimer()
@@ -109,7 +109,8 @@ def examine(work: JobContext) -> CellAnswer:
             except CandidateFault as fault:
                 reasons = [reason_of_fault(fault, judge)]
         news = reference.newly_compiled()
-        reference.leave()
+        if asked["leaves_base"]:
+            reference.leave()
     finally:
         reference.close()
     facts = {
