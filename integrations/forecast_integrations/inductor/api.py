@@ -19,7 +19,14 @@ from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.dynamic.size_range import dynamic_sizes_text
-from forecast_integrations.inductor.hooks import assembler, benchmarks, descent, generation, selection
+from forecast_integrations.inductor.hooks import (
+    assembler,
+    benchmarks,
+    descent,
+    generation,
+    precompilation,
+    selection,
+)
 from forecast_integrations.inductor.hooks import pointwise as generated
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
@@ -167,6 +174,7 @@ def enable_torch_compile(
         context.install("benchmarks", benchmarks.install)
         context.install("selection", selection.install)
         context.install("generation", generation.install)
+        context.install("precompilation", precompilation.install)
         if importlib.util.find_spec("triton") is not None:
             from forecast_integrations.inductor.hooks import user_kernels  # it needs Triton
 

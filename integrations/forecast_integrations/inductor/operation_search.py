@@ -59,6 +59,8 @@ class OperationSearch:
         self.tried: dict[Candidate, Measurement] = {}
         self.replayed: set[Candidate] = set()
         """Candidates whose time Inductor had in its own cache."""
+        self._aside: set[Candidate] = set()
+        """Candidates that took too long to compile."""
         self.predecided: Candidate | None = None
         """Decided before anything was measured: nothing is left for the clock."""
         self.decided_before = False
@@ -227,7 +229,13 @@ class OperationSearch:
         plan = self._next(forecasts, _batch_size(len(self.candidates)))
         limit = self.session.settings.max_measurements
         room = len(self.candidates) if limit is None else max(0, limit - len(self.tried))
-        return [*plan.measure, *plan.prefetch][:room] if plan.measure else []
+        wanted = [*plan.measure, *plan.prefetch] if plan.measure else []
+        return [c for c in wanted if c not in self._aside][:room]
+
+    def set_aside(self, candidate: Candidate) -> None:
+        """Not waited for, as it compiles far longer than others: it has no time, and is not asked for again."""
+        self._aside.add(candidate)
+        self.add_note("what compiled 3 times as long as others was not waited for")
 
     def drop(self, candidate: Candidate) -> None:
         """Inductor cannot make code for this one: plan on without it."""

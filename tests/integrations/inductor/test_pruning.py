@@ -326,6 +326,22 @@ def test_a_template_that_gives_no_code_is_replaced() -> None:
     assert {5, 6} <= {number(c) for c in timings}
 
 
+def test_what_was_not_waited_for_is_not_asked_for_again() -> None:
+    ours = serving(log2_ms_of, policy=NARROW)
+    inputs = product_inputs(64, 32, 16, device="cpu")
+    listed = listed_here(inputs)
+    made = [c.choice for c in prune_before_codegen(ours, "mm", inputs, listed)]
+    left = prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
+    search, bench = search_of(left), Bench(ours, {})
+    assert search is not None
+    search.set_aside(candidate_of(next(c for c in listed if number(c) == 4)))
+    rounds.tune_in_rounds(ours, bench.measure, bench.prepare, left, "")
+    assert bench.rounds[1] == [3, 5, 6]
+    assert not any(4 in r for r in bench.rounds)
+    (_, decision), *_ = ours.snapshot.store.decisions()
+    assert "was not waited for" in decision.reason
+
+
 def test_an_imported_row_counts_as_known() -> None:
     inputs = product_inputs(64, 32, 16, device="cpu")
     listed = listed_here(inputs)
