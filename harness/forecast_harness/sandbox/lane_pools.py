@@ -143,10 +143,12 @@ class LanePool:
                 self._first = lane
                 self._first_tried.set()
             self._open.append(lane)
-            if then is not None:
-                with contextlib.suppress(SandboxError):
-                    then(lane)
-            self._free.put(lane)
+            try:
+                if then is not None:
+                    with contextlib.suppress(SandboxError):
+                        then(lane)
+            finally:
+                self._free.put(lane)
         finally:
             if is_first:
                 self._first_tried.set()

@@ -126,7 +126,7 @@ def test_what_compiling_computes_was_asked_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_takes_far_longer_than_half_of_them_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "_LEAST_WAIT_S", 0.5)
+    monkeypatch.setattr(compile_ahead, "LEAST_WAIT_S", 0.5)
     ends: list[Future[None]] = [Future() for _ in range(5)]
     for place in (0, 3, 4):
         ends[place].set_result(None)
@@ -138,7 +138,7 @@ def test_what_takes_far_longer_than_half_of_them_is_late(monkeypatch: pytest.Mon
 
 
 def test_half_of_them_are_waited_for_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "_LEAST_WAIT_S", 0.0)
+    monkeypatch.setattr(compile_ahead, "LEAST_WAIT_S", 0.0)
     monkeypatch.setattr(compile_ahead, "_TIMES_THE_USUAL", 1.0)
     ends: list[Future[None]] = [Future() for _ in range(4)]
     for place in (1, 2):
@@ -147,7 +147,7 @@ def test_half_of_them_are_waited_for_however_long_they_take(monkeypatch: pytest.
 
 
 def test_nothing_waits_for_what_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "_LEAST_WAIT_S", 0.1)
+    monkeypatch.setattr(compile_ahead, "LEAST_WAIT_S", 0.1)
     monkeypatch.setattr(compile_ahead, "_triton_mode", lambda pool: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     ended, done = threading.Event(), list[int]()
@@ -160,7 +160,7 @@ def test_nothing_waits_for_what_is_late(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_late_is_told_by_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's own way a call begins nothing where an earlier one has begun the same program."""
-    monkeypatch.setattr(compile_ahead, "_LEAST_WAIT_S", 0.1)
+    monkeypatch.setattr(compile_ahead, "LEAST_WAIT_S", 0.1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     pools: list[Any] = []
     monkeypatch.setattr(compile_ahead, "_triton_mode", lambda pool: pools.append(pool) or nullcontext())

@@ -6,17 +6,28 @@ import base64
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import PurePath
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from forecast_harness.sandbox.api import JobResult, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.sandbox.api import (
+    CellAnswer,
+    JobContext,
+    JobResult,
+    ResourceLimits,
+    SandboxJob,
+    SandboxLane,
+)
 from forecast_harness.sandbox.jobs import TensorBytes
-from forecast_harness.variants.verification.base_binaries import architecture_of
+from forecast_harness.variants.verification import compile_beside
+from forecast_harness.variants.verification.base_binaries import architecture_of, binaries_as_arrays
+from forecast_harness.variants.verification.compile_beside import VariantCompiler
 from forecast_harness.variants.verification.launch_file import launcher_files
 from tests.harness.compiling_judge import MARK
 from tests.harness.lanes import lane
@@ -72,3 +83,33 @@ def test_binaries_tell_what_they_were_compiled_for() -> None:
     files = {"key/__grp__double.json": other, "key/odd.json": b"none", "key/double.json": HOPPER}
     assert architecture_of({n: TensorBytes("uint8", (len(d),), d) for n, d in files.items()}) == 90
     assert architecture_of({}) is None
+
+
+class Cell:
+    """Answers whatever it is asked with which calls are late."""
+
+    def __init__(self, late: Any) -> None:
+        self._late = late
+
+    def ask(self, entry: str, payload: Any, arrays: Any = None) -> CellAnswer:
+        return CellAnswer({"late": self._late}, {"key/double.cubin": TensorBytes("uint8", (1,), b"1")})
+
+
+def late_of(told: Any) -> Any:
+    """What the judge believes of what a variant's cell says of four calls."""
+    work = SimpleNamespace(cell=lambda: nullcontext(Cell(told)))
+    compiler = VariantCompiler(cast("JobContext", work), binaries_as_arrays(BINARIES))
+    found = compiler.compiled([call(64, 32)] * 4)
+    assert found.files
+    return list(found.late)
+
+
+def test_what_a_variant_calls_late_is_believed_of_few_calls_and_after_a_long_compilation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert late_of([1]) == [], "nothing took long"
+    monkeypatch.setattr(compile_beside, "LEAST_WAIT_S", 0.0)
+    assert late_of([1]) == [1]
+    assert late_of([3, 1, 3, 17, "2", None]) == [1, 3]
+    assert late_of([0, 1, 2]) == []
+    assert late_of("0") == late_of(None) == late_of([]) == []

@@ -27,7 +27,7 @@ from forecast_harness.verify.problems.problem import LaunchCase
 CELL_ENTRY = f"{__name__}:compile_calls"
 _MOST_THREADS = 16
 """Beside each of which an assembler runs; the cell's processes and threads are counted."""
-_LEAST_WAIT_S, _TIMES_THE_USUAL = 6.0, 5.0
+LEAST_WAIT_S, _TIMES_THE_USUAL = 6.0, 5.0
 """What compiles longer than so many seconds, and than so many times what half of the calls took, is late."""
 
 
@@ -111,7 +111,7 @@ def numbers_of_late(begun: Sequence[Future[Any]]) -> list[int]:
     while len(left) > len(begun) // 2:
         left = wait(left, return_when=FIRST_COMPLETED).not_done
     half_s = time.perf_counter() - began
-    late = wait(left, max(_LEAST_WAIT_S, _TIMES_THE_USUAL * half_s) - half_s).not_done
+    late = wait(left, max(LEAST_WAIT_S, _TIMES_THE_USUAL * half_s) - half_s).not_done
     return [number for number, future in enumerate(begun) if future in late]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from forecast_harness.variants.verification.base_binaries import (
     launchers_among,
     read_cache,
 )
-from forecast_harness.variants.verification.compile_ahead import compile_most, compile_one
+from forecast_harness.variants.verification.compile_ahead import LEAST_WAIT_S, compile_most, compile_one
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE
 
 BESIDE_ENTRY = f"{__name__}:compile_beside"
@@ -37,7 +38,8 @@ class CompiledCalls(NamedTuple):
     files: TensorArrays
     """For the cache of the cell that launches; none where nothing could be compiled."""
     late: Sequence[int] = ()
-    """The numbers of the calls that took too long, see `compile_most`. The variant's word, like the files."""
+    """The numbers of the calls that took too long, see `compile_most`: less than half, of a compilation that did take
+    long. More the judge does not believe, as it is the variant's word."""
 
 
 _NOTHING = CompiledCalls({})
@@ -60,6 +62,7 @@ class VariantCompiler:
             "architecture": self._architecture,
             "calls": [dict(call) for call in calls],
         }
+        began = time.monotonic()
         try:
             with self._work.cell() as cell:
                 if self._launchers:
@@ -68,8 +71,9 @@ class VariantCompiler:
         except CandidateFault:  # the cell that launches says what is wrong
             return _NOTHING
         told = answer.value.get("late")
-        late = [n for n in told if n in range(len(calls))] if isinstance(told, list) else []
-        return CompiledCalls(answer.arrays, late)
+        late = {n for n in range(len(calls)) if n in told} if isinstance(told, list) else set()
+        believed = time.monotonic() - began >= LEAST_WAIT_S and 2 * len(late) <= len(calls)
+        return CompiledCalls(answer.arrays, sorted(late) if believed else ())
 
 
 def compile_beside(

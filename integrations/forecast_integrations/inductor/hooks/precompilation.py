@@ -114,17 +114,19 @@ def _in_time(
             raise TimeoutError(f"{len(left)} of {len(futures)} choices did not compile in {timeout:g} s")
         usual_s = times.usual_s(futures)
         for future in tuple(left):
-            if times.age_s(future) > _allowed_s(futures[future], usual_s):
+            if _is_late(futures[future], times.age_s(future), usual_s):
                 left.remove(future)
                 _leave_out(futures[future])
 
 
-def _allowed_s(choice: ChoiceCaller, usual_s: float) -> float:
+def _is_late(choice: ChoiceCaller, age_s: float, usual_s: float) -> bool:
+    if age_s <= max(_LEAST_WAIT_S, _TIMES_THE_USUAL * usual_s):
+        return False
     search = pruning.search_of([choice])
     if search is None or not hasattr(choice, "mark_failed"):
-        return math.inf
+        return False
     is_best = next(iter(search.ranked()), None) == candidate_of(choice)
-    return max(_LEAST_WAIT_S, (_BEST_TIMES_THE_USUAL if is_best else _TIMES_THE_USUAL) * usual_s)
+    return not is_best or age_s > _BEST_TIMES_THE_USUAL * usual_s
 
 
 def _leave_out(choice: ChoiceCaller) -> None:
