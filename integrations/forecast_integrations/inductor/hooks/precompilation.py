@@ -35,7 +35,7 @@ _LOOK_S = 0.02
 """Seconds between two looks at what is late."""
 
 
-class CompileTimes:
+class WorkerCompilations:
     """When the compilations of Inductor's workers began and ended, by `time.perf_counter`."""
 
     def __init__(self) -> None:
@@ -68,13 +68,13 @@ def install(context: HookContext) -> PatchSet:
     from torch._inductor import select_algorithm
     from torch._inductor.async_compile import AsyncCompile
 
-    patches, times = PatchSet(), CompileTimes()
+    patches, times = PatchSet(), WorkerCompilations()
     patches.replace(AsyncCompile, "triton", lambda f: _begun(f, times))
     patches.replace(select_algorithm, "as_completed", lambda f: _as_completed(f, context, times))
     return patches
 
 
-def _begun(original: AnyFunction, times: CompileTimes) -> AnyFunction:
+def _begun(original: AnyFunction, times: WorkerCompilations) -> AnyFunction:
     """`AsyncCompile.triton`: begins to compile a kernel in a worker."""
 
     def triton(self: AsyncCompile, *args: object, **kwargs: object) -> Any:
@@ -86,7 +86,7 @@ def _begun(original: AnyFunction, times: CompileTimes) -> AnyFunction:
     return triton
 
 
-def _as_completed(original: AnyFunction, context: HookContext, times: CompileTimes) -> AnyFunction:
+def _as_completed(original: AnyFunction, context: HookContext, times: WorkerCompilations) -> AnyFunction:
     """`as_completed` of the module that waits for an operation's choices; they are the values of a mapping."""
 
     def as_completed(futures: Any, timeout: float | None = None) -> Iterator[Future[Any]]:
@@ -100,7 +100,7 @@ def _as_completed(original: AnyFunction, context: HookContext, times: CompileTim
 
 
 def _in_time(
-    futures: Mapping[Future[Any], ChoiceCaller], times: CompileTimes, timeout: float
+    futures: Mapping[Future[Any], ChoiceCaller], times: WorkerCompilations, timeout: float
 ) -> Iterator[Future[Any]]:
     """Futures as they are done, without those that are late, which are left out of their lists.
 
