@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.ir import ChoiceCaller
 
+    from forecast_integrations.inductor.operation_search import OperationSearch
+
 _LEAST_WAIT_S = 1.0
 """Seconds after the start of its compilation before which no choice is late."""
 _TIMES_THE_USUAL = 3.0
@@ -114,23 +116,19 @@ def _in_time(
             raise TimeoutError(f"{len(left)} of {len(futures)} choices did not compile in {timeout:g} s")
         usual_s = times.usual_s(futures)
         for future in tuple(left):
-            if _is_late(futures[future], times.age_s(future), usual_s):
+            choice = futures[future]
+            if (search := _search_of_late(choice, times.age_s(future), usual_s)) is not None:
                 left.remove(future)
-                _leave_out(futures[future])
+                choice.mark_failed()  # Inductor goes on with those that are not
+                search.set_aside(candidate_of(choice))
 
 
-def _is_late(choice: ChoiceCaller, age_s: float, usual_s: float) -> bool:
+def _search_of_late(choice: ChoiceCaller, age_s: float, usual_s: float) -> OperationSearch | None:
+    """The search that a choice is to be left out of; None while it is waited for."""
     if age_s <= max(_LEAST_WAIT_S, _TIMES_THE_USUAL * usual_s):
-        return False
+        return None
     search = pruning.search_of([choice])
     if search is None or not hasattr(choice, "mark_failed"):
-        return False
+        return None
     is_best = next(iter(search.ranked()), None) == candidate_of(choice)
-    return not is_best or age_s > _BEST_TIMES_THE_USUAL * usual_s
-
-
-def _leave_out(choice: ChoiceCaller) -> None:
-    choice.mark_failed()  # Inductor goes on with those that are not
-    search = pruning.search_of([choice])
-    assert search is not None
-    search.set_aside(candidate_of(choice))
+    return None if is_best and age_s <= _BEST_TIMES_THE_USUAL * usual_s else search

@@ -227,8 +227,8 @@ def _benchmark(original: AnyFunction, context: HookContext) -> AnyFunction:
     ) -> ChoiceTimings:
         nonlocal busy_at
         session = context.session
-        listens = session is None or session.settings.mode is Mode.LISTEN
-        if session is not None and not listens and time.perf_counter() - busy_at > IDLE_S:
+        idled = time.perf_counter() - busy_at > IDLE_S
+        if session is not None and session.settings.mode is not Mode.LISTEN and idled:
             with _failures_reported(session, "wake the device"):
                 warm_up_cuda()
         begin = time.perf_counter()
