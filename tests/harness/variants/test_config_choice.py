@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 
 from forecast_autotune.records import Config
 from forecast_harness.variants.verification.config_choice import (
     FEWEST_CONFIGS,
     MOST_CONFIGS,
     configs_to_launch,
+    work_of_a_warp,
 )
 
 GRID = [
@@ -51,11 +53,13 @@ def test_no_more_are_launched_than_show_every_value_and_every_schedule() -> None
     assert len(configs_to_launch(alike[:FEWEST_CONFIGS])) == FEWEST_CONFIGS
 
 
-def test_of_equally_unlike_configs_the_largest_tile_is_shared_by_more_warps() -> None:
+def test_large_blocks_are_launched_where_they_are_cheap_to_compile() -> None:
     tiles = [
         Config(kwargs=(("M", m), ("N", n)), num_warps=warps, num_stages=stages)
-        for m, n, warps, stages in itertools.product((64, 128, 256), (64, 128, 256), (4, 8), (3, 4))
+        for m, n, warps, stages in itertools.product((16, 64, 256), (16, 64, 256), (2, 4, 8), (3, 4))
     ]
     chosen = configs_to_launch(tiles)
-    assert {c.num_warps for c in chosen if dict(c.kwargs) == {"M": 256, "N": 256}} == {8}
-    assert {c.num_warps for c in chosen} == {4, 8}
+    assert {dict(c.kwargs)["M"] for c in chosen} == {dict(c.kwargs)["N"] for c in chosen} == {16, 64, 256}
+    assert {c.num_warps for c in chosen} == {2, 4, 8}
+    usual = statistics.median(map(work_of_a_warp, tiles))
+    assert max(map(work_of_a_warp, chosen)) <= 2 * usual < max(map(work_of_a_warp, tiles)) / 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -15,37 +16,44 @@ MOST_CONFIGS, FEWEST_CONFIGS = 14, 8
 def configs_to_launch(listed: Sequence[Config], most: int = MOST_CONFIGS) -> list[Config]:
     """At most so many of the configs, the first one first, each as unlike those before it as can be found.
 
-    Every value that occurs of a parameter (warps, stages, a block's size) is taken before any pair of values
-    that was seen apart, so that what breaks at one value is launched. Of equally unlike ones that with the least
-    work for a warp counts, then the earlier: an assembler takes half a minute for tiles that spill.
-    Once every value, and every number of warps with every number of stages, is among `FEWEST_CONFIGS` or more, no
-    other is taken: each has to be compiled.
+    Every value that occurs of a parameter (warps, stages, a block's size), and every number of warps with every
+    number of stages, is taken before any pair of values that was seen apart, so that what breaks at one value is
+    launched; of both the one with the most for its price, see `_prices`, then the cheaper, then the earlier.
+    Once they are all among `FEWEST_CONFIGS` or more, no other is taken: each has to be compiled.
     """
     unique = list(dict.fromkeys(listed))
     if len(unique) <= most:
         return unique
+    prices = _prices(unique)
     chosen, left = unique[:1], unique[1:]
     seen_values, seen_pairs = _values(chosen[0]), _pairs(chosen[0])
     values = {value for c in unique for value in _values(c)}
-    schedules = {(c.num_warps, c.num_stages) for c in unique}
     while len(chosen) < most:
-        if (
-            len(chosen) >= FEWEST_CONFIGS
-            and seen_values == values
-            and {(c.num_warps, c.num_stages) for c in chosen} == schedules
-        ):
+        if len(chosen) >= FEWEST_CONFIGS and seen_values == values:
             break
-        news = [
-            (len(_values(c) - seen_values), len(_pairs(c) - seen_pairs), -work_of_a_warp(c)) for c in left
+        gains = [
+            (len(_values(c) - seen_values) / prices[c], len(_pairs(c) - seen_pairs) / prices[c], -prices[c])
+            for c in left
         ]
-        chosen.append(left.pop(news.index(max(news))))
+        chosen.append(left.pop(gains.index(max(gains))))
         seen_values |= _values(chosen[-1])
         seen_pairs |= _pairs(chosen[-1])
     return chosen
 
 
+def _prices(configs: Sequence[Config]) -> dict[Config, float]:
+    """About what it costs to compile each: 1 for any, and as much again for the median of their work.
+
+    An assembler takes half a minute for tiles that spill, and sizes of blocks are seen together with few warps and
+    with small other blocks as well.
+    """
+    usual = statistics.median(map(work_of_a_warp, configs))
+    return {c: 1.0 + work_of_a_warp(c) / usual for c in configs}
+
+
 def _values(config: Config) -> set[Hashable]:
-    return {(name, _key(value)) for name, value in config.parameters().items()}
+    schedule = ("warps and stages", (config.num_warps, config.num_stages))
+    return {schedule, *((name, _key(value)) for name, value in config.parameters().items())}
 
 
 def _pairs(config: Config) -> set[Hashable]:
