@@ -67,6 +67,14 @@ def test_what_the_user_has_named_stays(wheel: Path, monkeypatch: pytest.MonkeyPa
     assert os.environ[VARIABLE] == "/opt/mine/ptxas"
 
 
+def test_a_release_that_was_told_before_torch_named_its_own_is_asked_for_anew(wheel: Path) -> None:
+    before = release()
+    compile_tasks._set_triton_ptxas_path.__wrapped__()  # as when it compiles in this process
+    assert release() == before
+    with enable_torch_compile(store=Store(None)):
+        assert "99.1" in release()
+
+
 def test_what_was_named_since_stays(wheel: Path) -> None:
     enable_torch_compile(store=Store(None))
     os.environ[VARIABLE] = "/opt/later/ptxas"

@@ -25,9 +25,12 @@ class SharedAssembler(PatchSet):
         self._path = ""
 
     def share(self) -> None:
-        """Do as the workers do. Nothing happens where this torch brings no assembler."""
+        """Do as the workers do. No assembler is named where this torch brings none, or somebody has named one."""
         from torch._inductor.runtime import compile_tasks
 
+        # Torch itself names its own when it compiles here, though Triton has told the other's release by then: its
+        # keys would be of neither.
+        _clear_cached_release()
         choose: Any = getattr(compile_tasks, "_set_triton_ptxas_path", None)
         if choose is None:
             self.missing.append("compile_tasks._set_triton_ptxas_path")
