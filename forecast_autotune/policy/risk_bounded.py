@@ -70,6 +70,22 @@ class RiskBounded:
             return state.budget.measurements
         return max(self.floor, self.of(self.share, len(state.forecasts)))
 
+    def batch(self, state: TuningState, seen: int, risk: float) -> int:
+        """Candidates of the next round, where `seen` have a time and this is the risk of stopping."""
+        total = len(state.forecasts)
+        if state.new == 0 and not seen:
+            return max(self.least, self.of(self.first, total))
+        wanted = max(1, self.of(self.first / 2, total))
+        if total > self.many:
+            # A long list takes many rounds, and none should leave cores idle.
+            wanted = max(wanted, min(state.workers, self.of(2 * self.first, total)))
+        return wanted
+
+    def weights(self, state: TuningState, rows: npt.NDArray[np.intp]) -> Array:
+        """Factors on the expected gain of these candidates, [n]: what costs little may gain less."""
+        names = state.forecasts.candidates
+        return np.array([self.cheap if names[int(i)] in state.ready else 1.0 for i in rows])
+
     def plan(self, state: TuningState) -> Plan:
         """One round; see the class."""
         rows, samples, risk, seen, room = self._outlook(state)
@@ -82,17 +98,12 @@ class RiskBounded:
         if room <= 0:
             return Plan((), f"budget reached with {risk:.0%} risk left", risk)
         if state.new == 0 and not seen:
-            wanted = max(self.least, self.of(self.first, total))
             reason = "first look: the best forecasts, without near-copies"
         else:
-            wanted = max(1, self.of(self.first / 2, total))
-            if total > self.many:
-                # A long list takes many rounds, and none should leave cores idle.
-                wanted = max(wanted, min(state.workers, self.of(2 * self.first, total)))
             reason = f"{risk:.0%} risk that a better one is untried"
-        wanted = min(wanted, room)
+        wanted = min(self.batch(state, seen, risk), room)
         names = state.forecasts.candidates
-        weight = np.array([self.cheap if names[int(i)] in state.ready else 1.0 for i in rows])
+        weight = self.weights(state, rows)
         picked = self._greedy(state, samples, weight, min(max(wanted, state.workers), len(rows)))
         measure, later = picked[:wanted], picked[wanted:]
         return Plan(

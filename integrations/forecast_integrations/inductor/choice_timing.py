@@ -195,12 +195,20 @@ def has_own_graphs(choices: Iterable[ChoiceCaller]) -> bool:
     return any(getattr(unwrap_choice(choice), _CUDAGRAPH_OPTION, False) for choice in choices)
 
 
+def can_time(device: torch.device) -> bool:
+    """Whether calls on a device can be timed: not where the program records a graph just now."""
+    import torch
+
+    is_open = device.type == "cuda" and torch.cuda.is_initialized()
+    return is_open and not torch.cuda.is_current_stream_capturing()
+
+
 def open_clock(device: torch.device) -> CallClock | None:
-    """What times calls on a device; None where that cannot be, or where the program records a graph just now."""
+    """What times calls on a device; None where that cannot be."""
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    if device.type != "cuda" or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+    if not can_time(device):
         return None
     from forecast_integrations.triton.timer.calls import CallTimer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from forecast_autotune.features.candidate_list import CandidateList
@@ -17,6 +17,7 @@ from forecast_autotune.tuning.llm_effect import LLMEffect
 from forecast_autotune.tuning.task import TuningTask, utc_now
 from forecast_integrations.inductor.assembler_releases import inductor_compiles_twice
 from forecast_integrations.inductor.choice_timing import is_of_clock, times_calls
+from forecast_integrations.inductor.choices.compile_seconds import compile_seconds
 from forecast_integrations.inductor.choices.pool import ChoicePool
 from forecast_integrations.inductor.inductor_seconds import OperationSeconds, inductor_seconds_saved
 from forecast_integrations.inductor.session import TuningSession
@@ -61,6 +62,10 @@ class OperationSearch:
         """Candidates whose time Inductor had in its own cache."""
         self._aside: set[Candidate] = set()
         """Candidates that took too long to compile."""
+        self.time_externs: Callable[[], Sequence[Measurement]] | None = None
+        """Times the externs before anything else is chosen, where that can be done."""
+        self._externs_ahead: dict[Candidate, Measurement] = {}
+        """What it said. They are timed again beside the others: what is decided must be timed alike."""
         self.predecided: Candidate | None = None
         """Decided before anything was measured: nothing is left for the clock."""
         self.decided_before = False
@@ -132,6 +137,8 @@ class OperationSearch:
         if (stored := self._stored(draft)) is not None:
             self.decided_before = True
             return self._predecide(stored, "decided before", draft)
+        if mode is Mode.TUNE and self.time_externs is not None and not self.measured:
+            self._externs_ahead = {m.candidate: m for m in self.time_externs() if m.ok}
         forecasts = self._ask(draft=draft)
         if mode in _UNTIMED:
             return self._predecide(self._best_guess(forecasts), f"{mode} mode: not timed", draft)
@@ -249,7 +256,7 @@ class OperationSearch:
         query = Query(
             self.timed_problem,
             self.candidates,
-            measured=tuple(self.rows),
+            measured=(*self.rows, *(m for c, m in self._externs_ahead.items() if c not in self.measured)),
             relatives=relatives,
             provisional=draft,
             once=mode in _UNTIMED,
@@ -271,7 +278,7 @@ class OperationSearch:
         settings = self.session.settings
         state = TuningState(
             forecasts,
-            {**self.tried, **self.measured},
+            {**self._externs_ahead, **self.tried, **self.measured},
             new=len(self.tried),
             round=len(self.rounds),
             workers=workers,
@@ -279,6 +286,7 @@ class OperationSearch:
             risk=settings.risk,
             budget=settings.budget,
             seed=settings.seed,
+            compile_s=compile_seconds(self.timed_problem, self.candidates),
             problem=self.problem.id,
         )
         with single_threaded_blas():

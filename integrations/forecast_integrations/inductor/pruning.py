@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.settings import Mode
 from forecast_autotune.telemetry.decision_span import DecisionSpan
 from forecast_integrations.inductor.choices.pool import ChoicePool, ReservedChoices, annotate_choice
@@ -41,6 +41,15 @@ class SelectionCall:
     """Ranks measure this one together: they must not be given different lists."""
 
 
+class TimeExterns(Protocol):
+    """Times the library's kernels of an operation in the middle of its lowering."""
+
+    def __call__(
+        self, search: OperationSearch, externs: Sequence[ChoiceCaller], operation: SelectionCall
+    ) -> Sequence[Measurement]:
+        """What came of it; nothing where that cannot be done. Never raises."""
+
+
 class UnplannedSpaceError(Exception):
     """A list from a widened space has no plan: nobody may go on with all of it."""
 
@@ -61,6 +70,7 @@ def prune_before_codegen(
     *,
     widened: bool = False,
     added: Collection[Candidate] = (),
+    time_externs: TimeExterns | None = None,
 ) -> list[KernelTemplateChoice]:
     """The template choices of one list worth generating code for, in their order.
 
@@ -79,7 +89,14 @@ def prune_before_codegen(
     # Inductor appends `-ah` where AutoHeuristic asks for more configs of the same operation.
     externs = [c for c, members in named.items() if is_extern(members[0])]
     name, nodes = op_name.removesuffix("-ah"), kernel_inputs.nodes()
-    search = operation_search(session, name, nodes, choices[0].layout, list(named), externs)
+    layout = choices[0].layout
+    search = operation_search(session, name, nodes, layout, list(named), externs)
+
+    def callers() -> list[ChoiceCaller]:
+        made = [member.choice for c in externs for member in named[c]]
+        return [caller for caller in made if caller is not None]
+
+    _time_ahead(search, time_externs, callers, SelectionCall(name, nodes, layout))
     kept = set(search.first(draft=True))
     if search.failed:
         kept -= set(added)  # which Inductor alone would not compile
@@ -96,8 +113,24 @@ def prune_before_codegen(
     return sorted(found, key=lambda choice: order[id(choice)])
 
 
+def _time_ahead(
+    search: OperationSearch,
+    time_externs: TimeExterns | None,
+    callers: Callable[[], Sequence[ChoiceCaller]],
+    operation: SelectionCall,
+) -> None:
+    """Have a search time its externs, which are the `callers`, first: for one size, by a clock of the device."""
+    one_size = type(search) is OperationSearch
+    if time_externs is None or not one_size or not search.times_calls or ranks_tune_together():
+        return
+    search.time_externs = lambda: time_externs(search, callers(), operation)
+
+
 def prune_before_compilation(
-    session: TuningSession, operation: SelectionCall, choices: list[ChoiceCaller]
+    session: TuningSession,
+    operation: SelectionCall,
+    choices: list[ChoiceCaller],
+    time_externs: TimeExterns | None = None,
 ) -> list[ChoiceCaller]:
     """The choices worth compiling, in their order; a single one if that needs no measurement at all."""
     from torch._inductor import config
@@ -122,6 +155,8 @@ def prune_before_compilation(
         kinds=pool.kinds,
         generated_inputs=operation.generated_inputs,
     )
+    made = [choice for choice in choices if is_extern(choice)]
+    _time_ahead(search, time_externs, lambda: made, operation)
     kept = search.first()
     if search.failed and (session.exhaustive_space or isinstance(search, RangeSearch)):
         # What is in reserve is not what Inductor would have compiled.

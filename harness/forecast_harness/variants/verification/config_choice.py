@@ -42,13 +42,13 @@ def configs_to_launch(listed: Sequence[Config], most: int = MOST_CONFIGS) -> lis
 
 
 def _prices(configs: Sequence[Config]) -> dict[Config, float]:
-    """About what it costs to compile each: 1 for any, and as much again for the median of their work.
+    """About what it costs to compile each: 1 for any, and twice as much again for the median of their work.
 
     An assembler takes half a minute for tiles that spill, and sizes of blocks are seen together with few warps and
     with small other blocks as well.
     """
     usual = statistics.median(map(work_of_a_warp, configs))
-    return {c: 1.0 + work_of_a_warp(c) / usual for c in configs}
+    return {c: 1.0 + 2.0 * work_of_a_warp(c) / usual for c in configs}
 
 
 def _values(config: Config) -> set[Hashable]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,6 +17,7 @@ from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall
 from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.triton.timer.warmup import IDLE_S, warm_up_cuda
 
 
 class ThreadState(threading.local):
@@ -49,6 +52,8 @@ class HookContext:
         self._patches: dict[str, PatchSet] = {}
         self.descending: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """Generated kernels whose coordinate descent goes on at their next launch, by identity."""
+        self._busy_at = -math.inf
+        """When a device was last seen at work."""
         self._ahead: tuple[int, ConfigsAhead] | None = None
         """And in which process it was made: workers do not answer to a forked child."""
 
@@ -58,6 +63,15 @@ class HookContext:
             made = make()
             self._ahead = None if made is None else (os.getpid(), made)
         return None if self._ahead is None else self._ahead[1]
+
+    def wake_device(self) -> None:
+        """Bring its clock up, if it may have fallen since it was last at work. Raises what that raises."""
+        if time.perf_counter() - self._busy_at > IDLE_S:
+            warm_up_cuda()
+
+    def note_busy(self) -> None:
+        """A device was at work until now."""
+        self._busy_at = time.perf_counter()
 
     def install(self, name: str, make: Callable[[HookContext], PatchSet]) -> None:
         """Put a group of hooks in place, once; `make` does it and says how to take it back."""

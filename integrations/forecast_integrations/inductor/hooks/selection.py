@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +16,11 @@ from forecast_integrations.inductor.dynamic import listed_sizes, other_sizes
 from forecast_integrations.inductor.dynamic.range_search import RangeSearch
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.hooks.context import HookContext
+from forecast_integrations.inductor.hooks.externs import extern_timer
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.pruning import SelectionCall, UnplannedSpaceError
 from forecast_integrations.inductor.rounds import ChoiceTimings
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.triton.timer.warmup import IDLE_S, warm_up_cuda
 
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
@@ -85,12 +84,14 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
 
 
 def _preprocessing(context: HookContext) -> AnyFunction:
+    time_externs = extern_timer(context)
+
     def forecast_autotune_preprocessing(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
         session, selections = context.session, context.thread.selections
         if session is None or not selections:
             return choices
         try:
-            return pruning.prune_before_compilation(session, selections[-1], choices)
+            return pruning.prune_before_compilation(session, selections[-1], choices, time_externs)
         except Exception as error:
             session.warn_once("choose among the choices of an operation", error)
             return choices
@@ -100,6 +101,7 @@ def _preprocessing(context: HookContext) -> AnyFunction:
 
 def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`_finalize_template_configs`: the GEMM family, before code is generated (KernelTemplateChoice)."""
+    time_externs = extern_timer(context)
 
     def finalize(self: InductorChoices, *args: object, **kwargs: object) -> list[KernelTemplateChoice]:
         choices: list[KernelTemplateChoice] = original(self, *args, **kwargs)
@@ -116,7 +118,13 @@ def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
             added = list(map(candidate_of, more))
             choices = [*choices, *more]
             return pruning.prune_before_codegen(
-                session, op_name, kernel_inputs, choices, widened=widened, added=added
+                session,
+                op_name,
+                kernel_inputs,
+                choices,
+                widened=widened,
+                added=added,
+                time_externs=time_externs,
             )
         except UnplannedSpaceError:
             raise
@@ -220,20 +228,17 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
 
 def _benchmark(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`benchmark`: called only for times that are really taken, not for those in Inductor's cache."""
-    busy_at = -math.inf
 
     def benchmark(
         self: AlgorithmSelectorCache, choices: list[ChoiceCaller], *args: object, **kwargs: object
     ) -> ChoiceTimings:
-        nonlocal busy_at
         session = context.session
-        idled = time.perf_counter() - busy_at > IDLE_S
-        if session is not None and session.settings.mode is not Mode.LISTEN and idled:
+        if session is not None and session.settings.mode is not Mode.LISTEN:
             with _failures_reported(session, "wake the device"):
-                warm_up_cuda()
+                context.wake_device()
         begin = time.perf_counter()
         timings: ChoiceTimings = original(self, choices, *args, **kwargs)
-        busy_at = time.perf_counter()
+        context.note_busy()
         if context.session is not None and not context.thread.paused:
             context.thread.pending.times.update(timings)
             if (search := pruning.search_of(choices)) is not None:

@@ -1,0 +1,87 @@
+"""Choices that compile long are known before they are compiled, and have to promise more than others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from forecast_autotune.policy import TuningState
+from forecast_autotune.records import Argument, Candidate, Config, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.surrogates.protocol import Forecasts
+from forecast_integrations.inductor.choices.compile_seconds import compile_seconds
+from forecast_integrations.inductor.session import FewRoundsPolicy
+from tests.integrations.inductor.graphs import H200
+
+LIBRARY = Candidate(Config(), "aten::mm")
+
+
+def product(k: int, dtype: str = "bfloat16", name: str = "mm") -> Problem:
+    shapes = {"in0": (4096, k), "in1": (k, 4096), "out": (4096, 4096)}
+    tensors = [
+        Argument(n, "tensor", dtype, shape, (shape[1], 1), aligned=True) for n, shape in shapes.items()
+    ]
+    return Problem.of(Kernel(name, "inductor"), tensors, H200, key=["precision=highest"])
+
+
+def template(m: int, n: int, k: int, warps: int) -> Candidate:
+    tile = (("BLOCK_K", k), ("BLOCK_M", m), ("BLOCK_N", n))
+    return Candidate(Config(kwargs=tile, num_warps=warps, num_stages=3), "triton::mm")
+
+
+def seconds(problem: Problem, *tile: int) -> float:
+    return float(compile_seconds(problem, [template(*tile)])[0])
+
+
+# Medians of what workers of an H200's host took, by operands' dtype, k, and block and warps: torch 2.11, Triton 3.6.
+@pytest.mark.parametrize(
+    ("dtype", "k", "tile", "took"),
+    [
+        ("bfloat16", 1024, (128, 128, 32, 4), 4.96),
+        ("bfloat16", 1024, (128, 128, 64, 4), 2.88),
+        ("bfloat16", 1024, (64, 128, 64, 4), 1.2),
+        ("bfloat16", 1024, (32, 32, 32, 4), 0.55),
+        ("bfloat16", 4096, (128, 128, 32, 4), 0.54),
+        ("bfloat16", 4096, (64, 128, 32, 4), 0.37),
+        ("float32", 64, (128, 128, 64, 4), 5.05),
+        ("float32", 64, (64, 128, 32, 4), 1.05),
+    ],
+)
+def test_seconds_are_about_those_that_were_measured(
+    dtype: str, k: int, tile: tuple[int, int, int, int], took: float
+) -> None:
+    assert took / 2 <= seconds(product(k, dtype), *tile) <= took * 2
+
+
+def test_what_is_no_template_of_a_product_counts_as_the_shortest() -> None:
+    strange = Candidate(Config(kwargs=(("BLOCK_M", "many"),)), "triton::mm")
+    least = compile_seconds(product(1024), [LIBRARY, strange])
+    assert least[0] == least[1] > 0
+    assert least[0] <= seconds(product(1024), 16, 16, 16, 8)
+    flat = compile_seconds(product(1024, name="convolution"), [template(128, 128, 32, 4), LIBRARY])
+    assert flat.tolist() == least.tolist()
+
+
+CANDIDATES = [LIBRARY, *(template(16 << i, 64, 32, 4) for i in range(4)), template(64, 64, 64, 4)]
+
+
+def state(best_ms: float | None = None, compile_s: list[float] | None = None) -> TuningState:
+    """All templates are forecast to take about a millisecond; the library's time is known, or nothing is."""
+    mean = np.zeros(len(CANDIDATES))
+    forecasts = Forecasts(CANDIDATES, mean, np.full(len(mean), 0.2), mean)
+    ahead = {} if best_ms is None else {LIBRARY: Measurement("p", LIBRARY, Outcome.OK, best_ms)}
+    return TuningState(forecasts, ahead, compile_s=None if compile_s is None else np.array(compile_s))
+
+
+def test_a_first_round_is_small_where_hardly_anything_can_be_faster() -> None:
+    policy = FewRoundsPolicy(least=2)
+    unknown, far, near = (len(policy.plan(state(ms)).measure) for ms in (None, 0.5, 1.1))
+    assert (unknown, far, near) == (3, 2, 3)
+
+
+@pytest.mark.parametrize("quick", [(1, 2, 3), (2, 4, 5), (1, 3, 5)])
+def test_of_equal_promises_those_are_tried_that_compile_sooner(quick: tuple[int, ...]) -> None:
+    long = [0.3 if i in quick else 9.0 for i in range(len(CANDIDATES))]
+    plan = FewRoundsPolicy(least=2).plan(state(1.0, long))
+    assert set(plan.measure) == {CANDIDATES[i] for i in quick}
