@@ -145,7 +145,7 @@ class OperationSearch:
         if forecasts is None:
             self.failed = True
             return everything
-        plan = self._next(forecasts)
+        plan = self._first_plan(forecasts)
         incumbent = self._incumbent()
         if not plan.measure and incumbent is not None:
             return self._predecide(incumbent, plan.reason, draft)
@@ -273,6 +273,18 @@ class OperationSearch:
 
     def _forecast(self, query: Query) -> Forecasts | None:
         return self.session.ask(query)
+
+    def _first_plan(self, forecasts: Forecasts) -> Plan:
+        """The same for every operation of this key, and for its draft: the forecasts rest on all that it knows."""
+        known = self.session.first_plans.get(id(forecasts))
+        if known is None or known[0] is not forecasts:
+            known = forecasts, self._next(forecasts)
+            if forecasts.consultation is None:  # else each tells what it was worth
+                self.session.keep_first_plan(*known)
+        else:
+            self._plan = known[1]
+            self.rounds.append(self._plan.reason)
+        return known[1]
 
     def _next(self, forecasts: Forecasts, workers: int = 1) -> Plan:
         settings = self.session.settings

@@ -61,8 +61,9 @@ class SafeSurrogate:
         """Forecasts that `validate_forecasts` accepts, or None."""
         measured = tuple((m.candidate, m.outcome, m.median_ms) for m in query.measured)
         relatives = tuple((r.problem.id, len(r.measurements)) for r in query.relatives)
-        # A draft is answered without what takes long, and must not pass for the answer that follows it.
-        key = (query.problem.id, tuple(query.candidates), measured, relatives, query.provisional)
+        # A draft may be answered without what takes long, and must not pass for the answer that follows it.
+        draft = query.provisional and not getattr(self.surrogate, "answers_drafts_alike", False)
+        key = (query.problem.id, tuple(query.candidates), measured, relatives, draft)
         with self._mutex:
             if key in self._answers:
                 return self._answers[key]

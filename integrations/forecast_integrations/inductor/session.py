@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.policy import Policy, RiskBounded, TuningState
-from forecast_autotune.records import Measurement, digest
+from forecast_autotune.records import Measurement, Plan, digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Surrogate
@@ -25,6 +25,8 @@ _CLOCK = "short calls as graphs"
 """How choices are timed: a rule, too."""
 FORECAST_LIMIT_S = 10.0
 """Seconds for the forecasts of one operation; they take milliseconds, the first call also its imports."""
+_MOST_PLANS = 256
+"""That are kept."""
 MAX_ROUNDS = 8
 """Plans per operation at most. The policy's cap on measurements ends it sooner."""
 FIRST_SHARE, MAX_SHARE = 0.085, 0.12
@@ -91,6 +93,8 @@ class TuningSession:
     """Choices, by operation, whose calls cannot be recorded as graphs: that is tried once."""
     externs_ahead: dict[str, tuple[Measurement, ...]] = field(default_factory=dict)
     """Times of the library's kernels that were taken before anything was chosen, by problem id."""
+    first_plans: dict[int, tuple[Forecasts, Plan]] = field(default_factory=dict)
+    """Plans of operations of which nothing was measured for them yet, by the identity of their forecasts."""
     uses_language_model: bool = False
     """Whether the settings' language model is heard, where they name one."""
 
@@ -137,6 +141,12 @@ class TuningSession:
         """Forecasts, or None when the surrogate fails."""
         with span("forecast", kernel=query.problem.kernel.name, candidates=len(query.candidates)):
             return self.safe_surrogate(query)
+
+    def keep_first_plan(self, forecasts: Forecasts, plan: Plan) -> None:
+        """Keep the plan that these forecasts led to; a graph has its operations once for each of its layers."""
+        if len(self.first_plans) >= _MOST_PLANS:
+            self.first_plans.clear()
+        self.first_plans[id(forecasts)] = (forecasts, plan)
 
     @property
     def prunes(self) -> bool:

@@ -112,6 +112,15 @@ def test_what_was_measured_is_part_of_the_question() -> None:
     assert len(surrogate.queries) == 2
 
 
+@pytest.mark.parametrize(("alike", "asked"), [(True, 1), (False, 2)])
+def test_a_drafts_answer_is_the_operations_where_the_surrogate_knows_no_more(alike: bool, asked: int) -> None:
+    surrogate = FunctionSurrogate(lambda c: 0.0)
+    surrogate.answers_drafts_alike = alike  # type: ignore[attr-defined]
+    ask, problem = SafeSurrogate(surrogate, 5.0, WarnOnce()), a_problem()
+    assert all(ask(Query(problem, TWO, provisional=draft)) is not None for draft in (True, False))
+    assert len(surrogate.queries) == asked
+
+
 def test_rules_that_cannot_be_named_share_no_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unspeakable:
         def plan(self, state: Any) -> Any:

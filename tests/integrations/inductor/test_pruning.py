@@ -15,11 +15,12 @@ from torch._inductor.kernel_template_choice import KernelTemplateChoice
 from torch._inductor.select_algorithm import ExternKernelChoice, NoValidChoicesError
 from torch._inductor.template_heuristics.params import DictKernelTemplateParams
 
-from forecast_autotune.policy import RiskBounded
+from forecast_autotune.policy import RiskBounded, TuningState
 from forecast_autotune.records import (
     Candidate,
     Measurement,
     Outcome,
+    Plan,
 )
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
@@ -34,7 +35,7 @@ from forecast_integrations.inductor.pruning import (
     prune_before_compilation,
     search_of,
 )
-from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.session import FewRoundsPolicy, TuningSession
 from tests.core.telemetry.recorder import Recorder
 from tests.integrations.inductor.graphs import (
     H200,
@@ -234,6 +235,25 @@ def test_a_short_list_is_mostly_timed_in_one_round() -> None:
     bench, timings = select(serving(log2_ms_of), {})
     assert bench.rounds[0] == [-1, 0, 1, 2, 3, 4]
     assert len(timings) <= 10 < COUNT
+
+
+def test_layers_of_equal_shape_share_a_plan_until_something_is_measured() -> None:
+    plans: list[TuningState] = []
+
+    class Counting(FewRoundsPolicy):
+        def plan(self, state: TuningState) -> Plan:
+            plans.append(state)
+            return super().plan(state)
+
+    ours = serving(log2_ms_of, policy=Counting())
+    inputs = product_inputs(64, 32, 16, device="cpu")
+    listed = [list(prune_before_codegen(ours, "mm", inputs, listed_here(inputs))) for _ in range(3)]
+    assert [[number(c) for c in one] for one in listed] == [[number(c) for c in listed[0]]] * 3
+    assert len(plans) == 1
+    problem = problem_of("mm", inputs.nodes(), listed[0][0].layout)
+    ours.snapshot.add(problem, make_measurement(problem, listed[0][1].choice, 0.5))
+    prune_before_codegen(ours, "mm", inputs, listed_here(inputs))
+    assert len(plans) == 2
 
 
 def test_a_decision_ends_measuring_in_the_next_process(tmp_path: Path) -> None:

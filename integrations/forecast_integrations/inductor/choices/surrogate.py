@@ -94,6 +94,8 @@ class TemplateSurrogate(AnalyticSurrogate):
 
     name = "inductor"
     version = f"{AnalyticSurrogate.version}-template-1"
+    answers_drafts_alike = True
+    """Nothing that it knows is too slow for a draft."""
     delegate: Surrogate | None = None
     """What forecasts candidates of one kind in its place; it is asked for nothing else."""
     _latest: _CandidateSplit | None = None
