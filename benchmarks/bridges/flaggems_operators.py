@@ -4,23 +4,30 @@
 
 Needs `flag_gems` beside the package (`pip install --no-deps flag_gems sqlalchemy greenlet`). Every operator at every
 shape runs in processes of its own, FlagGems' default policy and ours in turns, each with empty caches and an empty
-database: the seconds of the first call, and the median time of later ones.
+database: the seconds of the first call, and the median time of later ones, which are recorded as a graph where they
+can be, as a launch takes the host longer than most of these kernels run. Of operators whose tuners chose the same
+configs no regret is told: their times differ by noise.
+
+    python -m benchmarks.bridges.flaggems_operators --report PART.json ... --out FILE.json
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.bridges.turns import run_in_turns
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
 ARMS = ("own", "ours")
+CLAIM = "flaggems_operators"
 TIMEOUT_S = 900.0
 
 
@@ -90,10 +97,18 @@ def tune(given: dict[str, Any]) -> dict[str, Any]:
         call()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
-        from triton.testing import do_bench
+        ms, clock = latency(call)
+    return {"tune_s": seconds, "ms": ms, "clock": clock, "tuners": seen}
 
-        ms = float(do_bench(call, warmup=100, rep=400, return_mode="median"))
-    return {"tune_s": seconds, "ms": ms, "tuners": seen}
+
+def latency(call: Callable[[], object]) -> tuple[float, str]:
+    """Median milliseconds of a call, and how it was timed: `graph`, or `launches`, which hold the host's part."""
+    from triton.testing import do_bench, do_bench_cudagraph
+
+    try:
+        return float(do_bench_cudagraph(call, rep=200, return_mode="median")), "graph"
+    except RuntimeError:  # something in it cannot be recorded
+        return float(do_bench(call, warmup=100, rep=400, return_mode="median")), "launches"
 
 
 def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -106,9 +121,11 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         middle: Callable[[list[dict[str, Any]], str], float] = lambda some, key: statistics.median(  # noqa: E731
             r[key] for r in some
         )
+        same = len({json.dumps(chosen_of(r), sort_keys=True) for r in (*own, *ours)}) == 1
         by_operator[name] = {
             "seconds_ratio": round(middle(own, "tune_s") / middle(ours, "tune_s"), 3),
-            "regret": round(middle(ours, "ms") / middle(own, "ms") - 1, 4),
+            "same_choice": same,
+            "regret": 0.0 if same else round(middle(ours, "ms") / middle(own, "ms") - 1, 4),
             "own_s": round(middle(own, "tune_s"), 3),
             "ours_s": round(middle(ours, "tune_s"), 3),
         }
@@ -117,6 +134,7 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {"operators": 0}
     return {
         "operators": len(found),
+        "same_choice": sum(f["same_choice"] for f in found),
         "seconds_ratio": round(statistics.geometric_mean(f["seconds_ratio"] for f in found), 3),
         "latency_ratio": round(statistics.geometric_mean(1 + f["regret"] for f in found), 4),
         "worst_regret": max(f["regret"] for f in found),
@@ -124,15 +142,38 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def chosen_of(row: dict[str, Any]) -> dict[str, str]:
+    """What the tuners of a run chose, by name."""
+    return {name: tuner["chosen"] for name, tuner in row["tuners"].items()}
+
+
+def merged(arguments: argparse.Namespace) -> int:
+    """One result of several that were measured apart, in one environment."""
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.report]
+    kept = ("device", "torch", "triton", "python")
+    if len({tuple(part["environment"].get(key) for key in kept) for part in parts}) > 1:
+        raise SystemExit("parts of one report come from one environment")
+    result = ResultFile(arguments, CLAIM)
+    result.data["environment"] = parts[-1]["environment"]
+    rows = [row for part in parts for row in part["raw"].get("runs", ())]
+    for row in rows:
+        result.add("runs", row)
+    result.finish(summary_of(rows))
+    return 0
+
+
 def main() -> int:
     made = parser(__doc__)
     made.add_argument("--repeats", type=int, default=3)
     made.add_argument("--only", default="", help="comma-separated operators")
-    arguments = parse_arguments(made)
+    made.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
+    arguments = parse_arguments(made, on_host="--report" in sys.argv)
+    if arguments.report:
+        return merged(arguments)
     if arguments.child:
         print(json.dumps(tune(arguments.given)), flush=True)
         return 0
-    result = ResultFile(arguments, "flaggems_operators")
+    result = ResultFile(arguments, CLAIM)
     rows = run_in_turns(
         result,
         arguments,

@@ -27,8 +27,9 @@ _SCALAR_DTYPES = ("float32", "float64")
 def compile_seconds(problem: Problem, candidates: Sequence[Candidate]) -> Array:
     """Expected seconds in a worker for each candidate, [n].
 
-    Fitted to 697 templates of seven whole models (H200, 16 busy cores, torch 2.11, Triton 3.6): half of them took
-    between 0.8 and 1.3 times as long. What is no template of a product counts as the shortest one.
+    Fitted to 690 templates of seven whole models (H200, 16 busy cores, torch 2.11, Triton 3.6), of which half are
+    within a factor of 1.21 (`benchmarks.inductor.model_choices`). What is no template of a product counts as the
+    shortest one.
     """
     shape = operation_geometry(problem)
     if not isinstance(shape, MatmulGeometry):
