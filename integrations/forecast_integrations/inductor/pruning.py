@@ -96,7 +96,9 @@ def prune_before_codegen(
         made = [member.choice for c in externs for member in named[c]]
         return [caller for caller in made if caller is not None]
 
-    _time_ahead(search, time_externs, callers, SelectionCall(name, nodes, layout))
+    # Whole numbers may be places: which are right, Inductor says with the whole list.
+    if all(node.get_dtype().is_floating_point for node in nodes):
+        _time_ahead(search, time_externs, callers, SelectionCall(name, nodes, layout))
     kept = set(search.first(draft=True))
     if search.failed:
         kept -= set(added)  # which Inductor alone would not compile
@@ -120,8 +122,12 @@ def _time_ahead(
     operation: SelectionCall,
 ) -> None:
     """Have a search time its externs, which are the `callers`, first: for one size, by a clock of the device."""
+    from torch._inductor import config
+
     one_size = type(search) is OperationSearch
-    if time_externs is None or not one_size or not search.times_calls or ranks_tune_together():
+    if time_externs is None or not one_size or not search.times_calls:
+        return
+    if config.deterministic or ranks_tune_together():
         return
     search.time_externs = lambda: time_externs(search, callers(), operation)
 

@@ -20,7 +20,7 @@ from torch._inductor.runtime import benchmarking
 from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
 from torch._inductor.utils import fresh_cache
 
-from forecast_autotune.records import Candidate, Decision
+from forecast_autotune.records import Decision
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_integrations.inductor import choice_timing, operation_search
@@ -29,7 +29,7 @@ from forecast_integrations.inductor.choices.records import problem_of
 from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.hooks import benchmarks, selection
 from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.session import FewRoundsPolicy, TuningSession
+from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.timer.calls import CallTime
 from tests.integrations.inductor.graphs import graph, product_inputs, serving
 from tests.integrations.inductor.test_selection import COUNT, log2_ms_of, lowered
@@ -286,42 +286,6 @@ def test_the_library_is_not_charged_for_the_host(tmp_path: Path, monkeypatch: py
     # Known by the next process.
     assert chosen_by(serving(log2_ms_of, tmp_path)).chosen == decision.chosen
     assert len(device.taken) == 3
-
-
-def test_where_the_library_is_known_to_be_far_ahead_less_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(candidate: Candidate) -> float:
-        return 3.0
-
-    device = Benchmarked(monkeypatch)
-    chosen_by(serving(slow, tmp_path / "without", policy=FewRoundsPolicy(least=1)))
-    without = list(device.taken)
-    device.taken.clear()
-    monkeypatch.setattr(choice_timing, "can_time", lambda _: True)
-    ours = serving(slow, tmp_path / "with", policy=FewRoundsPolicy(least=1))
-    decision = chosen_by(ours)
-    assert device.taken[0] == LIBRARY, "before anything is chosen"
-    assert device.taken.count(LIBRARY) == 2, "and once more beside what is"
-    assert len(set(device.taken)) < len(set(without))
-    assert protocols(tmp_path / "with")[LIBRARY] == [RECORDED], "what was timed apart decides nothing"
-    assert (decision.median_ms, decision.measured) == (0.019, 2)
-    # In the next graph of this session, too, but not where it is decided.
-    chosen_by(ours)
-    assert device.taken.count(LIBRARY) == 2
-
-
-def test_a_library_that_cannot_be_timed_ahead_is_timed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = Benchmarked(monkeypatch)
-    monkeypatch.setattr(choice_timing, "can_time", _fails)
-    decision = chosen_by(serving(log2_ms_of, tmp_path), warned=True)
-    assert (decision.median_ms, device.taken.count(LIBRARY)) == (0.019, 1)
-
-
-def _fails(device: torch.device) -> bool:
-    raise RuntimeError("on purpose")
 
 
 def test_what_was_stored_with_the_hosts_part_is_decided_anew(
