@@ -22,7 +22,8 @@ until all have, and time their passes in turns. `--null` compiles small models o
 FILE.rows.jsonl as they come; the same command goes on where it stopped, beginning a model's repeat anew that
 has not been timed. `--report` merges parts that were measured apart, in one environment, and prints where the
 first call went and between which of our decisions most time passed. `--samples` also looks at the stack of the
-compiling thread, a hundred times a second.
+compiling thread, a hundred times a second. What torch and Triton load is read once before: no arm waits for the
+disk alone.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
 the whole first call. With us the configs of generated kernels are tuned on at later calls: settling_s is how long
@@ -66,6 +67,7 @@ from benchmarks.lib.processes.compile_processes import (
     device_of,
     geometric_mean,
     print_row,
+    read_library_files,
     restart_compile_workers,
     synchronize,
     timed_in_turns,
@@ -316,6 +318,8 @@ def measure(arguments: argparse.Namespace) -> int:
             arguments.patience,
         )
 
+    if not arguments.null:
+        read_library_files()
     for repeat in range(arguments.repeats):
         for name in arguments.models:
             if rows.pick(row="latency", model=name, repeat=repeat) or time.monotonic() > until:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from benchmarks.lib.processes.child_processes import child_command, child_enviro
 from benchmarks.lib.result_files import say
 
 Row = dict[str, Any]
+_BLOCK = 1 << 24
 
 
 class RowFile:
@@ -174,6 +176,16 @@ def wake_compile_workers() -> None:
     if AsyncCompile.use_process_pool():
         AsyncCompile.wakeup()
         AsyncCompile.process_pool().submit(os.getpid).result(60.0)
+
+
+def read_library_files() -> None:
+    """Read what torch and Triton load, so that no arm that is first on a machine waits for its disk."""
+    folders = [Path(package.__file__ or "").parent for package in (torch, importlib.import_module("triton"))]
+    for path in (path for folder in folders for path in folder.rglob("*")):
+        if path.is_file() and (path.suffix == ".py" or ".so" in path.suffixes):
+            with path.open("rb", buffering=0) as stream:
+                while stream.read(_BLOCK):
+                    pass
 
 
 def synchronize(device: str) -> None:

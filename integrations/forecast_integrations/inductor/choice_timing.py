@@ -30,7 +30,7 @@ INDUCTOR_CLOCK = "inductor"
 """Timing protocol of what Inductor's own benchmarker said, with its own number of repetitions."""
 _CLOCK_ATTRIBUTE = "forecast_autotune_clock"
 """Attribute of a choice: its latest `CallTime`, where Inductor was told that."""
-_CUDAGRAPH_OPTION = "_benchmark_with_cudagraphs"
+CUDAGRAPH_OPTION = "_benchmark_with_cudagraphs"
 """Attribute of choices that Inductor itself times as CUDA graphs."""
 
 
@@ -192,7 +192,7 @@ class CollectedCalls:
 
 def has_own_graphs(choices: Iterable[ChoiceCaller]) -> bool:
     """Whether Inductor itself times these choices as CUDA graphs: then their times hold no part of the host's."""
-    return any(getattr(unwrap_choice(choice), _CUDAGRAPH_OPTION, False) for choice in choices)
+    return any(getattr(unwrap_choice(choice), CUDAGRAPH_OPTION, False) for choice in choices)
 
 
 def can_time(device: torch.device) -> bool:

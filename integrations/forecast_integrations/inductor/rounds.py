@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
 from forecast_autotune.telemetry.spans import span
+from forecast_integrations.inductor.choice_timing import CUDAGRAPH_OPTION, has_own_graphs
 from forecast_integrations.inductor.choices.records import candidate_of, unwrap_choice
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SEARCH_ATTRIBUTE, record_decision, search_of
@@ -25,8 +26,6 @@ WaitForCompilation: TypeAlias = Callable[[], object]
 """Returns when all choices of a round are compiled."""
 Measure: TypeAlias = "Callable[[list[ChoiceCaller], WaitForCompilation], ChoiceTimings]"
 Prepare: TypeAlias = "Callable[[list[ChoiceCaller]], WaitForCompilation]"
-_CUDAGRAPH_OPTION = "_benchmark_with_cudagraphs"
-"""Attribute of choices that are timed in CUDA graphs."""
 
 
 def tune_in_rounds(
@@ -167,11 +166,11 @@ def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[Choic
     with outside_the_scheduler():
         found = [c for c in pool.choices(wanted, search.drop) if type(unwrap_choice(c)) in pool.kinds]
     # What is compared has to be timed alike; Inductor has told only the choices of its first round.
-    graphs = any(getattr(choice, _CUDAGRAPH_OPTION, False) for members in pool.values() for choice in members)
+    graphs = has_own_graphs(choice for members in pool.values() for choice in members)
     for choice in found:
         setattr(choice, SEARCH_ATTRIBUTE, search)
         if graphs:
-            setattr(choice, _CUDAGRAPH_OPTION, True)
+            setattr(choice, CUDAGRAPH_OPTION, True)
     return found
 
 
