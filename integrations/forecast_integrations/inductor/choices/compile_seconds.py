@@ -11,8 +11,10 @@ from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.surrogates.protocol import Array
 from forecast_integrations.inductor.choices.geometry import MatmulGeometry, operation_geometry
 
+_TRITON = "triton::"
+"""How variants of templates begin that are compiled so."""
 _ANY_S = 0.25
-"""Seconds that any template takes."""
+"""Seconds that any of them takes."""
 _MOST_UNROLLED = 40
 """Steps along k up to which LLVM unrolls the loop over them, as their number is a constant of the template's."""
 _UNROLLED_S, _ROLLED_S, _SCALAR_S = 4.6, 0.3, 3.5
@@ -40,6 +42,8 @@ def compile_seconds(problem: Problem, candidates: Sequence[Candidate]) -> Array:
 
 
 def _seconds(candidate: Candidate, k: int, scalar: bool) -> float:
+    if not candidate.variant.startswith(_TRITON):
+        return _ANY_S
     parameters = candidate.config.parameters()
     tile = [parameters.get(name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps")]
     if not all(isinstance(size, int) and size > 0 for size in tile):
