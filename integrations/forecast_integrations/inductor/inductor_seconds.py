@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.tuning.host_seconds import forecast_compile_seconds
+from forecast_integrations.inductor.choices.templates import TEMPLATE
 
-TEMPLATE_PREFIX = "triton::"
-"""Begins the variants of choices that are compiled in the pool."""
 RECOMPILE_RATIO = 0.85
 """Seconds for a choice that the process compiles once more by itself, per second that a worker took beside the few
 others that were chosen: ViT, BERT and Llama in `benchmarks.inductor.whole_models` had 0.83, 0.76 and 1.1 (torch 2.11,
@@ -54,7 +53,7 @@ def inductor_seconds_saved(
     choice again by itself, alone, which Inductor does unless workers and process share an assembler. Little is
     claimed of lists that fit the pool: what is compiled besides takes the time of all work over all workers.
     """
-    templates = [c for c in candidates if c.variant.startswith(TEMPLATE_PREFIX)]
+    templates = [c for c in candidates if c.variant.startswith(TEMPLATE)]
     forecast = forecast_compile_seconds(templates, compiled)
     if forecast is None or not spent.benchmarked:
         return 0.0

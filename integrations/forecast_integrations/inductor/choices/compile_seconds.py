@@ -10,11 +10,10 @@ import numpy as np
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.surrogates.protocol import Array
 from forecast_integrations.inductor.choices.geometry import MatmulGeometry, operation_geometry
+from forecast_integrations.inductor.choices.templates import has_closed_form, matmul_blocks
 
-_TRITON = "triton::"
-"""How variants of templates begin that are compiled so."""
 _ANY_S = 0.25
-"""Seconds that any of them takes."""
+"""Seconds that any template takes."""
 _MOST_UNROLLED = 40
 """Steps along k up to which LLVM unrolls the loop over them, as their number is a constant of the template's."""
 _UNROLLED_S, _ROLLED_S, _SCALAR_S = 4.6, 0.3, 3.5
@@ -38,21 +37,18 @@ def compile_seconds(problem: Problem, candidates: Sequence[Candidate]) -> Array:
         return np.full(len(candidates), _ANY_S)
     operand = next(a.dtype for a in problem.arguments if a.kind == "tensor")
     scalar = operand.rpartition(".")[2] in _SCALAR_DTYPES and "precision=highest" in problem.key
-    return np.array([_seconds(candidate, shape.k, scalar) for candidate in candidates])
+    return np.array([_seconds(candidate, shape, scalar) for candidate in candidates])
 
 
-def _seconds(candidate: Candidate, k: int, scalar: bool) -> float:
-    if not candidate.variant.startswith(_TRITON):
+def _seconds(candidate: Candidate, shape: MatmulGeometry, scalar: bool) -> float:
+    blocks = matmul_blocks(dict(candidate.config.kwargs)) if has_closed_form(shape, candidate) else None
+    if blocks is None:
         return _ANY_S
-    parameters = candidate.config.parameters()
-    tile = [parameters.get(name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps")]
-    if not all(isinstance(size, int) and size > 0 for size in tile):
-        return _ANY_S
-    height, width, depth, warps = (int(size) for size in tile if size)
-    accumulators = height * width / (32 * warps) / _FULL_TILE
+    height, width, depth = blocks
+    accumulators = height * width / (32 * candidate.config.num_warps) / _FULL_TILE
     if scalar:
         return _ANY_S + _SCALAR_S * accumulators * depth / _FULL_DEPTH
-    steps = math.ceil(k / depth)
+    steps = math.ceil(shape.k / depth)
     if steps > _MOST_UNROLLED:
         return _ANY_S + _ROLLED_S * accumulators
     return _ANY_S + _UNROLLED_S * accumulators**_UNROLLED_POWER * steps / _FULL_STEPS

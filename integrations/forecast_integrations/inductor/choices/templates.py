@@ -53,13 +53,18 @@ def closed_form(
     """
     if isinstance(geometry, AttentionGeometry):
         return _attention(geometry, parameters)
-    blocks = [_block(parameters, name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")]
-    m, n, k = blocks
-    if m is None or n is None or k is None:
+    blocks = matmul_blocks(parameters)
+    if blocks is None:
         return None
     if isinstance(geometry, ConvolutionGeometry):
-        return _convolution(geometry, parameters, (m, n, k))
-    return _matmul_facts(geometry, template.lower(), parameters, (m, n, k), multiprocessors)
+        return _convolution(geometry, parameters, blocks)
+    return _matmul_facts(geometry, template.lower(), parameters, blocks, multiprocessors)
+
+
+def matmul_blocks(parameters: Mapping[str, Scalar]) -> tuple[int, int, int] | None:
+    """The block along m, n and k of a template of products or convolutions; None where one is missing."""
+    m, n, k = (_block(parameters, name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    return None if m is None or n is None or k is None else (m, n, k)
 
 
 def has_closed_form(geometry: Geometry, candidate: Candidate) -> bool:
@@ -71,7 +76,7 @@ def has_closed_form(geometry: Geometry, candidate: Candidate) -> bool:
         return _block(given, "BLOCK_N") is not None and (
             "SPLIT_KV" in given or _block(given, "BLOCK_M") is not None
         )
-    return all(_block(given, name) is not None for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    return matmul_blocks(given) is not None
 
 
 def _block(parameters: Mapping[str, Scalar], name: str) -> int | None:
