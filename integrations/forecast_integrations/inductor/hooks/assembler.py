@@ -28,9 +28,6 @@ class SharedAssembler(PatchSet):
         """Do as the workers do. No assembler is named where this torch brings none, or somebody has named one."""
         from torch._inductor.runtime import compile_tasks
 
-        # Torch itself names its own when it compiles here, though Triton has told the other's release by then: its
-        # keys would be of neither.
-        _clear_cached_release()
         choose: Any = getattr(compile_tasks, "_set_triton_ptxas_path", None)
         if choose is None:
             self.missing.append("compile_tasks._set_triton_ptxas_path")
@@ -38,7 +35,9 @@ class SharedAssembler(PatchSet):
             _clear_cached(choose)  # torch 2.9 does it once in a process
             choose()
             self._path = os.environ.get(VARIABLE, "")
-            _clear_cached_release()
+        # Also where torch itself has named its own before, as it does when it compiles in this process: Triton may
+        # have told the other's release by then, and its keys would be of neither.
+        _clear_cached_release()
 
     def restore(self) -> None:
         """Back to Triton's own, unless somebody has named another since."""
