@@ -276,15 +276,15 @@ class OperationSearch:
 
     def _first_plan(self, forecasts: Forecasts) -> Plan:
         """The same for every operation of this key, and for its draft: the forecasts rest on all that it knows."""
-        known = self.session.first_plans.get(id(forecasts))
-        if known is None or known[0] is not forecasts:
-            known = forecasts, self._next(forecasts)
-            if forecasts.consultation is None:  # else each tells what it was worth
-                self.session.keep_first_plan(*known)
-        else:
-            self._plan = known[1]
-            self.rounds.append(self._plan.reason)
-        return known[1]
+        known = self.session.first_plan(forecasts)
+        if known is not None:
+            self._plan = known
+            self.rounds.append(known.reason)
+            return known
+        plan = self._next(forecasts)
+        if forecasts.consultation is None:  # else each tells what it was worth
+            self.session.keep_first_plan(forecasts, plan)
+        return plan
 
     def _next(self, forecasts: Forecasts, workers: int = 1) -> Plan:
         settings = self.session.settings

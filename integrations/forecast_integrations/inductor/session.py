@@ -93,8 +93,9 @@ class TuningSession:
     """Choices, by operation, whose calls cannot be recorded as graphs: that is tried once."""
     externs_ahead: dict[str, tuple[Measurement, ...]] = field(default_factory=dict)
     """Times of the library's kernels that were taken before anything was chosen, by problem id."""
-    first_plans: dict[int, tuple[Forecasts, Plan]] = field(default_factory=dict)
-    """Plans of operations of which nothing was measured for them yet, by the identity of their forecasts."""
+    _first_plans: dict[int, tuple[Forecasts, Plan]] = field(default_factory=dict)
+    """Plans of operations of which nothing was measured for them yet, by the identity of their forecasts, which are
+    kept for it."""
     uses_language_model: bool = False
     """Whether the settings' language model is heard, where they name one."""
 
@@ -142,11 +143,16 @@ class TuningSession:
         with span("forecast", kernel=query.problem.kernel.name, candidates=len(query.candidates)):
             return self.safe_surrogate(query)
 
+    def first_plan(self, forecasts: Forecasts) -> Plan | None:
+        """The plan that was kept for these forecasts."""
+        known = self._first_plans.get(id(forecasts))
+        return None if known is None else known[1]
+
     def keep_first_plan(self, forecasts: Forecasts, plan: Plan) -> None:
         """Keep the plan that these forecasts led to; a graph has its operations once for each of its layers."""
-        if len(self.first_plans) >= _MOST_PLANS:
-            self.first_plans.clear()
-        self.first_plans[id(forecasts)] = (forecasts, plan)
+        if len(self._first_plans) >= _MOST_PLANS:
+            self._first_plans.clear()
+        self._first_plans[id(forecasts)] = (forecasts, plan)
 
     @property
     def prunes(self) -> bool:
