@@ -98,7 +98,8 @@ def compile_most(each: Sequence[Callable[[], Any]]) -> list[int]:
             one()
         if pool.begun[before:]:  # else it is the same program as an earlier one
             begun[number] = pool.begun[-1]
-    late = [list(begun)[place] for place in numbers_of_late(list(begun.values()))]
+    numbers = list(begun)
+    late = [numbers[place] for place in numbers_of_late(list(begun.values()))]
     if not late:
         with contextlib.suppress(Exception):
             mode.__exit__(None, None, None)
