@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.bridges.turns import run_in_turns
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts
 
 ARMS = ("own", "ours")
 CLAIM = "flaggems_operators"
@@ -149,10 +149,7 @@ def chosen_of(row: dict[str, Any]) -> dict[str, str]:
 
 def merged(arguments: argparse.Namespace) -> int:
     """One result of several that were measured apart, in one environment."""
-    parts = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.report]
-    kept = ("device", "torch", "triton", "python")
-    if len({tuple(part["environment"].get(key) for key in kept) for part in parts}) > 1:
-        raise SystemExit("parts of one report come from one environment")
+    parts = read_parts(arguments.report)
     result = ResultFile(arguments, CLAIM)
     result.data["environment"] = parts[-1]["environment"]
     rows = [row for part in parts for row in part["raw"].get("runs", ())]

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shutil
 import statistics
 import sys
@@ -73,7 +72,7 @@ from benchmarks.lib.processes.compile_processes import (
     timed_in_turns,
     wake_compile_workers,
 )
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts
 from forecast_integrations.inductor import lookahead
 from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
@@ -247,11 +246,7 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
 
 def merged(arguments: argparse.Namespace) -> int:
     """One result of several that were measured apart; repeats of one part are none of another's."""
-    parts = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.report]
-    kept = ("device", "torch", "triton", "python")
-    seen = {tuple(part["environment"].get(key) for key in kept) for part in parts}
-    if len(seen) > 1 or len({part["null"] for part in parts}) > 1:
-        raise SystemExit(f"parts of one report come from one environment, got {sorted(map(str, seen))}")
+    parts = read_parts(arguments.report)
     report = ResultFile(arguments, "whole models: tuning time against plain max-autotune, at equal latency")
     report.data["environment"], report.data["null"] = parts[-1]["environment"], parts[-1]["null"]
     path = arguments.out.with_suffix(".rows.jsonl")

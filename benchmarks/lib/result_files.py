@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.environment import environment
+
+_ALIKE = ("device", "torch", "triton", "python")
+"""Of an environment: what parts of one report have in common."""
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -53,6 +56,18 @@ def _option_to_json(value: Any) -> Any:
     if isinstance(value, Path):
         return value.name
     return [_option_to_json(v) for v in value] if isinstance(value, list) else value
+
+
+def read_parts(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Results that were measured apart and are to be merged.
+
+    Raises `SystemExit` where they are of several devices or releases, or some of them of a dry run.
+    """
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    seen = {(part["null"], *(part["environment"].get(key) for key in _ALIKE)) for part in parts}
+    if len(seen) > 1:
+        raise SystemExit(f"parts of one report come from one environment, got {sorted(map(str, seen))}")
+    return parts
 
 
 def write_result(path: Path, data: Mapping[str, Any]) -> None:
