@@ -45,6 +45,12 @@ def fast_median(values: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.fl
     return np.asarray((ordered.take(low, axis=axis) + ordered.take(high, axis=axis)) / 2)
 
 
+def fast_unique(values: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """`numpy.unique` of whole numbers, [n]; numpy's own imports masked arrays to look for them (15 ms)."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)]]
+
+
 def sparse_count(candidates: float, dense: float = DENSE) -> float:
     """Of a list this long, how many candidates count: beyond `dense`, the fourth root of the rest.
 

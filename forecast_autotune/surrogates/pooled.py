@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.config_encoder import ConfigEncoder
+from forecast_autotune.numerics import fast_unique
 from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN, shipped_calibration
@@ -151,7 +152,7 @@ class PooledSurrogate:
             return _PooledPosterior(rows, space.size, 1.0, np.zeros((0, n)), np.zeros(n))
         h = self.hyper
         residual = h.compress(times, float(times.min())) - space.mean[rows]
-        thin = np.unique(
+        thin = fast_unique(
             np.linspace(0, len(rows) - 1, min(MAX_FITTED_MEASUREMENTS, len(rows))).astype(np.intp)
         )
         smooth, factor = self._sizes(space, rows[thin], residual[thin])

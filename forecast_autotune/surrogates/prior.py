@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -125,7 +126,7 @@ def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Seque
     stored = table["store_bytes"] + 4.0 * table["atomic_elements"]
     moved = np.maximum(1.0, table["load_bytes"] + table["store_bytes"])
     work = np.where((table["dot_flops"] > 0) & (stored > 0), stored, moved)
-    total = float(np.median([math.prod(grid) * one for grid, one in zip(given, work, strict=True) if grid]))
+    total = statistics.median(math.prod(grid) * one for grid, one in zip(given, work, strict=True) if grid)
     return [grid or (max(1, round(total / one)),) for grid, one in zip(given, work, strict=True)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from forecast_autotune import numerics
-from forecast_autotune.numerics import fast_median, single_threaded_blas
+from forecast_autotune.numerics import fast_median, fast_unique, single_threaded_blas
 from forecast_autotune.surrogates.smooth_covariance import SmoothCovariance
 
 
@@ -16,6 +16,12 @@ from forecast_autotune.surrogates.smooth_covariance import SmoothCovariance
 def test_the_median_is_numpys(shape: tuple[int, int], axis: int) -> None:
     values = np.random.default_rng(0).standard_normal(shape)
     np.testing.assert_array_equal(fast_median(values, axis), np.median(values, axis=axis))
+
+
+@pytest.mark.parametrize("values", [[], [3], [2, 2], [5, 1, 5, 0, 1, -4]])
+def test_distinct_numbers_are_numpys(values: list[int]) -> None:
+    given = np.array(values, np.intp)
+    np.testing.assert_array_equal(fast_unique(given), np.unique(given))
 
 
 def test_one_thread_inside_and_as_before_outside() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -106,7 +107,8 @@ class CompileTimes:
         took = [s for s in seconds.values() if s > 0]
         if len(took) < max(1, min(_LEAST_COMPILED, programs - 1)):
             return found
-        usual = max(_USUAL * float(np.median(took)), float(np.median(took)) + _USUAL_S)
+        half = statistics.median(took)
+        usual = max(_USUAL * half, half + _USUAL_S)
         for c, least in lasted.items():
             if least > usual:
                 found[self._candidates.row_of[c]] = _PENALTY * math.log2(least / usual)

@@ -10,6 +10,7 @@ from forecast_autotune.features.candidate_list import CandidateList, Codes
 from forecast_autotune.features.equal_programs import program_numbers
 from forecast_autotune.features.stored_facts import facts_by_unit
 from forecast_autotune.features.ttir.facts import TtirFacts
+from forecast_autotune.numerics import fast_unique
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.tuning.preparation.tracing import LazyTraces
 
@@ -37,7 +38,7 @@ class DistinctPrograms:
     def count(self) -> int:
         """How many different programs the candidates compile to, as far as is known."""
         numbers = self.numbers()
-        return len(self._candidates) if numbers is None else len(np.unique(numbers))
+        return len(self._candidates) if numbers is None else len(fast_unique(numbers))
 
     def count_equal(self, labels: Collection[Candidate]) -> int:
         """How many candidates without a label share their program with one that has one."""

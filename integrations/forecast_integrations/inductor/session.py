@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.numerics import fast_median
 from forecast_autotune.policy import Policy, RiskBounded, TuningState
 from forecast_autotune.records import Measurement, Plan, digest
 from forecast_autotune.settings import Mode, Settings
@@ -70,7 +71,7 @@ class FewRoundsPolicy(RiskBounded):
         if state.compile_s is None:
             return usual
         seconds = state.compile_s[rows]
-        return usual * np.median(seconds) / seconds
+        return usual * fast_median(seconds, axis=0) / seconds
 
 
 def default_policy() -> RiskBounded:

@@ -8,6 +8,7 @@ from: it is forecast apart, with a wide spread, and tells nothing about the temp
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -240,7 +241,7 @@ def _forecast_extern(
         return (math.log2(here.ms), _NOISE, 0.0) if here.ok else (level, _SPREAD, 1.0)
     if elsewhere:
         return (
-            level + float(np.median(elsewhere)),
+            level + statistics.median(elsewhere),
             math.hypot(_OTHER_SHAPE_SD, _SPREAD / len(elsewhere)),
             0.01,
         )
