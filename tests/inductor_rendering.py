@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -51,3 +52,24 @@ def inductor_output(
         with V.set_graph_handler(lowering), V.set_fake_mode(mode), DebugContext():
             lowering.run(*lowered)
             return str(lowering.codegen()[0].value)
+
+
+@contextlib.contextmanager
+def graph_to_render(patch: pytest.MonkeyPatch, clock: Callable[[Any], float]) -> Iterator[Any]:
+    """A graph in which templates can be rendered for an H200; `clock` is the null device's."""
+    import torch
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.runtime.hints import DeviceProperties
+    from torch._inductor.utils import fresh_cache
+    from torch._inductor.virtualized import V
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from forecast_integrations.triton.null_device import null_device
+
+    patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    properties = DeviceProperties(type="cuda", index=0, **H200, **LIMITS)
+    patch.setattr(DeviceProperties, "create", staticmethod(lambda device: properties))
+    patch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    lowering = GraphLowering(make_fx(lambda: torch.zeros(1))())
+    with null_device(clock), fresh_cache(), V.set_graph_handler(lowering):
+        yield lowering

@@ -145,7 +145,9 @@ def test_a_late_search_is_interrupted_once_and_then_killed(monkeypatch: pytest.M
     assert not has_ended(one)
     monkeypatch.setattr(llm_search_runs, "GRACE_S", 0.0)
     assert has_ended(one)
-    assert "asked\n".startswith(process.stdout.read()), "asked once at most: it may be killed while it says so"
+    assert "asked\n".startswith(process.stdout.read()), (
+        "asked once at most: it may be killed while it says so"
+    )
     assert process.returncode == -signal.SIGKILL
 
 

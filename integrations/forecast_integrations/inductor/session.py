@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.policy import Policy, RiskBounded, TuningState
@@ -21,6 +19,10 @@ from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.snapshot import StoreSnapshot
 from forecast_integrations.inductor.summary import TorchCompileSummary
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _CLOCK = "short calls as graphs"
 """How choices are timed: a rule, too."""

@@ -31,7 +31,8 @@ CachingAutotuner.benchmark_all_configs CachingAutotuner.coordinate_descent_tunin
 CppTemplate.generate FxGraphHashDetails.__init__
 InductorBenchmarker.benchmark_gpu InductorChoices._finalize_template_configs
 InductorChoices.get_template_configs TritonScheduling.benchmark_codegened_module
-TritonTemplate.generate UserDefinedTritonKernel.__init__ feedback[1] preprocessing[2]
+TritonTemplate.generate TritonTemplate.maybe_append_choice UserDefinedTritonKernel.__init__ feedback[1]
+preprocessing[2]
 torch._inductor.runtime.triton_heuristics.cached_autotune
 torch._inductor.select_algorithm._log_autotune_exceptions"""
 ALL = 6

@@ -19,15 +19,10 @@ if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 13):
 
 from torch._inductor import ir
 from torch._inductor.codecache import PyCodeCache
-from torch._inductor.graph import GraphLowering
 from torch._inductor.kernel.bmm import bmm_template
 from torch._inductor.kernel.conv import conv2d_template
 from torch._inductor.kernel.mm import mm_template, persistent_tma_mm_template
 from torch._inductor.kernel.mm_plus_mm import mm_plus_mm_template
-from torch._inductor.runtime.hints import DeviceProperties
-from torch._inductor.utils import fresh_cache
-from torch._inductor.virtualized import V
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.coalescing import coalesced_access_counts
@@ -37,8 +32,7 @@ from forecast_integrations.inductor.choices.features import describe_choice
 from forecast_integrations.inductor.choices.geometry import operation_geometry
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.choices.templates import closed_form
-from forecast_integrations.triton.null_device import null_device
-from tests.inductor_rendering import H200, LIMITS
+from tests.inductor_rendering import graph_to_render
 from tests.integrations.null import by_launch_options
 
 M, N, K = 4096, 2048, 1024
@@ -57,12 +51,7 @@ Sizes = tuple[tuple[int, ...], tuple[int, ...]]
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A graph in which templates can be rendered."""
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-    properties = DeviceProperties(type="cuda", index=0, **H200, **LIMITS)
-    monkeypatch.setattr(DeviceProperties, "create", staticmethod(lambda device: properties))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
-    lowering = GraphLowering(make_fx(lambda: torch.zeros(1))())
-    with null_device(by_launch_options), fresh_cache(), V.set_graph_handler(lowering):
+    with graph_to_render(monkeypatch, by_launch_options) as lowering:
         yield lowering
 
 

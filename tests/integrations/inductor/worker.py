@@ -142,7 +142,7 @@ def touched() -> dict[str, Any]:
         selector: ("__call__", "do_autotuning", "benchmark", "benchmark_choice", "benchmark_choices"),
         select_algorithm: ("_log_autotune_exceptions",),
         InductorChoices: ("get_template_configs", "_finalize_template_configs"),
-        select_algorithm.TritonTemplate: ("generate",),
+        select_algorithm.TritonTemplate: ("generate", "maybe_append_choice"),
         CppTemplate: ("generate",),
         TritonScheduling: ("benchmark_codegened_module",),
         benchmarking.InductorBenchmarker: ("benchmark_gpu",),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.records import Candidate
+from forecast_integrations.inductor.choices.deferred import DeferredChoice
 from forecast_integrations.inductor.choices.records import (
     candidate_of,
     is_extern,
@@ -45,7 +46,7 @@ class ChoicePool(dict[Candidate, list["Choice"]]):
         self.order = {id(choice): i for i, choice in enumerate(choices)}
         self.siblings: dict[int, Choice] = {}
         """A choice of the same list as a reserved one, by the reserved one's id: it has the final layout."""
-        self.kinds = {type(unwrap_choice(choice)) for choice in choices}
+        self.kinds = set(map(_kind, choices))
         groups: dict[int, tuple[ReservedChoices, KernelTemplateChoice]] = {}
         for choice in choices:
             self.setdefault(candidate_of(choice), []).append(choice)
@@ -90,8 +91,19 @@ class ChoicePool(dict[Candidate, list["Choice"]]):
 
     def _made(self, member: Choice) -> ChoiceCaller | None:
         """The choice with its code; None where Inductor cannot make any."""
-        sibling = self.siblings.get(id(member))
-        if sibling is None:
-            return member
-        member.layout = sibling.layout
-        return member.choice
+        found: Any = member
+        if (sibling := self.siblings.get(id(member))) is not None:
+            member.layout = sibling.layout
+            found = member.choice
+        if isinstance(found, DeferredChoice):
+            made = found.made()
+            if made is not None and id(found) in self.order:
+                self.order[id(made)] = self.order[id(found)]
+            return made
+        return found
+
+
+def _kind(choice: Choice) -> type:
+    """The class of a choice, or of what it is made into."""
+    inner = unwrap_choice(choice)
+    return type(inner) if not isinstance(inner, DeferredChoice) else inner.kind

@@ -207,6 +207,11 @@ def parameter_scalar(value: object) -> Scalar:
     return _ADDRESS.sub("", found) if isinstance(found, str) else found
 
 
+def is_user_code(template: str) -> bool:
+    """Whether a template of this name holds a graph of the user's: its code alone tells what it computes."""
+    return template.startswith(_WITH_USER_CODE)
+
+
 def _name_without_counter(name: str) -> str:
     return _COUNTER.sub("", name)
 
@@ -220,7 +225,7 @@ def _triton(choice: TritonTemplateCaller) -> tuple[str, Mapping[str, object]]:
         _name_without_counter(choice.name).removeprefix("triton_"),
         parse_description(choice.description),
     )
-    if name.startswith(_WITH_USER_CODE):
+    if is_user_code(name):
         # Shapes do not say what a score_mod does; the hash of the generated source does.
         found["source"] = digest(str(getattr(choice.bmreq, "module_cache_key", "")))[:12]
     return f"triton::{name}", found
@@ -252,6 +257,7 @@ def _other(choice: ChoiceCaller) -> tuple[str, Mapping[str, object]]:
 _CHOICE_READERS: dict[str, ChoiceReader] = {
     "ExternKernelCaller": _extern,
     "TritonTemplateCaller": _triton,
+    "DeferredChoice": _triton,
     "CppTemplateCaller": _cpp,
     "SubgraphChoiceCaller": _subgraph,
 }

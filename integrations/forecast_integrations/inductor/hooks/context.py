@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from forecast_integrations.inductor.choice_timing import ChoiceTiming, CollectedCalls, FusedKernelTiming
 from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
 from forecast_integrations.inductor.harvest import PendingTimings
-from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall
 from forecast_integrations.inductor.session import TuningSession
@@ -48,6 +48,8 @@ class HookContext:
     def __init__(self, session: TuningSession | None = None) -> None:
         self.session = session
         """What is in force; None before the first session and after `close`."""
+        self.preprocessing: AnyFunction | None = None
+        """Our entry in Inductor's list of functions that every list of choices goes through."""
         self.thread = ThreadState()
         self._patches: dict[str, PatchSet] = {}
         self.descending: WeakValueDictionary[int, Any] = WeakValueDictionary()

@@ -1,14 +1,21 @@
-"""Templates remember how a choice was made, so that it can be made for other sizes."""
+"""Templates generate the code of a choice when it is wanted, and remember how to make it for other sizes."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from forecast_integrations.inductor.choices.deferred import DeferredChoice
+from forecast_integrations.inductor.choices.records import candidate_of, is_user_code
 from forecast_integrations.inductor.dynamic.resized_choice import REGENERATE_ATTRIBUTE
 from forecast_integrations.inductor.dynamic.size_range import dynamic_symbols
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
+from forecast_integrations.inductor.pruning import has_multiple_size_hints, ranks_tune_together
+
+if TYPE_CHECKING:
+    from torch._inductor.select_algorithm import TritonTemplate
 
 
 def install(context: HookContext) -> PatchSet:
@@ -19,6 +26,7 @@ def install(context: HookContext) -> PatchSet:
     patches = PatchSet()
     for template in (TritonTemplate, CppTemplate):
         patches.replace(template, "generate", lambda f: _generate(f, context))
+    patches.replace(TritonTemplate, "maybe_append_choice", lambda f: _append(f, context))
     return patches
 
 
@@ -36,3 +44,59 @@ def _generate(original: AnyFunction, context: HookContext) -> AnyFunction:
         return choice
 
     return generate
+
+
+def _append(original: AnyFunction, context: HookContext) -> AnyFunction:
+    """`maybe_append_choice`: a template lists one choice of an operation; which are wanted is known later."""
+    named_alike: dict[str, bool] = {}
+    """Whether a template's choices are the candidates that they are said to be before they are made."""
+
+    def append(self: TritonTemplate, choices: list[Any], **kwargs: Any) -> Any:
+        deferred = None
+        session = context.session
+        if session is not None:
+            try:
+                if named_alike.get(_name(self), True) and _can_wait(self, kwargs, context):
+                    deferred = DeferredChoice(self, original, kwargs)
+            except Exception as error:
+                session.warn_once("put off the code of a choice", error)
+        if deferred is None:
+            return original(self, choices, **kwargs)
+        if _name(self) in named_alike:
+            choices.append(deferred)
+            return None
+        before = len(choices)
+        answer = original(self, choices, **kwargs)  # the first one is made, and looked at
+        for choice in choices[before:]:
+            named_alike[self.name] = candidate_of(choice) == candidate_of(deferred)
+        return answer
+
+    return append
+
+
+def _name(template: Any) -> str:
+    return str(getattr(template, "name", ""))
+
+
+def _can_wait(template: Any, arguments: Mapping[str, Any], context: HookContext) -> bool:
+    """Whether a choice of these arguments is sure to come to us before anybody needs its code."""
+    from torch._inductor import config
+    from torch._inductor.select_algorithm import TritonTemplate, get_algorithm_selector_cache
+
+    session = context.session
+    if session is None or not session.prunes or not isinstance(template, TritonTemplate):
+        return False
+    # What a user's graph computes is told by the code alone; what has symbols is made for the sizes of the moment.
+    if is_user_code(template.name) or any(arguments.get(name) for name in ("subgraphs", "mutated_inputs")):
+        return False
+    if arguments.get("hint_override") is not None or has_multiple_size_hints():
+        return False
+    if config.deterministic or ranks_tune_together():
+        return False
+    if dynamic_symbols(arguments["input_nodes"], arguments["layout"]):
+        return False
+    functions = get_algorithm_selector_cache().preprocessing_fns
+    if context.preprocessing not in functions:
+        return False
+    earlier = functions[: functions.index(context.preprocessing)]
+    return all(function.__module__.startswith("torch._inductor.") for function in earlier)

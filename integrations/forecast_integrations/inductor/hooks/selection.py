@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import harvest, lookahead, pruning, rounds
+from forecast_integrations.inductor.choices.deferred import with_code
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.dynamic import listed_sizes, other_sizes
 from forecast_integrations.inductor.dynamic.range_search import RangeSearch
@@ -50,7 +51,8 @@ def install(context: HookContext) -> PatchSet:
     patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, context))
     if (pipelined := getattr(autotune_process, "AsyncAutotuner", None)) is not None:
         patches.replace(pipelined, "get_results", lambda f: _results(f, context))
-    patches.append(before, _preprocessing(context))
+    context.preprocessing = _preprocessing(context)
+    patches.append(before, context.preprocessing)
     patches.append(after, _saver(context))
     return patches
 
@@ -68,7 +70,7 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
         **kwargs: object,
     ) -> object:
         if context.session is None:
-            return original(self, name, choices, input_nodes, layout, *args, **kwargs)
+            return original(self, name, with_code(choices), input_nodes, layout, *args, **kwargs)
         alone = bool(kwargs.get("is_collective"))
         selections = context.thread.selections
         # Positional in some releases: what makes inputs for benchmarks is a dictionary by number.
@@ -89,12 +91,13 @@ def _preprocessing(context: HookContext) -> AnyFunction:
     def forecast_autotune_preprocessing(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
         session, selections = context.session, context.thread.selections
         if session is None or not selections:
-            return choices
+            return with_code(choices)
         try:
-            return pruning.prune_before_compilation(session, selections[-1], choices, time_externs)
+            kept = pruning.prune_before_compilation(session, selections[-1], choices, time_externs)
         except Exception as error:
             session.warn_once("choose among the choices of an operation", error)
-            return choices
+            kept = choices
+        return with_code(kept)
 
     return forecast_autotune_preprocessing
 
