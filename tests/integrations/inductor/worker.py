@@ -134,13 +134,13 @@ def touched() -> dict[str, Any]:
     from torch._inductor.choices import InductorChoices
     from torch._inductor.codegen.cpp_template import CppTemplate
     from torch._inductor.codegen.triton import TritonScheduling
-    from torch._inductor.runtime import benchmarking, coordinate_descent_tuner, triton_heuristics
+    from torch._inductor.runtime import benchmarking, triton_heuristics
 
     selector = select_algorithm.AlgorithmSelectorCache
     cache = select_algorithm.get_algorithm_selector_cache()
     owners = {
         selector: ("__call__", "do_autotuning", "benchmark", "benchmark_choice", "benchmark_choices"),
-        select_algorithm: ("_log_autotune_exceptions",),
+        select_algorithm: ("_log_autotune_exceptions", "as_completed"),
         InductorChoices: ("get_template_configs", "_finalize_template_configs"),
         select_algorithm.TritonTemplate: ("generate", "maybe_append_choice"),
         CppTemplate: ("generate",),
@@ -150,8 +150,8 @@ def touched() -> dict[str, Any]:
         autotune_process.AsyncAutotuner: ("get_results",),
         triton_heuristics: ("cached_autotune",),
         triton_heuristics.CachingAutotuner: ("benchmark_all_configs", "coordinate_descent_tuning"),
-        coordinate_descent_tuner.CoordescTuner: ("call_func",),
-        async_compile.AsyncCompile: ("wait",),
+        async_compile: ("_worker_compile_triton",),
+        async_compile.AsyncCompile: ("triton", "wait"),
         ir.UserDefinedTritonKernel: ("__init__",),
     }
     found = {f"{o.__name__}.{n}": vars(o)[n] for o, names in owners.items() for n in names}
