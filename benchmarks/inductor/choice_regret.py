@@ -31,7 +31,9 @@ from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_integrations.inductor.choices.geometry import MatmulGeometry, OperandLayout, operation_geometry
+from forecast_integrations.inductor.choices.records import is_library_kernel
 from forecast_integrations.inductor.choices.surrogate import default
+from forecast_integrations.inductor.choices.templates import TEMPLATE
 
 CHOICES = (1, 3, 5, 8)
 Order = Callable[[Table, Sequence[Candidate], int], list[Candidate]]
@@ -52,8 +54,8 @@ class ChoicesOfTable:
     @classmethod
     def of(cls, table: Table) -> ChoicesOfTable:
         rows = table.by_candidate()
-        templates = {c: m for c, m in rows.items() if c.variant.startswith("triton::")}
-        library = [m.ms for c, m in rows.items() if c.variant.startswith("aten::") and m.ok]
+        templates = {c: m for c, m in rows.items() if c.variant.startswith(TEMPLATE)}
+        library = [m.ms for c, m in rows.items() if is_library_kernel(c) and m.ok]
         return cls(templates, min(library, default=math.inf))
 
     def regret(self, compiled: Iterable[Candidate], *, with_vendor: bool) -> float:

@@ -39,6 +39,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Query
 from forecast_integrations.inductor.choices.compile_seconds import compile_seconds
+from forecast_integrations.inductor.choices.records import is_library_kernel
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.operation_search import MIN_BATCH
 from forecast_integrations.inductor.session import MAX_ROUNDS, default_policy
@@ -56,11 +57,6 @@ ARMS = {
     "both": (True, True),
 }
 """(whether the library's kernels are known first, whether compile seconds are expected)."""
-
-
-def is_library(candidate: Candidate) -> bool:
-    """Whether it needs no compilation."""
-    return candidate.variant.startswith("aten::")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +77,7 @@ def replay(table: Table, first: bool, by_seconds: bool) -> Replayed:
     settings, policy, surrogate = Settings(), default_policy(), default()
     rows = table.by_candidate()
     names = list(rows)
-    library = {c: rows[c] for c in names if is_library(c)}
+    library = {c: rows[c] for c in names if is_library_kernel(c)}
     known: dict[Candidate, Measurement] = dict(library) if first else {}
     expected = compile_seconds(table.problem, names) if by_seconds else None
     tried: dict[Candidate, Measurement] = {}
@@ -103,7 +99,7 @@ def replay(table: Table, first: bool, by_seconds: bool) -> Replayed:
         )
         plan = policy.plan(state)
         risks.append(plan.risk)
-        wanted = [c for c in (*plan.measure, *(plan.prefetch if tried else ())) if not is_library(c)]
+        wanted = [c for c in (*plan.measure, *(plan.prefetch if tried else ())) if not is_library_kernel(c)]
         if not plan.measure or not wanted:
             break
         waves.append([rows[c].compile_s or _UNKNOWN_S for c in wanted])
@@ -129,7 +125,7 @@ def expected_over_recorded(tables: Sequence[Table]) -> list[float]:
         if table.problem.kernel.name == "convolution":
             continue
         rows = table.by_candidate()
-        timed = [c for c, m in rows.items() if m.compile_s and not is_library(c)]
+        timed = [c for c, m in rows.items() if m.compile_s and not is_library_kernel(c)]
         expected = compile_seconds(table.problem, timed)
         found += [float(e) / float(rows[c].compile_s or 1) for c, e in zip(timed, expected, strict=True)]
     return found
@@ -141,7 +137,7 @@ def replays(arguments: argparse.Namespace) -> int:
     tables = []
     for table in read_tables(arguments.tables):
         rows = table.by_candidate()
-        if len(rows) >= FEWEST and any(map(is_library, rows)):
+        if len(rows) >= FEWEST and any(map(is_library_kernel, rows)):
             models[str(table.problem.extra.get("model", ""))].append(table)
             tables.append(table)
     result = ResultFile(arguments, "first rounds of torch.compile with the library's kernels timed first", 0)

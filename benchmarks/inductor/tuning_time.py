@@ -52,6 +52,7 @@ from forecast_autotune.records import Candidate, Config
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_integrations.inductor.choices.records import is_library_kernel
 from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
 STOCK_ARM = "stock"
@@ -129,7 +130,7 @@ def tune_problem(problem: InductorProblem, arm: str, repeat: int, device: str) -
         "tuning_s": inductor_seconds("GraphLowering.run", before),
         "precompile_s": inductor_seconds("_template_precompiling", before),
         "benchmark_s": inductor_seconds("_template_autotuning", before),
-        "compiled": sum(not c.variant.startswith("aten::") for c in timings),
+        "compiled": sum(not is_library_kernel(c) for c in timings),
         "failed": sum(not math.isfinite(ms) for ms in timings.values()),
         "best": fastest_choice(timings),
         "triton": fastest_choice(timings, "triton::"),

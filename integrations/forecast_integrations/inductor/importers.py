@@ -39,7 +39,7 @@ from forecast_autotune.records.named_lines import (
     refuse_row,
 )
 from forecast_autotune.records.table import Table, table_of_problem
-from forecast_integrations.inductor.choices.records import device_of
+from forecast_integrations.inductor.choices.records import LIBRARY, device_of
 
 CACHE_PROTOCOL = "inductor-cache"
 """Timing protocol of the cache: Inductor's benchmarker, whatever it was then."""
@@ -218,7 +218,7 @@ def _candidate(choice: str) -> Candidate:
             pairs[-1] += f"-{part}"
     given = dict(pair.partition("=")[::2] for pair in pairs)
     kwargs = {k: v for k, text in given.items() if (v := _literal(text)) is not None}
-    return _make_candidate(f"aten::{name}", kwargs)
+    return _make_candidate(f"{LIBRARY}{name}", kwargs)
 
 
 def _make_candidate(variant: str, kwargs: Mapping[str, Scalar]) -> Candidate:

@@ -42,6 +42,8 @@ Size: TypeAlias = "int | torch.SymInt"
 ChoiceReader: TypeAlias = "Callable[[ChoiceCaller], tuple[str, Mapping[str, object]]]"
 """The variant and the parameters of a choice of one class."""
 
+LIBRARY = "aten::"
+"""What the names of a vendor library's kernels begin with."""
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _WITH_USER_CODE = ("flex", "b2b")
 """Templates with a user's graph inside, by how their names begin."""
@@ -170,6 +172,11 @@ def is_extern(choice: Choice) -> bool:
     return type(unwrap_choice(choice)).__name__ == "ExternKernelCaller"
 
 
+def is_library_kernel(candidate: Candidate) -> bool:
+    """Whether a candidate is a vendor library's kernel: it needs no compilation."""
+    return candidate.variant.startswith(LIBRARY)
+
+
 def candidate_of(choice: Choice) -> Candidate:
     """The candidate of a `ChoiceCaller` or, before its code is generated, of a `KernelTemplateChoice`.
 
@@ -217,7 +224,7 @@ def _name_without_counter(name: str) -> str:
 
 
 def _extern(choice: ExternKernelCaller) -> tuple[str, Mapping[str, object]]:
-    return f"aten::{choice.choice.name}", choice.kwargs
+    return f"{LIBRARY}{choice.choice.name}", choice.kwargs
 
 
 def _triton(choice: TritonTemplateCaller) -> tuple[str, Mapping[str, object]]:
