@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import statistics
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.policy import Policy, RiskBounded, TuningState
 from forecast_autotune.records import Measurement, Plan, digest
@@ -48,6 +50,11 @@ the first round has the policy's least number of choices. In all of 29 operation
 no choice was faster by more (`benchmarks.inductor.model_choices`)."""
 
 
+LONG_COMPILATION = 3.0
+"""Times as long as half of a round's choices are expected to compile: then a choice is left for later. A round ends
+with its last compilation, and what takes so long while others wait is given up anyway (`hooks.precompilation`)."""
+
+
 @dataclass(frozen=True)
 class FewRoundsPolicy(RiskBounded):
     """Few choices, most of them in one round; those that compile long have to promise more."""
@@ -55,6 +62,19 @@ class FewRoundsPolicy(RiskBounded):
     first: float = FIRST_SHARE
     share: float = MAX_SHARE
     likely: float = LIKELY_BEST_RISK
+    longest: float = LONG_COMPILATION
+
+    def plan(self, state: TuningState) -> Plan:
+        """As otherwise, without the choices that would hold up a round; one of the best promise is kept."""
+        found = super().plan(state)
+        if state.compile_s is None:
+            return found
+        row = CandidateList.of(state.forecasts.candidates).row_of
+        seconds = {c: float(state.compile_s[row[c]]) for c in (*found.measure, *found.prefetch)}
+        most = self.longest * statistics.median(seconds.values()) if seconds else 0.0
+        quick = {c for c, s in seconds.items() if s <= most}
+        kept = tuple(c for c in found.measure if c in quick or c == found.measure[0])
+        return replace(found, measure=kept, prefetch=tuple(c for c in found.prefetch if c in quick))
 
     def of(self, share: float, candidates: int) -> int:
         """As otherwise, but for short lists."""

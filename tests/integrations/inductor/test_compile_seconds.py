@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -69,9 +70,16 @@ def test_what_is_no_template_of_a_product_counts_as_the_shortest() -> None:
 CANDIDATES = [LIBRARY, *(template(16 << i, 64, 32, 4) for i in range(4)), template(64, 64, 64, 4)]
 
 
-def state(best_ms: float | None = None, compile_s: list[float] | None = None) -> TuningState:
-    """All templates are forecast to take about a millisecond; the library's time is known, or nothing is."""
+def state(
+    best_ms: float | None = None, compile_s: list[float] | None = None, better: dict[int, float] | None = None
+) -> TuningState:
+    """All templates are forecast to take about a millisecond; the library's time is known, or nothing is.
+
+    `better`: log2 of how far some are forecast to be off that.
+    """
     mean = np.zeros(len(CANDIDATES))
+    for number, log2 in (better or {}).items():
+        mean[number] = log2
     forecasts = Forecasts(CANDIDATES, mean, np.full(len(mean), 0.2), mean)
     ahead = {} if best_ms is None else {LIBRARY: Measurement("p", LIBRARY, Outcome.OK, best_ms)}
     return TuningState(forecasts, ahead, compile_s=None if compile_s is None else np.array(compile_s))
@@ -88,3 +96,13 @@ def test_of_equal_promises_those_are_tried_that_compile_sooner(quick: tuple[int,
     long = [0.3 if i in quick else 9.0 for i in range(len(CANDIDATES))]
     plan = FewRoundsPolicy(least=2).plan(state(1.0, long))
     assert set(plan.measure) == {CANDIDATES[i] for i in quick}
+
+
+def test_a_round_does_not_last_for_the_one_that_compiles_far_longer() -> None:
+    long = [0.3, 0.3, 0.3, 1.05, 0.3, 0.3]
+    late, asked = CANDIDATES[3], state(1.0, long, {1: -0.3, 3: -0.28, 2: 0.3, 4: 0.3, 5: 0.3})
+    everything = FewRoundsPolicy(least=2, longest=math.inf).plan(asked).measure
+    assert late in everything[1:]
+    assert FewRoundsPolicy(least=2).plan(asked).measure == tuple(c for c in everything if c != late)
+    # What promises most is worth its wait.
+    assert FewRoundsPolicy(least=2).plan(state(1.0, long, {3: -3.0})).measure[0] == late
