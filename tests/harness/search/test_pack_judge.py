@@ -148,7 +148,7 @@ def test_a_hanging_source_is_a_timeout(judge: NodeJudge, monkeypatch: pytest.Mon
 def test_one_that_turns_wrong_while_it_is_timed_is_caught(tmp_path: Path) -> None:
     """It passes verification, which takes fewer launches; those of the race are checked, too."""
     later = FAST.replace("def run(x):", "calls = 0\n\n\ndef run(x):\n    global calls\n    calls += 1")
-    later = later.replace("softmax(x, -1)", "softmax(x, -1) * (calls < 160)")
+    later = later.replace("softmax(x, -1)", "softmax(x, -1) * (calls < 300)")
     patient = RaceRules(first=100, least=100, most=100)
     judge = PackJudge(TARGET, VerificationPlan(), tmp_path, rules=patient)
     try:
