@@ -122,12 +122,10 @@ def _time_ahead(
     operation: SelectionCall,
 ) -> None:
     """Have a search time its externs, which are the `callers`, first: for one size, by a clock of the device."""
-    from torch._inductor import config
-
     one_size = type(search) is OperationSearch
     if time_externs is None or not one_size or not search.times_calls:
         return
-    if config.deterministic or ranks_tune_together():
+    if is_deterministic() or ranks_tune_together():
         return
     search.time_externs = lambda: time_externs(search, callers(), operation)
 
@@ -139,14 +137,12 @@ def prune_before_compilation(
     time_externs: TimeExterns | None = None,
 ) -> list[ChoiceCaller]:
     """The choices worth compiling, in their order; a single one if that needs no measurement at all."""
-    from torch._inductor import config
-
     # Deterministic mode takes the first extern choice, and collective operations are timed by all ranks
     # together; a single choice is not timed.
     if (
         operation.tuned_by_all_ranks
         or len(choices) < MIN_CHOICES
-        or config.deterministic
+        or is_deterministic()
         or has_multiple_size_hints()
     ):
         return choices
@@ -178,6 +174,8 @@ def prune_before_compilation(
     for choice in found:
         setattr(choice, SEARCH_ATTRIBUTE, search)
     search.pool = pool
+    if search.predecided not in map(candidate_of, found):
+        search.predecided = None  # Inductor can make no code for it: the others are timed
     if len(found) == 1:
         # Inductor takes it without a measurement, so nothing more is heard of this operation.
         search.predecided = candidate_of(found[0])
@@ -198,6 +196,13 @@ def record_decision(session: TuningSession, search: OperationSearch) -> None:
             session.tally.add_decision(search.label(), decision, session.prints_lines())
     except Exception as error:
         session.warn_once("keep what was decided of an operation", error)
+
+
+def is_deterministic() -> bool:
+    """Whether Inductor takes the same choice in every run, without timing any; torch 2.9 has no such mode."""
+    from torch._inductor import config
+
+    return bool(getattr(config, "deterministic", False))
 
 
 def has_multiple_size_hints() -> bool:

@@ -258,14 +258,59 @@ def test_what_somebody_looks_at_before_selection_has_its_code(
             code_of.clear()
             convolutions((4, 8))
             assert code_of == [4, 8]
-    with config.patch(deterministic=True):
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_AUTOHEURISTIC_COLLECT", "mm")
         code_of.clear()
         convolutions((4, 8))
         assert code_of == [4, 8]
+    for option in ({"test_configs.autotune_choice_name_regex": "mm"}, {"deterministic": True}):
+        with config.patch(option):
+            code_of.clear()
+            convolutions((4, 8))
+            assert code_of == [4, 8], option
     context.session = None
     code_of.clear()
     convolutions((4, 8))
     assert code_of == [4, 8]
+
+
+def test_a_list_without_selection_in_its_way_gets_its_code_all_the_same(
+    convolutions: Lister, hooked: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may have emptied Inductor's list of functions since the choices were listed."""
+    hooked()
+    choices = convolutions()
+    cache, seen = get_algorithm_selector_cache(), []
+    monkeypatch.setattr(cache, "preprocessing_fns", [lambda given: seen.extend(given) or given[:1]])
+    cache("convolution", choices, choices[0].input_nodes, choices[0].layout)
+    assert [type(choice) for choice in seen] == [TritonTemplateCaller] * len(WARPS)
+
+
+def test_an_inputs_strides_are_settled_before_the_operation_is_named(
+    graph: Any, hooked: Install, code_of: list[Any]
+) -> None:
+    """What is computed may be padded, once a template's code asks how it lies: its first code is not put off."""
+    hooked()
+    weights = nodes(graph, (1500, 1024))[0]
+    out = ir.FixedLayout(DEVICE, torch.float16, [512, 1024], [1024, 1])
+    strides = []
+    for name in ("first", "second"):
+        data = ir.Pointwise(
+            device=DEVICE, dtype=torch.float16, inner_fn=lambda index: 1.0, ranges=[512, 1500]
+        )
+        layout = ir.FlexibleLayout(DEVICE, torch.float16, [512, 1500])
+        computed = ir.ComputedBuffer(name=None, layout=layout, data=data)
+        computed.name = graph.register_buffer(computed)
+        choices: list[Any] = []
+        code_of.clear()
+        for number in (2, 4, 8):
+            given = {**PRODUCT, "EVEN_K": False, "num_warps": number}
+            mm_template.maybe_append_choice(
+                choices, input_nodes=[ir.StorageBox(computed), weights], layout=out, **given
+            )
+        assert code_of == [2], name
+        strides.append(list(computed.get_stride()))
+    assert strides[0] == strides[1] != [1500, 1]
 
 
 def test_a_template_that_is_described_otherwise_is_never_put_off(

@@ -27,6 +27,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.telemetry import spans
 from forecast_integrations.inductor import rounds
 from forecast_integrations.inductor.choices import records
+from forecast_integrations.inductor.choices.deferred import DeferredChoice
 from forecast_integrations.inductor.choices.records import candidate_of, is_extern, problem_of
 from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.pruning import (
@@ -165,7 +166,11 @@ class Bench:
 
 def number(choice: Any) -> int:
     """The parameter of a choice; -1 for the library's."""
-    return int(dict(candidate_of(choice).config.kwargs).get("i", -1))  # type: ignore[arg-type]
+    return number_of(candidate_of(choice))
+
+
+def number_of(candidate: Candidate) -> int:
+    return int(dict(candidate.config.kwargs).get("i", -1))  # type: ignore[arg-type]
 
 
 def log2_ms_of(candidate: Candidate) -> float:
@@ -344,6 +349,28 @@ def test_a_template_that_gives_no_code_is_replaced() -> None:
     timings = rounds.tune_in_rounds(ours, bench.measure, bench.prepare, left, "")
     assert {3, 4}.isdisjoint(number(c) for c in timings)
     assert {5, 6} <= {number(c) for c in timings}
+
+
+def test_what_was_decided_before_and_has_no_code_is_not_decided_again(tmp_path: Path) -> None:
+    select(serving(log2_ms_of, tmp_path), {4: 0.25})
+
+    class WithoutCode(DeferredChoice):
+        def __init__(self, listed: KernelTemplateChoice) -> None:
+            self.annotations = {"ktc": listed}
+
+        def made(self) -> Any:
+            return None
+
+    inputs = product_inputs(64, 32, 16, device="cpu")
+    made = [WithoutCode(c) if number(c) == 4 else c.choice for c in listed_here(inputs)]
+    ours = serving(log2_ms_of, tmp_path)
+    left = prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
+    assert len(left) > 1
+    assert 4 not in map(number, left)
+    bench = Bench(ours, {})
+    assert 4 not in map(number, rounds.tune_in_rounds(ours, bench.measure, bench.prepare, left, ""))
+    (_, decision), *_ = ours.snapshot.store.decisions()
+    assert number_of(decision.chosen) != 4
 
 
 def test_what_was_not_waited_for_is_not_asked_for_again() -> None:

@@ -21,7 +21,7 @@ _UNSET = object()
 class DeferredChoice:
     """Stands for a `TritonTemplateCaller` of the same name, description, inputs and layout.
 
-    Whoever asks for anything else of one has it generated, and is answered by it.
+    Whoever asks for anything else that its class or its constructor gives one has it generated, and is answered by it.
     """
 
     def __init__(self, template: TritonTemplate, append: Any, arguments: Mapping[str, Any]) -> None:

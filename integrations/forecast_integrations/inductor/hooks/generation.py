@@ -12,9 +12,14 @@ from forecast_integrations.inductor.dynamic.resized_choice import REGENERATE_ATT
 from forecast_integrations.inductor.dynamic.size_range import dynamic_symbols
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
-from forecast_integrations.inductor.pruning import has_multiple_size_hints, ranks_tune_together
+from forecast_integrations.inductor.pruning import (
+    has_multiple_size_hints,
+    is_deterministic,
+    ranks_tune_together,
+)
 
 if TYPE_CHECKING:
+    from torch._inductor.ir import IRNode
     from torch._inductor.select_algorithm import TritonTemplate
 
 
@@ -52,33 +57,46 @@ def _append(original: AnyFunction, context: HookContext) -> AnyFunction:
     """Whether a template's choices are the candidates that they are said to be before they are made."""
 
     def append(self: TritonTemplate, choices: list[Any], **kwargs: Any) -> Any:
-        deferred = None
-        session = context.session
+        session, deferred = context.session, None
         if session is not None:
             try:
-                if named_alike.get(_name(self), True) and _can_wait(self, kwargs, context):
+                if named_alike.get(_name(self), True) and _comes_to_us(self, kwargs, context):
                     deferred = DeferredChoice(self, original, kwargs)
+                    if _name(self) in named_alike and all(map(_has_settled_layout, kwargs["input_nodes"])):
+                        choices.append(deferred)
+                        return None
             except Exception as error:
                 session.warn_once("put off the code of a choice", error)
-        if deferred is None:
-            return original(self, choices, **kwargs)
-        if _name(self) in named_alike:
-            choices.append(deferred)
-            return None
         before = len(choices)
-        answer = original(self, choices, **kwargs)  # the first one is made, and looked at
-        for choice in choices[before:]:
-            named_alike[self.name] = candidate_of(choice) == candidate_of(deferred)
+        answer = original(self, choices, **kwargs)
+        if session is not None and deferred is not None:
+            try:
+                for choice in choices[before:]:
+                    named_alike[self.name] = candidate_of(choice) == candidate_of(deferred)
+            except Exception as error:
+                session.warn_once("compare a choice with its description", error)
         return answer
 
     return append
+
+
+def _has_settled_layout(node: IRNode) -> bool:
+    """Whether an input's strides are what they will be: those of one that is computed, the first code settles.
+
+    A template asks for strides, and what is asked for is padded and kept: the operation's own name depends on it.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    settled = getattr(V.graph, "buffer_layout_constraints", {})
+    return not isinstance(node.get_layout(), ir.FlexibleLayout) or node.get_name() in settled
 
 
 def _name(template: Any) -> str:
     return str(getattr(template, "name", ""))
 
 
-def _can_wait(template: Any, arguments: Mapping[str, Any], context: HookContext) -> bool:
+def _comes_to_us(template: Any, arguments: Mapping[str, Any], context: HookContext) -> bool:
     """Whether a choice of these arguments is sure to come to us before anybody needs its code."""
     from torch._inductor import config
     from torch._inductor.select_algorithm import TritonTemplate, get_algorithm_selector_cache
@@ -91,10 +109,12 @@ def _can_wait(template: Any, arguments: Mapping[str, Any], context: HookContext)
         return False
     if arguments.get("hint_override") is not None or has_multiple_size_hints():
         return False
-    if config.deterministic or ranks_tune_together():
+    if is_deterministic() or ranks_tune_together():
         return False
     if dynamic_symbols(arguments["input_nodes"], arguments["layout"]):
         return False
+    if getattr(config.test_configs, "autotune_choice_name_regex", None) or config.run_autoheuristic("mm"):
+        return False  # both look at every choice's own name
     functions = get_algorithm_selector_cache().preprocessing_fns
     if context.preprocessing not in functions:
         return False

@@ -69,8 +69,10 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
         *args: object,
         **kwargs: object,
     ) -> object:
+        if context.session is None or context.preprocessing not in self.preprocessing_fns:
+            choices = with_code(choices)
         if context.session is None:
-            return original(self, name, with_code(choices), input_nodes, layout, *args, **kwargs)
+            return original(self, name, choices, input_nodes, layout, *args, **kwargs)
         alone = bool(kwargs.get("is_collective"))
         selections = context.thread.selections
         # Positional in some releases: what makes inputs for benchmarks is a dictionary by number.
