@@ -174,7 +174,7 @@ def prune_before_compilation(
     for choice in found:
         setattr(choice, SEARCH_ATTRIBUTE, search)
     search.pool = pool
-    if search.predecided not in map(candidate_of, found):
+    if search.predecided is not None and search.predecided not in map(candidate_of, found):
         search.predecided = None  # Inductor can make no code for it: the others are timed
     if len(found) == 1:
         # Inductor takes it without a measurement, so nothing more is heard of this operation.
