@@ -1,6 +1,16 @@
-"""Every error a caller may want to catch: one root, one class per remedy."""
+"""Every error a caller may want to catch: one root, one class per remedy; and whose an error is."""
 
 from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+_OF_CALLER = "forecast_autotune_of_caller"
+"""Attribute of an exception that a function of the caller's has raised in the middle of our work."""
 
 
 class ForecastAutotuneError(Exception):
@@ -49,4 +59,52 @@ def is_told_to_caller(error: Exception) -> bool:
     A warning is raised only where somebody has asked for that.
     """
     told = isinstance(error, ForecastAutotuneError) and not isinstance(error, RecordError | StoreError)
-    return told or isinstance(error, Warning)
+    return told or isinstance(error, Warning) or is_of_caller(error)
+
+
+@contextlib.contextmanager
+def function_of_caller() -> Iterator[None]:
+    """Around a hook or another function that the caller has given us: what it raises is for the caller to see."""
+    try:
+        yield
+    except Exception as error:
+        mark_of_caller(error)
+        raise
+
+
+def mark_of_caller(error: BaseException) -> None:
+    """Let `is_of_caller` know this error again; one that takes no attributes is not known again."""
+    with contextlib.suppress(AttributeError, TypeError):
+        setattr(error, _OF_CALLER, True)
+
+
+def is_of_caller(error: BaseException) -> bool:
+    """Whether a function of the caller's has raised it: one that we were given, or a handler of signals."""
+    return bool(getattr(error, _OF_CALLER, False)) or is_from_signal_handler(error)
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Whether it comes from a signal handler of the program's, which limits the time of whatever runs, say."""
+    handlers = {code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+    return not codes_in_traceback(error).isdisjoint(handlers)
+
+
+def codes_in_traceback(error: BaseException) -> set[CodeType]:
+    """The code of every function that an error has come through."""
+    found: set[CodeType] = set()
+    traceback = error.__traceback__
+    while traceback is not None:
+        found.add(traceback.tb_frame.f_code)
+        traceback = traceback.tb_next
+    return found
+
+
+def code_of(function: Any) -> CodeType | None:
+    """The code that runs when this is called; None for what is not written in Python."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None and callable(function):
+        code = getattr(type(function).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from forecast_autotune.errors import is_of_caller
 from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict
 from forecast_autotune.surrogates.protocol import Relative
 
@@ -35,6 +36,8 @@ class GuardedStore:
             # Facts and advice are more than a store must have.
             return otherwise() if call is None else call(*args)
         except Exception as error:
+            if is_of_caller(error):
+                raise
             self._warn(error)
             return otherwise()
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
-from forecast_autotune.errors import is_told_to_caller
+from forecast_autotune.errors import is_of_caller, is_told_to_caller
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import (
     REFUSED,
@@ -256,6 +256,8 @@ class _TuningRun:
                 forecasts = self._forecast_all()
             return forecasts
         except Exception as error:
+            if is_of_caller(error):
+                raise
             # Correct first: without forecasts we measure as triton.autotune would, and say so.
             warnings.warn(
                 f"surrogate {self.forecaster.name} failed ({error!r}): measuring everything", stacklevel=2

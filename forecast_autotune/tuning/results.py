@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.records import Candidate, Measurement, Problem
+from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.tuning.task import TuningStore
 
@@ -20,6 +20,9 @@ ORACLE_FINALIST_MARGIN = 0.12
 NEGLIGIBLE_GAIN = 0.005
 """A variant takes the base's place if it is faster by more than this share, and by more than noise."""
 
+_MAY_BE_MENDED = frozenset((Outcome.COMPILE_ERROR, Outcome.OUT_OF_RESOURCES))
+"""Outcomes that say something of the machine rather than of a candidate, where every candidate has them."""
+
 
 class TaskResults:
     """Measurements of one task's candidates. Whatever is added is in the store first."""
@@ -31,7 +34,7 @@ class TaskResults:
         """All measurements, in order."""
         self._earlier = tuple(self.rows)
         """Those that were there before this decision."""
-        self.labels = latest_labels(self.rows)
+        self.labels = _without_doubtful_failures(latest_labels(self.rows), candidates)
         """The latest measurement per candidate, of those that say something of it."""
         self.known = len(self.labels)
         """Labels that were there before this decision."""
@@ -104,6 +107,19 @@ def prefer_base(fast: Sequence[Measurement], tolerance: float) -> Measurement:
     noise = 2.0 * math.hypot(best.error_ms, base.error_ms)
     least = min(max(NEGLIGIBLE_GAIN * best.ms, noise), tolerance * best.ms)
     return base if base.ms - best.ms <= least else best
+
+
+def _without_doubtful_failures(
+    labels: dict[Candidate, Measurement], candidates: CandidateList
+) -> dict[Candidate, Measurement]:
+    """The same, but where all have failed before: then what a compiler has refused is tried again.
+
+    A full disk or a broken compiler looks alike for all of them, and may be mended by now. What hung or broke the
+    device is not tried again.
+    """
+    if len(labels) < len(candidates) or any(m.ok for m in labels.values()):
+        return labels
+    return {c: m for c, m in labels.items() if m.outcome not in _MAY_BE_MENDED}
 
 
 def _fastest_of_base(fast: Sequence[Measurement]) -> Measurement | None:

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from forecast_autotune.errors import FrozenMissError, NoWorkingConfigError
+from forecast_autotune.errors import FrozenMissError, NoWorkingConfigError, is_of_caller
 from forecast_autotune.policy import TuningState, stated_risk
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, Outcome, Problem
 from forecast_autotune.records.table import latest_labels
@@ -61,6 +61,8 @@ def decide_unmeasured(
         forecaster.traces.trace_initial()
         forecasts = forecaster.forecast(rows, relatives, once=True)
     except Exception as error:
+        if is_of_caller(error):
+            raise
         warnings.warn(f"surrogate {forecaster.name} failed ({error!r}): using the first config", stacklevel=2)
         forecasts = uninformative_forecasts(forecaster.candidates, f"no forecast: {error}")
     spent = time.perf_counter() - begin

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from typing import Any
 
 LOCK = threading.RLock()
 """One decision at a time per process: two would share the device and spoil each other's times. Being
 one lock for all tuners, and re-entrant, it cannot deadlock when a hook calls another tuned kernel."""
+
+
+def _renew_lock() -> None:
+    """A fork has the lock as it was: held, perhaps, by a thread that is not there."""
+    lock: Any = LOCK
+    if not lock._is_owned():
+        lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 _local = threading.local()
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from forecast_integrations.triton.device_access import (
 )
 from forecast_integrations.triton.fallback import triton_config
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.call import KernelCall, check_conflicts
 from forecast_integrations.triton.problem.key import Bucket
 from forecast_integrations.triton.problem.lazy_candidates import (
     LazyCandidates,
@@ -50,7 +50,7 @@ from forecast_integrations.triton.problem.lazy_candidates import (
     LazySources,
     candidate_grids,
 )
-from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, NamedArguments, Tuner
+from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, Tuner
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
@@ -149,7 +149,8 @@ class TuningEngine:
     ) -> LaunchConfig:
         """The config for this key; also fills the tuner's public attributes."""
         if (pending := self.pending.get(key)) is not None:
-            return BACKGROUND.config_for(pending, args, kwargs)
+            is_launched = not kwargs.get("warmup")
+            return BACKGROUND.config_for(pending, args, kwargs) if is_launched else pending.served_config
         if key in self._captured and capturing_graph():
             return self._captured[key]
         with LOCK:
@@ -183,7 +184,7 @@ class TuningEngine:
             # Nothing to decide, as Triton 3.8 and later have it.
             tuner.cache[key] = pruned[0]
             return pruned[0]
-        _check_conflicts(pruned, kwargs)
+        check_conflicts(pruned, kwargs)
         settings = self.options.settings()
         store = self.options.open_store(settings)
         guarded = GuardedStore(store)
@@ -195,6 +196,11 @@ class TuningEngine:
             return pruned[0]
         configs, mark = self._candidates(pruned, functions)
         call = replace(call, configs=configs, functions=functions)
+        if kwargs.get("warmup"):  # it compiles and launches nothing: there is nothing to time, or to decide
+            stored = guarded.decision(problem)
+            known = stored is not None and stored.chosen in configs
+            chosen = stored.chosen if stored is not None and known else next(iter(configs))
+            return launch_config(call, chosen, lambda: guarded.measurements(problem))
         settings = untimed_settings(settings, tuner)
         mode, settings = settings.mode, settings_in_capture(settings)
         # A user's own benchmark function may need every rank to call it.
@@ -203,7 +209,7 @@ class TuningEngine:
             settings = share_of_cores(settings)
         ranged = range_of(self.options.bucket, call, problem.kernel, key, has_own_benchmark(tuner))
         traced = (call, problem) if ranged is None else (ranged.traced.call, ranged.traced.problem)
-        task, kind = self._task(*traced, mark, settings)
+        task, kind, grids = self._task(*traced, mark, settings)
         nested = decision_depth() > 1
         if nested:
             # Inside another decision of this process: never wait for another process here.
@@ -245,6 +251,8 @@ class TuningEngine:
                     "capturing; or capture inside allow_capture_misses() to take the best forecast"
                 ) from miss
             raise
+        finally:
+            grids.close()
         for made, kind in zip(measurers, kinds, strict=True):
             again = {c for c in made.built if not call.depends_on_call(c)}
             self._compiled.setdefault(kind, set()).update(again)
@@ -350,7 +358,8 @@ class TuningEngine:
         mark: str,
         settings: Settings,
         known: TracedTexts | None = None,
-    ) -> tuple[TuningTask, str]:
+    ) -> tuple[TuningTask, str, LazyGrids]:
+        """The task, the kind of its arguments, and the grids, which hold on to the call until they are closed."""
         tuner, named, grid = call.tuner, call.arguments(), call.grid
         kind = describe.call_kind(problem, tuner.fn)
         if known is None:
@@ -365,7 +374,7 @@ class TuningEngine:
         if settings.advice != "off":
             told = {name: kernel.judgement for name, kernel in call.functions.items()}
             task.judgements = {name: judged for name, judged in told.items() if judged is not None}
-        return task, kind
+        return task, kind, grids
 
 
 def _is_final(served: Decision, kept: Decision | None) -> bool:
@@ -376,16 +385,6 @@ def _is_final(served: Decision, kept: Decision | None) -> bool:
 def _trace_workers(settings: Settings) -> int:
     """How many children may trace at once; one means none."""
     return 1 if settings.compiler == "threads" else settings.worker_count()
-
-
-def _check_conflicts(configs: Sequence[LaunchConfig], kwargs: NamedArguments) -> None:
-    for config in configs:
-        conflicts = kwargs.keys() & config.kwargs.keys()
-        if conflicts:
-            raise ValueError(
-                f"Conflicting meta-parameters: {', '.join(sorted(conflicts))}."
-                " Make sure that you don't re-define auto-tuned symbols."
-            )
 
 
 def _measurer(

@@ -134,15 +134,21 @@ class RangeTuning:
         call = self._call
         # What may be recorded as a miss is the met call, with its own grids.
         met = LazyGrids(partial(candidate_grids, call, call.grid, self._named))
-        return tune_range(
-            replace(task, problem=self.problem, grids=met),
-            self._plan(),
-            measurers,
-            store=store,
-            surrogate=surrogate,
-            settings=settings,
-            policy=policy,
-        )
+        plan = self._plan()
+        try:
+            return tune_range(
+                replace(task, problem=self.problem, grids=met),
+                plan,
+                measurers,
+                store=store,
+                surrogate=surrogate,
+                settings=settings,
+                policy=policy,
+            )
+        finally:  # each holds the tensors of a size
+            for grids in (met, *(point.grids for point in plan.points)):
+                if isinstance(grids, LazyGrids):
+                    grids.close()
 
     def _range_problem(self) -> Problem:
         """The problem that the decision is filed under: the same whichever size of the range was met."""

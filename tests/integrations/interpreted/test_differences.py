@@ -19,7 +19,7 @@ from triton.runtime.jit import KernelInterface
 
 from forecast_autotune.errors import NoWorkingConfigError
 from tests.integrations.interpreted.kernels import accumulate, double, double_even
-from tests.integrations.interpreted.support import Clock, Decorator, Vector, block_of, blocks, grid
+from tests.integrations.interpreted.support import Clock, Decorator, Vector, Wrapper, block_of, blocks, grid
 
 
 @pytest.mark.parametrize("where", ["pruning", "conflict", "key"])
@@ -64,11 +64,22 @@ def test_tuner_works_after_nothing_launched(forecast_exhaustive: Decorator) -> N
     assert large.doubled()
 
 
+def broken_launch(*broken: int) -> Callable[[dict[str, Any]], None]:
+    """What makes launches of these blocks fail."""
+
+    def launch(kwargs: dict[str, Any]) -> None:
+        if kwargs["BLOCK"] in broken:
+            raise RuntimeError("misaligned address")
+
+    return launch
+
+
 def test_runtime_error_of_one_config_is_survived(forecast_exhaustive: Decorator) -> None:
     """Where Triton aborts the sweep, ours records the failure and chooses among the others."""
     vector = Vector()
-    clock = Clock(vector.tag, {16: RuntimeError("misaligned address"), 32: 2.0, 64: 3.0})
-    tuner = forecast_exhaustive(configs=blocks(16, 32, 64), key=["n"], do_bench=clock)(double)
+    clock = Clock(vector.tag, {32: 2.0, 64: 3.0})
+    kernel = Wrapper(double, broken_launch(16))
+    tuner = forecast_exhaustive(configs=blocks(16, 32, 64), key=["n"], do_bench=clock)(kernel)
     tuner[grid](*vector.args)
     assert vector.block == 32
     assert vector.doubled()
@@ -79,9 +90,8 @@ def test_runtime_error_of_one_config_is_survived(forecast_exhaustive: Decorator)
 def test_runtime_errors_of_all_configs_are_reported(forecast_exhaustive: Decorator) -> None:
     """If every config fails at run time the user is told so, with the error's words."""
     vector = Vector()
-    failure = RuntimeError("misaligned address")
-    clock = Clock(vector.tag, {16: failure, 32: failure})
-    tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"], do_bench=clock)(double)
+    kernel = Wrapper(double, broken_launch(16, 32))
+    tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"], do_bench=Clock(vector.tag))(kernel)
     with pytest.raises(NoWorkingConfigError, match="misaligned address"):
         tuner[grid](*vector.args)
 

@@ -224,3 +224,42 @@ def test_config_pre_hook_can_change_arguments(autotune: Decorator) -> None:
     assert torch.equal(acc[:40], vector.x[:40])
     add_into(tuner, acc, vector)
     assert torch.equal(acc[:40], vector.x[:40])
+
+
+@pytest.mark.parametrize("error", [RuntimeError, LookupError, TimeoutError, AssertionError])
+def test_an_error_of_the_benchmark_function_reaches_the_caller(
+    autotune: Decorator, error: type[Exception]
+) -> None:
+    """It says nothing of a config, and is gone with the next call."""
+    vector = Vector()
+    clock = Clock(vector.tag, {16: error("busy"), 32: error("busy"), 64: error("busy")})
+    tuner = autotune(configs=blocks(16, 32, 64), key=["n"], do_bench=clock)(double)
+    with pytest.raises(error, match="busy"):
+        tuner[grid](*vector.args)
+    clock.ms = {32: 0.5}
+    tuner[grid](*vector.args)
+    assert vector.block == 32
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ConnectionError, TimeoutError, AssertionError])
+@pytest.mark.parametrize("when", ["pre_hook", "post_hook", "config"])
+def test_an_error_of_a_hook_reaches_the_caller(
+    autotune: Decorator, when: str, error: type[Exception]
+) -> None:
+    vector, broken = Vector(), [True]
+
+    def hook(*_: Any, **__: Any) -> None:
+        if broken[0]:
+            raise error("no connection")
+
+    options = {} if when == "config" else {when: hook}
+    configs = blocks(16, 32, 64)
+    if when == "config":
+        configs[1].pre_hook = hook
+    clock = Clock(vector.tag, {32: 0.5})
+    tuner = autotune(configs=configs, key=["n"], do_bench=clock, **options)(double)
+    with pytest.raises(error, match="no connection"):
+        tuner[grid](*vector.args)
+    broken[0] = False
+    tuner[grid](*vector.args)
+    assert vector.block == 32

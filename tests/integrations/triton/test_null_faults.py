@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
+from triton.runtime.errors import PTXASError
 
 from forecast_autotune import autotune
 from forecast_autotune.errors import NoWorkingConfigError
@@ -20,6 +25,7 @@ from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.threads import ThreadPool
+from forecast_integrations.triton.device_access import LOCK
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem.call import KernelCall
 from tests.integrations.null import (
@@ -155,6 +161,104 @@ def test_a_mistake_of_the_caller_is_the_callers_to_see(device: Any, tmp_path: Pa
     with pytest.raises(KeyError, match="BLOK"):
         launch(tuned(double, listed, tmp_path / "store"))
     assert tables(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, LookupError, TimeoutError])
+def test_what_a_hook_raises_is_the_callers_to_see(
+    device: Any, tmp_path: Path, error: type[Exception]
+) -> None:
+    """Nothing of it is recorded: with the hook mended, the next decision is as if it had never failed."""
+    hooks = [error("busy")]
+
+    def hook(nargs: Any, **_: Any) -> None:
+        if hooks:
+            raise hooks[0]
+
+    def made() -> Any:
+        return tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store", pre_hook=hook, post_hook=None)
+
+    with pytest.raises(error, match="busy"):
+        launch(made())
+    hooks.clear()
+    tuner = made()
+    launch(tuner)
+    assert tuner.best_config.num_warps == 4
+    assert set(outcomes(tmp_path / "store", "num_warps").values()) == {"ok"}
+
+
+@pytest.mark.parametrize("error", [TimeoutError, RuntimeError, ValueError])
+def test_a_signal_handler_ends_a_decision(
+    device: Any, tmp_path: Path, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Harnesses limit the time of what they try so. Whatever runs just then, nothing takes it for a fault."""
+
+    def limit(number: int, frame: object) -> None:
+        raise error("out of time")
+
+    monkeypatch.setattr(KernelCall, "compile", lambda *_: time.sleep(20.0))
+    before = signal.signal(signal.SIGALRM, limit)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+        with pytest.raises(error, match="out of time"):
+            launch(tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store"))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert tables(tmp_path / "store") == []
+
+
+def test_what_no_compiler_took_is_tried_again_in_the_next_process(
+    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk fails all configs alike, and is cleared some day."""
+
+    def full(*_: Any) -> object:
+        raise PTXASError("No space left on device")
+
+    listed = configs((2, 4, 8), (3,))
+    with monkeypatch.context() as patch:
+        patch.setattr(KernelCall, "compile", full)
+        with pytest.raises(NoWorkingConfigError, match="No space left"):
+            launch(tuned(double, listed, tmp_path / "store"))
+    tuner = tuned(double, listed, tmp_path / "store")
+    launch(tuner)
+    assert tuner.best_config.num_warps == 4
+    assert outcomes(tmp_path / "store", "num_warps")[4] == "ok"
+
+
+def test_compiling_alone_decides_nothing(device: Any, tmp_path: Path) -> None:
+    """`warmup=True` launches nothing: there is nothing to time, and the key is decided at the first launch."""
+    x, listed = torch.empty(4096), configs((8, 2, 4), (3,))
+    tuner = tuned(double, listed, tmp_path / "store")
+    tuner.run(x, x, 4096, grid=(32,), warmup=True)
+    assert tables(tmp_path / "store") == []
+    assert tuner.cache == {}
+    launch(tuner)
+    assert tuner.best_config.num_warps == 4
+    again = tuned(double, listed, tmp_path / "store")
+    assert again.run(x, x, 4096, grid=(32,), warmup=True).metadata.num_warps == 4
+
+
+@pytest.mark.parametrize("mode", ["tune", "exhaustive", "skip", "deterministic"])
+def test_tensors_of_a_decision_are_let_go(device: Any, tmp_path: Path, mode: str) -> None:
+    tuner, x = tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store", mode=mode), torch.empty(4096)
+    tuner[lambda meta: (triton.cdiv(4096, meta["BLOCK"]),)](x, x, 4096)
+    held = weakref.ref(x)
+    del x
+    gc.collect()
+    assert held() is None
+
+
+def test_a_fork_in_the_middle_of_a_decision_can_decide(device: Any) -> None:
+    """The lock is held by a thread that the child does not have."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(LOCK.acquire).result()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if LOCK.acquire(timeout=5.0) else 1)
+        status = os.waitpid(pid, 0)[1]
+        pool.submit(LOCK.release).result()
+    assert status == 0
 
 
 def test_a_finished_child_is_not_taken_for_a_hung_one() -> None:

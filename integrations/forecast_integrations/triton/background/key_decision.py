@@ -20,6 +20,7 @@ from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_integrations.triton.background.launch_series import LaunchSeries
 from forecast_integrations.triton.background.sliced_timer import BackgroundMeasurer, SlicedTimer
 from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.lazy_candidates import LazyGrids
 from forecast_integrations.triton.protocols import Key, LaunchConfig, Times, Tuner
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.variants.launch_config import launch_config
@@ -94,6 +95,8 @@ class KeyDecision:
                     policy=self.policy,
                 )
             )
+        if isinstance(self.task.grids, LazyGrids):
+            self.task.grids.close()
         made = MadeDecision(
             decision,
             measurers[0].raw if measurers else None,

@@ -40,7 +40,7 @@ class SlicedTimer(EventTimer):
         return lambda: None, "l2flush"
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
-        """Have it launched once. Raises TimeoutError when it does not come back, and what the launch raises."""
+        """Have it launched once. Raises `LaunchTimeoutError` when it does not come back, and what the launch raises."""
         with suppress(Exception):  # it fails again where it is launched, and is recorded there
             self._load(candidate)
         series = LaunchSeries([candidate], 1, flushes=0, costs_ms=[None], watch=self._watch)

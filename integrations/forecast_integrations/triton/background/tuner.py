@@ -31,6 +31,7 @@ from forecast_integrations.triton.device_access import LOCK, capturing_graph, de
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.protocols import LaunchConfig
+from forecast_integrations.triton.timer.timers import LaunchTimeoutError
 
 IDLE_S = 10.0
 """Seconds without a launch of a key after which its decision is put off; one, where others wait."""
@@ -340,7 +341,7 @@ class BackgroundTuner:
                         time.monotonic() + timeout_s
                     )  # before, it was the program's own work that took long
                 if time.monotonic() > until:
-                    raise TimeoutError(f"no answer from the device after {timeout_s:g} s")
+                    raise LaunchTimeoutError(f"no answer from the device after {timeout_s:g} s")
                 time.sleep(_POLL_S)
             for (start, end), charged in series.spans:
                 # What the device took of the launching stream counts, not what the host took to ask for it.

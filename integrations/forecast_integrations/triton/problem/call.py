@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
+from forecast_autotune.errors import function_of_caller
 from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.variants.entry import CallGrid
 from forecast_integrations.triton.protocols import (
     KernelFunction,
     LaunchConfig,
+    NamedArguments,
     Tuner,
     VariantKernel,
     is_descriptor,
@@ -102,6 +104,13 @@ class KernelCall:
             or tuner.restore_value
         )
 
+    def hooks(self, candidate: Candidate) -> list[Callable[..., object]]:
+        """Hooks of the user's around a launch of this candidate."""
+        tuner, own = self.tuner, self.configs[candidate].pre_hook
+        found: list[Callable[..., object]] = [own] if own is not None else []
+        found += [tuner.pre_hook] if tuner.user_defined_pre_hook else []
+        return found + ([tuner.post_hook] if tuner.user_defined_post_hook else [])
+
     def hears_failures(self) -> bool:
         """Whether hooks of the user's surround every try of a config, the failing ones included."""
         return bool(self.tuner.user_defined_pre_hook or self.tuner.user_defined_post_hook)
@@ -111,8 +120,10 @@ class KernelCall:
         config = self.configs[candidate]
         full = {**self.named_arguments(), **self.launch_keywords(candidate)}
         if config.pre_hook is not None:
-            config.pre_hook(full)
-        self.tuner.pre_hook(full)
+            with function_of_caller():
+                config.pre_hook(full)
+        with _as_hook(self.tuner.user_defined_pre_hook):
+            self.tuner.pre_hook(full)
         return full
 
     def launcher(self, candidate: Candidate) -> Callable[[], object]:
@@ -131,7 +142,25 @@ class KernelCall:
 
     def run_after_hook(self, full: dict[str, object], exception: BaseException | None = None) -> None:
         """Run the hook that follows a launch."""
-        self.tuner.post_hook(full, exception=exception)
+        with _as_hook(self.tuner.user_defined_post_hook):
+            self.tuner.post_hook(full, exception=exception)
+
+
+def _as_hook(is_users: bool) -> contextlib.AbstractContextManager[None]:
+    """Around a hook of the tuner's: Triton's own restores tensors, and fails where a launch broke the device."""
+    return function_of_caller() if is_users else contextlib.nullcontext()
+
+
+def check_conflicts(configs: Sequence[LaunchConfig], kwargs: NamedArguments) -> None:
+    """Raise `ValueError`, as Triton does, where a call sets a parameter that the configs set."""
+    for config in configs:
+        conflicts = kwargs.keys() & config.kwargs.keys()
+        if conflicts:
+            with function_of_caller():
+                raise ValueError(
+                    f"Conflicting meta-parameters: {', '.join(sorted(conflicts))}."
+                    " Make sure that you don't re-define auto-tuned symbols."
+                )
 
 
 def warmup_of(function: KernelFunction | VariantKernel) -> Callable[..., object]:

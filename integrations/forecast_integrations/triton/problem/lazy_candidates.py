@@ -44,7 +44,12 @@ class LazyGrids(Mapping[Candidate, tuple[int, ...]]):
     def _all(self) -> dict[Candidate, tuple[int, ...]]:
         if self._found is None:
             self._found = self._compute()
+            self.close()
         return self._found
+
+    def close(self) -> None:
+        """Let go of the call: what has not been asked for by now will not be known."""
+        self._compute = dict
 
     def __getitem__(self, candidate: Candidate) -> tuple[int, ...]:
         return self._all()[candidate]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from forecast_autotune.errors import DeviceLostError
+from forecast_autotune.errors import DeviceLostError, is_from_signal_handler, is_of_caller
 from forecast_autotune.features.ptx import ptx_facts
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.records.measurement import IN_TURNS
@@ -19,7 +18,8 @@ from forecast_integrations.triton.compile.pool import make_pool
 from forecast_integrations.triton.compile.protocol import CompilePool, CompileResult
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 from forecast_integrations.triton.protocols import Times
-from forecast_integrations.triton.timer.timers import EventTimer, UserBenchmarkTimer
+from forecast_integrations.triton.timer.timers import EventTimer, LaunchTimeoutError
+from forecast_integrations.triton.timer.user_benchmark import UserBenchmarkTimer
 
 
 class TritonMeasurer:
@@ -148,7 +148,7 @@ class TritonMeasurer:
             with span("measure", in_turns=len(candidates)):
                 times = self._timer.in_turns(candidates)
         except Exception as error:
-            if outcome_of(error) is None:
+            if outcome_of(error) is None or is_of_caller(error):
                 raise
             return []  # each of them ran before; the single timings stand
         finally:
@@ -208,14 +208,20 @@ class TritonMeasurer:
 
     def _repeat_failure(self, candidate: Candidate) -> None:
         """Launch what failed to compile: the user's hooks or benchmark function hear of it, as under Triton."""
-        with contextlib.suppress(Exception), self._guard(candidate):
-            self._timer.first(candidate, self._timeout_s)
+        try:
+            with self._guard(candidate):
+                self._timer.first(candidate, self._timeout_s)
+        except Exception as error:
+            if is_of_caller(error):
+                raise
 
     def _failed(
         self, candidate: Candidate, error: Exception, seconds: float | None, facts: dict[str, object]
     ) -> Measurement:
-        outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else outcome_of(error)
-        if outcome is None:
+        outcome = Outcome.TIMEOUT if isinstance(error, LaunchTimeoutError) else outcome_of(error)
+        # A hook that meets a device which the launch before it broke has found nothing that is its own.
+        of_caller = is_of_caller(error) and (is_from_signal_handler(error) or self._timer.is_alive())
+        if outcome is None or of_caller:
             raise error
         if outcome is Outcome.TIMEOUT:
             self._lost = f"{candidate} did not finish in {self._timeout_s:g} s and still holds the device"

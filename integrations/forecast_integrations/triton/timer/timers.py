@@ -16,14 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.timing.pauses import CLOCK_INTERVAL_S, SHORT_LAUNCH_S, mean_without_strays
 from forecast_autotune.timing.recorded_launches import DeviceEvent
 from forecast_integrations.triton.problem.call import KernelCall
-from forecast_integrations.triton.protocols import Times
 from forecast_integrations.triton.timer.prompt_turns import prompt_turns
 from forecast_integrations.triton.timer.separation import is_separated
 from forecast_integrations.triton.timer.short_launches import TimedLaunch, record_launches
@@ -63,54 +61,8 @@ class TimingLengths:
     """Beyond this multiple of the fastest the launches of the estimate are enough."""
 
 
-class UserBenchmarkTimer:
-    """Times through the tuner's own `_bench`: a user's `do_bench=`, or a subclass with its own."""
-
-    protocol = "user-do-bench"
-
-    def __init__(self, call: KernelCall) -> None:
-        self._call = call
-        self.raw: dict[Candidate, Times] = {}
-
-    def first(self, candidate: Candidate, timeout_s: float) -> None:
-        """One call of the benchmark function is all there is; see `time_adaptively`."""
-        call = self._call
-        if candidate.variant in call.functions:
-            # `_bench` knows the tuner's own kernel alone.
-            once = partial(call.launch_once, candidate)
-            self.raw[candidate] = call.tuner.do_bench(once, quantiles=(0.5, 0.2, 0.8))
-            return
-        config = call.configs[candidate]
-        self.raw[candidate] = call.tuner._bench(*call.args, config=config, **call.kwargs)
-
-    def time_adaptively(self, candidate: Candidate, best_ms: float) -> list[float] | None:
-        """What `first` returned, as [20 %, 50 %, 80 %]; None for a failure."""
-        result = self.raw[candidate]
-        values = [float(v) for v in result] if isinstance(result, list | tuple) else [float(result)]
-        if not math.isfinite(values[0]):
-            return None
-        if len(values) >= 3:
-            middle, low, high = values[:3]
-            return [low, low, middle, high, high] if low <= middle <= high else [middle]
-        return values[:1]
-
-    def stay_awake(self) -> None:
-        """Nothing: the function warms the device up itself, or means not to."""
-
-    def protocol_of(self, candidate: Candidate) -> str:
-        """The same for all: what the function does is not known."""
-        return self.protocol
-
-    def is_host_bound(self, candidate: Candidate) -> bool:
-        """Not known of a benchmark function."""
-        return False
-
-    def is_alive(self) -> bool:
-        """The benchmark function has its own view of the device."""
-        return True
-
-    def close(self) -> None:
-        """Nothing is held."""
+class LaunchTimeoutError(TimeoutError):
+    """The device gave no answer in time: it is still held."""
 
 
 class LaunchableCall(Protocol):
@@ -179,7 +131,7 @@ class LaunchTimer:
         return self._interface.Event(enable_timing=True)
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
-        """Launch once and wait, at most `timeout_s`. Raises TimeoutError when it does not come back."""
+        """Launch once and wait, at most `timeout_s`. Raises `LaunchTimeoutError` when it does not come back."""
         self._interface.synchronize()  # what `stay_awake` queued is not the candidate's
         self._call.launch_once(candidate)
         done = self._event()
@@ -188,7 +140,7 @@ class LaunchTimer:
         pause = 0.0
         while not done.query():
             if time.perf_counter() > begin + timeout_s:
-                raise TimeoutError(f"no answer from the device after {timeout_s:g} s")
+                raise LaunchTimeoutError(f"no answer from the device after {timeout_s:g} s")
             time.sleep(pause)
             pause = min(0.01, pause + 1e-5)
         self._first_ms[candidate] = 1e3 * (time.perf_counter() - begin)
