@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from forecast_autotune import frameworks
 from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.file_access import open_named_output
+from forecast_autotune.file_access import misplaced_file, open_named_output
 from forecast_harness.commands.code_path import early_start, open_machine_code
 from forecast_harness.cuda_kernels.declaration import CUDA_PLACE
 from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE
@@ -38,7 +38,7 @@ _REPORT = "report.html"
 
 
 def search(options: argparse.Namespace, output: Output) -> int:
-    """Search, resume or show; 0 if it came to its end, 130 if it was interrupted."""
+    """Search, resume or show; 0 if it came to its end, 1 if no proposer gave a source, 130 if it was interrupted."""
     began = time.monotonic()
     _check(options)
     if options.show is not None:
@@ -54,10 +54,19 @@ def search(options: argparse.Namespace, output: Output) -> int:
         _report(output, state, folder, f"interrupted. To go on: {resume_command(options, folder)}", told)
         return _INTERRUPTED
     _report(output, state, folder, "", told)
+    _check_end(state)
+    return 0
+
+
+def _check_end(state: SearchState) -> None:
+    """Raises `CommandError` for a search that measured nothing, or was given nothing to measure."""
+    from forecast_harness.search.planning.stopping import proposers_problem
+
     if not state.scores:
         reason = state.stopped.reason if state.stopped is not None else "it did not end"
         raise CommandError(f"nothing could be measured, not even the seed: {reason}")
-    return 0
+    if problem := proposers_problem(state):
+        raise CommandError(f"a search needs a proposer that gives sources, and none gave any: {problem}")
 
 
 def resume_command(options: argparse.Namespace, folder: Path) -> str:
@@ -102,12 +111,18 @@ def _check_models(options: argparse.Namespace) -> None:
 def _folder_name(target: str) -> str:
     """`search-swiglu` for a pack's name or folder, `search-fn` for `FILE.py:fn`, `FILE.cu:fn` and
     `package.module:fn`."""
-    found = KERNEL_PLACE.match(target) or CUDA_PLACE.match(target)
+    found = _kernel_place(target)
     last = found["name"] if found else Path(target).stem
     return "search-" + (re.sub(r"[^\w.-]+", "-", last).strip("-.") or "target")
 
 
+def _kernel_place(target: str) -> re.Match[str] | None:
+    return KERNEL_PLACE.match(target) or CUDA_PLACE.match(target)
+
+
 def _check_folder(folder: Path, resume: bool) -> None:
+    if found := misplaced_file(folder):
+        raise UsageError(f"--out must be a folder, and {folder} is {found}: name a new one")
     if (folder / _LOG).exists():
         if not resume:
             raise UsageError(
@@ -138,24 +153,26 @@ def _search(
     device = options.device or ("cuda" if _devices() else "cpu")
     verification_plan(device)  # a device that is not there is told before anything else is tried
     tell = (lambda stage: None) if options.quiet else output.remark
-    tell(f"opening {options.target} for {device}")
+    if _kernel_place(options.target):
+        tell(f"opening {options.target} for {device}")  # importing its file takes seconds
     settings = _settings(options)
     with contextlib.ExitStack() as stack:
         early = early_start(options, device)
         if early is not None:
             stack.callback(early.close)
         target, seeds = open_target(options.target, device=device)
-        checking = None
-        if not options.resume and target.kind is TargetKind.PACK:
-            tell("checking that the pack tells right from wrong")
-            checker = stack.enter_context(ThreadPoolExecutor(1, "pack-check"))
-            checking = checker.submit(_require_sound_pack, target, device)
+        # Whatever can be wrong with the options is told before the pack is checked, which takes seconds.
         proposers = _proposers(settings, target, stack)
         forecaster = open_forecaster(settings.surrogate, target)
         if forecaster is not None:
             stack.callback(forecaster.close)
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(_remove_unbegun, folder)
+        checking = None
+        if not options.resume and target.kind is TargetKind.PACK:
+            tell("checking that the pack tells right from wrong")
+            checker = stack.enter_context(ThreadPoolExecutor(1, "pack-check"))
+            checking = checker.submit(_require_sound_pack, target, device)
         lanes = stack.enter_context(
             contextlib.closing(_lanes(options, output, target, seeds[0], device, folder, early))
         )

@@ -66,6 +66,7 @@ def refused(capture: Capture, *arguments: str) -> str:
         (("swiglu", "--serve", "70000"), "must be an integer from 0 to 65535"),
         (("swiglu", "--device", "cpu", "--proposer", "gpt"), "mechanical, recorded:PATH, llm:SPEC"),
         (("swiglu", "--device", "cpu", "--surrogate", "gpt"), "no forecaster is called 'gpt'"),
+        (("swiglu", "--device", "cpu", "--proposer", "external:/no/such"), "needs a program that can be run"),
         (("swiglow", "--device", "cpu"), "nor a KernelBench file"),
         (("kernel.py:fn", "--device", "cpu"), "interpreted"),
         (("package.module:fn", "--device", "cpu"), "package.module:fn: a Triton kernel can only be searched"),
@@ -79,6 +80,33 @@ def test_mistakes_are_named_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     assert said in refused(capsys, *arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_options_are_checked_before_the_pack_is(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more in (("--proposer", "gpt"), ("--surrogate", "gpt"), ("--out", "/dev/null/x")):
+        assert "checking" not in refused(capsys, "swiglu", "--device", "cpu", *more)
+    said = refused(capsys, "swiglow", "--device", "cpu")
+    assert said.startswith("forecast-autotune: error: swiglow is neither a shipped pack")
+
+
+def test_a_file_in_the_place_of_the_folder_is_left_alone(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    said = refused(capsys, "swiglu", "--out", str(tmp_path / "thesis.txt"))
+    assert "--out must be a folder" in said
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_a_search_whose_only_proposer_never_answers_has_failed(
+    tmp_path: Path, pack: str, capsys: Capture
+) -> None:
+    words = ("--device", "cpu", "--proposer", "external:false", "--quiet", "--out", str(tmp_path / "out"))
+    assert main(["search", pack, *words]) == 1
+    said = capsys.readouterr()
+    assert "no proposer gave a source in 8 batches" in " ".join(said.out.split())
+    assert "none gave any: external:false: it ended without an answer" in said.err
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(capsys: Capture, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import threading
@@ -184,5 +183,13 @@ def test_closing_ends_a_request_under_way(tmp_path: Path) -> None:
 def test_commands_that_cannot_be_run_are_told() -> None:
     with pytest.raises(SettingsError, match="no command line"):
         ExternalProposer("python 'unclosed", TARGET)
-    answer = ExternalProposer(os.fspath(Path("/nowhere/agent")), TARGET).propose(request(TARGET, SEED))
-    assert "cannot be started" in answer.problem
+    with pytest.raises(SettingsError, match="needs a program that can be run, and '/nowhere/agent' is none"):
+        ExternalProposer("/nowhere/agent --fast", TARGET)
+
+
+def test_a_program_that_is_gone_when_it_is_asked_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "agent"
+    program.touch(mode=0o755)
+    proposer = ExternalProposer(str(program), TARGET)
+    program.unlink()
+    assert "cannot be started" in proposer.propose(request(TARGET, SEED)).problem

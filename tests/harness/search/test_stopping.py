@@ -21,6 +21,7 @@ from benchmarks.lib.search.synthetic_landscape import (
 from forecast_autotune.records import Outcome
 from forecast_harness.search.history.events import ConfirmationJob, Lost, NodeJob, ProposalRequest, Proposed
 from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.planning.stopping import proposers_problem
 from forecast_harness.search.records import NodeForecast, NodeResult, SearchBudget, SearchSettings
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, comparable_outcome
 
@@ -125,6 +126,22 @@ def test_proposers_without_news_end_a_search_by_patience() -> None:
     _, state = world.run(random.Random(0))
     assert state.stopped is not None
     assert state.stopped.reason in ("no new node in 5 batches", "no better node in 5 batches")
+
+
+def test_proposers_that_never_give_a_source_are_the_reason_of_the_end() -> None:
+    world = SimulatedSearch(settings(500, patience=5), proposer=ScriptedProposer(0, False), forecasts=False)
+    _, state = world.run(random.Random(0))
+    assert state.stopped is not None
+    assert state.stopped.reason == "no proposer gave a source in 5 batches: nothing left"
+    assert proposers_problem(state) == "nothing left"
+
+
+def test_proposers_that_have_nothing_more_have_not_failed() -> None:
+    world = SimulatedSearch(settings(500), proposer=ScriptedProposer(0, True), forecasts=False)
+    _, state = world.run(random.Random(0))
+    assert state.stopped is not None
+    assert state.stopped.reason == "the proposers have nothing more"
+    assert proposers_problem(state) == ""
 
 
 class CertainForecaster(LandscapeForecaster):

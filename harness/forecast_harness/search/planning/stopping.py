@@ -12,6 +12,7 @@ from forecast_harness.search.planning.batch_requests import proposal_requests
 
 MIN_EXPECTED_GAIN = 0.001
 """Expected total gain (log2: 0.07 %) below which what is left of a budget is not spent."""
+_MAX_PROBLEM_CHARS = 500
 
 
 def oldest_open_batch(state: SearchState) -> int:
@@ -35,6 +36,14 @@ def reason_to_stop(state: SearchState, number: int) -> str | None:
     return known
 
 
+def proposers_problem(state: SearchState) -> str:
+    """Why no proposer ever gave a source; empty where one did, or had nothing more to give, or none was asked."""
+    answers = state.answers.values()
+    if any(a.nodes or a.exhausted or not a.problem for a in answers):
+        return ""
+    return "; ".join(sorted({a.problem for a in answers}))[:_MAX_PROBLEM_CHARS]
+
+
 def _find_reason_to_stop(state: SearchState, number: int) -> str | None:
     settings = state.settings
     limit, (chosen, open_) = settings.budget.measurements, _committed_measurements(state, number)
@@ -53,6 +62,8 @@ def _find_reason_to_stop(state: SearchState, number: int) -> str | None:
     if seen.stalled_batches >= settings.patience:
         return f"no better node in {seen.stalled_batches} batches"
     if seen.empty_batches >= settings.patience:
+        if problem := proposers_problem(state):
+            return f"no proposer gave a source in {seen.empty_batches} batches: {problem}"
         return f"no new node in {seen.empty_batches} batches"
     before = range(number - settings.depth, number)
     if before[0] >= 1 and not any(proposal_requests(state, b) for b in before):

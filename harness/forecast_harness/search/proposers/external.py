@@ -29,6 +29,7 @@ import json
 import os
 import selectors
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -67,7 +68,7 @@ class _ProtocolError(Exception):
 
 
 class ExternalProposer:
-    """See the module. Raises `SettingsError` for a command line that cannot be split."""
+    """See the module. Raises `SettingsError` for a command line that cannot be split or whose program is not there."""
 
     styles: Sequence[str] = ("ask",)
 
@@ -78,6 +79,11 @@ class ExternalProposer:
             raise SettingsError(f"external:{command:.80} is no command line: {error}") from error
         if not self._command:
             raise SettingsError("external: needs a command line, as in external:python agent.py")
+        if shutil.which(self._command[0]) is None:
+            raise SettingsError(
+                f"external: needs a program that can be run, and {self._command[0]!r:.80} is none: give its path, or "
+                "make it executable"
+            )
         self.name = f"external:{Path(self._command[0]).name}"
         self._timeout_s = timeout_s
         self._mutex = threading.Lock()
