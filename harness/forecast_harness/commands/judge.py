@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ def verify(options: argparse.Namespace, output: Output) -> int:
     from forecast_harness.verify.run import verify as judge
 
     require_packages("verify", "torch")
+    _check_trace(options)
     problem = open_problem(options.pack)
     pack, plan = problem.pack, build_plan(options)
     named = [] if options.solution is None else [options.solution]
@@ -44,8 +46,8 @@ def verify(options: argparse.Namespace, output: Output) -> int:
         output.emit({"pack": pack.definition.name, "refused": refused}, *_pack_lines(pack, refused))
         return 1 if refused else 0
     data = {**verdict.to_json(), "level": level}
-    _trace(options, [data])
     output.emit(data, *_verdict_lines(verdict, level))
+    _trace(options, [data])
     return 0 if verdict.accepted else 1
 
 
@@ -58,6 +60,7 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     from forecast_harness.verify.run import check_pack
 
     require_packages("bench", "torch")
+    _check_trace(options)
     problem = open_problem(options.pack)
     pack, plan = problem.pack, build_plan(options)
     first_named = [] if options.against is None else [options.against]
@@ -78,8 +81,8 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     for text in remarks:
         output.remark(text)
     data = [{**e.to_json(), "type": "contest", "schema": 1, "level": level} for e in entries]
-    _trace(options, data)
     output.emit({"pack": pack.definition.name, "entries": data}, _table(entries), *_notes(entries))
+    _trace(options, data)
     return 0 if any(e.outcome for e in entries) else 1
 
 
@@ -170,9 +173,23 @@ def _solution(options: argparse.Namespace, pack: Pack, name: str) -> Solution:
     from forecast_harness.packs import Language, load_solution
 
     found = load_solution(name, pack, None if options.language is None else Language(options.language))
+    if options.language == Language.CUDA and load_solution(name, pack).language is not Language.CUDA:
+        raise UsageError(
+            f"--language cuda is for Python that builds CUDA sources, and {name} does not: leave it out, or give a "
+            "kernel in CUDA C++ as KERNEL.cu:FN in place of the pack"
+        )
     if found.language is Language.TRITON:
         require_packages(f"{found.name}, which is written in Triton,", "triton")
     return found
+
+
+def _check_trace(options: argparse.Namespace) -> None:
+    """Raises `UsageError` for a `--trace` that cannot be written, before anything is judged for it."""
+    if options.trace is None:
+        return
+    path = Path(options.trace)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--trace must be a file that can be written, and {path} is none: name another")
 
 
 def _trace(options: argparse.Namespace, lines: list[dict[str, Any]]) -> None:

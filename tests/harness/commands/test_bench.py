@@ -184,6 +184,14 @@ def test_verify_prints_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert all(line["type"] == "verdict" and line["facts"]["harness"] for line in lines)
 
 
+def test_a_verdict_is_printed_before_its_trace_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--device", "cpu", "--cases", "3", "--trace", "/dev/full"]
+    assert main(["verify", "softmax", "torch_plain", *options]) == 1
+    said = capsys.readouterr()
+    assert "torch_plain on softmax: accepted" in said.out
+    assert "No space left" in said.err
+
+
 def test_verify_judges_a_pack_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "softmax", "--device", "cpu"]) == 0
     assert "is sound" in capsys.readouterr().out
@@ -210,6 +218,15 @@ def test_bench_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["verify", "softmax", "torch_plain", "--device", "77"], "--device 77"),
         (["verify", "softmax", "torch_plain", "--device", "cpu", "--level", "none"], "--level must be"),
         (["verify", "softmax", "torch_plain", "--cases", "0"], "--cases: must be"),
+        (
+            ["verify", "softmax", "torch_plain", "--device", "cpu", "--trace", "no/x"],
+            "--trace must be a file",
+        ),
+        (["bench", "softmax", "torch_plain", "--device", "cpu", "--trace", "/"], "--trace must be a file"),
+        (
+            ["verify", "softmax", "torch_plain", "--device", "cpu", "--language", "cuda"],
+            "--language cuda is for",
+        ),
         (["bench", "softmax", "torch_plain", "--device", "cpu"], "something to compare"),
         (["bench", "softmax", "torch_plain", "--seconds", "0"], "--seconds: must be"),
     ],
