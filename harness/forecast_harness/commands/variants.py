@@ -27,7 +27,7 @@ from forecast_autotune.variants.judgement import SourceJudgement, read_judgement
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.judge import build_plan, open_lane
-from forecast_harness.variants.kernels.user_kernel import UserKernel, is_covered
+from forecast_harness.variants.kernels.user_kernel import UserKernel, check_syntax, is_covered
 
 if TYPE_CHECKING:
     from forecast_harness.sandbox.lane_pools import LanePool
@@ -52,6 +52,7 @@ def variants(options: argparse.Namespace, output: Output) -> int:
 def _make(options: argparse.Namespace, output: Output) -> int:
     began = time.monotonic()
     require_packages("variants", "torch", "triton")
+    check_syntax(options.what)
     with contextlib.ExitStack() as held:
         # Its file imports torch, which takes seconds.
         reading = held.enter_context(contextlib.ExitStack())

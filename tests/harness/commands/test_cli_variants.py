@@ -295,6 +295,7 @@ def test_calls_of_a_case_in_the_file(tmp_path: Path, capsys: Capture) -> None:
     [
         (["nothing"], "is no KERNEL.py:FN"),
         (["gone.py:double"], "is no Python file"),
+        (["torn.py:double"], "a kernel's file must be Python, and torn.py is none: invalid syntax"),
         (["KERNEL:triple"], "has no kernel 'triple'; it has scaled, double"),
         (["KERNEL", "extra"], "one word too many"),
         (["show"], "show needs NAME"),
@@ -303,7 +304,10 @@ def test_calls_of_a_case_in_the_file(tmp_path: Path, capsys: Capture) -> None:
         (["KERNEL:double", "--llm", "nonsense:"], "error:"),
     ],
 )
-def test_wrong_usage_is_named(kernel: str, capsys: Capture, what: list[str], said: str) -> None:
+def test_wrong_usage_is_named(
+    kernel: str, tmp_path: Path, capsys: Capture, what: list[str], said: str
+) -> None:
+    write(tmp_path, "torn.py", "def double(:\n")
     arguments = [w.replace("KERNEL", kernel.rpartition(":")[0]) for w in what]
     assert variants(*arguments) == 2
     assert said in capsys.readouterr().err

@@ -7,6 +7,7 @@ recorded when the kernel was tuned.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,9 +56,9 @@ class UserKernel:
     def of(cls, what: str) -> UserKernel:
         """Import `KERNEL.py:FN` or `package.module:FN`.
 
-        Raises `UsageError` for anything else, `CommandError` for a file that fails, and `RecordError` for a kernel
-        of torch.compile's whose call cannot be told. A package that the file needs and that is not installed is an
-        `ImportError`.
+        Raises `UsageError` for anything else and for a file that is no Python, `CommandError` for a file that fails,
+        and `RecordError` for a kernel of torch.compile's whose call cannot be told. A package that the file needs and
+        that is not installed is an `ImportError`.
         """
         found = KERNEL_PLACE.match(what)
         if CUDA_PLACE.match(what):
@@ -69,6 +70,7 @@ class UserKernel:
             raise UsageError(
                 f"{what} is no KERNEL.py:FN or package.module:FN: name a Python file or a module, and a kernel in it"
             )
+        check_syntax(what)
         where, name = found["where"], found["name"]
         own = _own_file(where, name)
         try:
@@ -178,6 +180,19 @@ class UserKernel:
             yield replace(
                 made, configs=configs, zeroed=zeroed, calls=(calls[i], *others), launches=tuple(known)
             )
+
+
+def check_syntax(what: str) -> None:
+    """Raises `UsageError` for the file of a KERNEL.py:FN that is no Python, before anything is done for it."""
+    path = Path(what.rpartition(":")[0])
+    if path.suffix != ".py" or not path.is_file():
+        return
+    try:
+        ast.parse(
+            path.read_bytes(), path.name
+        )  # it is imported next: limits on what others wrote protect nobody here
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"a kernel's file must be Python, and {path} is none: {error}") from error
 
 
 def _own_file(where: str, name: str) -> str:
