@@ -43,7 +43,8 @@ def test_a_file_says_everything(tmp_path: Path) -> None:
         (TOML + '[loss]\nreward = "brier"', "loss.reward must be one of"),
         (TOML + "[steps]\ntokens = 10", "at least 256"),
         (TOML + 'dtype = "int8"', "bfloat16 or float32"),
-        ('model = "m"', "incomplete"),
+        ("", "a run needs model, data, out: add model, data, out"),
+        ('model = "m"', "a run needs model, data, out: add data, out"),
         ("model = ", "no TOML file"),
     ],
 )

@@ -160,7 +160,11 @@ def _models(kinds: Commands) -> None:
         ("grpo", "train a model that speaks, by rewards"),
     ):
         run = kinds.add(name, f"forecast_train.commands.models:{name}", said)
-        run.add_argument("config", metavar="RUN.toml", help="what reproduces the run; see the README")
+        run.add_argument(
+            "config",
+            metavar="RUN.toml",
+            help="model, data, folder and settings of the run; docs/how_to/train_language_model.md has examples",
+        )
         for option, what in (("model", "to start from"), ("data", "of `train data`"), ("out", "of the run")):
             run.add_argument(f"--{option}", metavar="DIR", help=f"instead of the file's: folder {what}")
         run.add_argument("--seed", type=SEED, metavar="N", help="instead of the file's")
@@ -179,9 +183,15 @@ def _models(kinds: Commands) -> None:
     traces = kinds.add(
         "traces",
         "forecast_train.commands.models:traces",
-        "keep the shortest correct trace per problem, for writers",
+        "choose dialogues to train a model on that writes kernels: of each problem's traces, which are a question "
+        "and a model's reply with its verdict, the shortest that is correct",
     )
-    traces.add_argument("files", nargs="+", metavar="FILE", help="JSON Lines with traces")
+    traces.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="JSON Lines, a trace each: problem, messages, reply, correct, ms (its time)",
+    )
     traces.add_argument("--out", required=True, metavar="FILE", help="dialogues as JSON Lines")
     traces.add_argument("--keep", type=COUNT, default=1, metavar="N", help="traces per problem (default: 1)")
     traces.add_argument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -171,7 +171,7 @@ def _parse_table(kind: type[SettingsT], given: Any, where: str) -> SettingsT:
         )
         if wanted in _TYPES and not right:
             raise SettingsError(f"{place}{name} must be of type {wanted}, got {value!r}")
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise SettingsError(f"{where or 'the file'} is incomplete: {error}") from error
+    needed = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [n for n in needed if n not in given]:
+        raise SettingsError(f"{where or 'a run'} needs {', '.join(needed)}: add {', '.join(missing)}")
+    return kind(**given)
