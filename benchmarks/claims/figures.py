@@ -2,7 +2,8 @@
 
 A figure is a number with a measured unit outside of code. A unit of text, which is a table row, a list item, a heading
 or a paragraph, names claims by links to the results page or by a comment; each of its figures must be one that
-a claim it names displays, in the same digits.
+a claim it names displays, in the same digits. A link on a number alone, with a unit or without, shows an estimate of
+its claim and no end of an interval.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ _UNITS = {
     "minute": "min", "minutes": "min", "min": "min", "hour": "h", "hours": "h", "x": "x", "×": "x", "times": "x",
 }  # fmt: skip
 _NUMBER = r"[-+−]?\d[\d,]*(?:\.\d+)?"
+_UNIT = "|".join(sorted(map(re.escape, _UNITS), key=len, reverse=True))
 _FIGURE = re.compile(
-    rf"(?<![\w.,])(?:(?P<low>{_NUMBER})\s?(?:to|–)\s)?(?P<number>{_NUMBER})\s?(?P<unit>"
-    + "|".join(sorted(map(re.escape, _UNITS), key=len, reverse=True))
-    + r")(?!\w)(?!\s\d)"
+    rf"(?<![\w.,])(?:(?P<low>{_NUMBER})\s?(?:to|–)\s)?(?P<number>{_NUMBER})\s?(?P<unit>{_UNIT})(?!\w)(?!\s\d)"
 )
+_QUOTE = re.compile(rf"\[({_NUMBER})(?:\s?({_UNIT}))?\]\([^)\s]*results\.md#([\w.-]+)\)")
+_INTERVAL_ENDS = ("_low", "_high", "_ends")
+"""How names of figures end that are ends of an interval."""
 _LINKED = re.compile(r"results\.md#([\w.-]+)")
 _NAMED = re.compile(r"<!--\s*claim:\s*([^>]*?)\s*-->")
 _FREE = re.compile(r"<!--\s*no claim:\s*\S[^>]*-->")
@@ -105,6 +108,7 @@ def check_page(markdown: str, name: str, claims: Mapping[str, Claim]) -> list[st
             problems.append(f"{where}: no claim {', '.join(unknown)} in benchmarks/claims.toml")
         if _FREE.search(code_free):
             continue
+        problems += [f"{where}: {said}" for said in _wrong_quotes(code_free, claims)]
         figures = find_figures(_TARGET.sub(" ", _COMMENT.sub(" ", code_free)))
         displayed = {f for c in known for text in c.figures.values() for f in find_figures(text)}
         for figure in dict.fromkeys(figures):
@@ -116,6 +120,17 @@ def check_page(markdown: str, name: str, claims: Mapping[str, Claim]) -> list[st
                 + (shown if known else "; link to one, or mark it")
             )
     return problems
+
+
+def _wrong_quotes(text: str, claims: Mapping[str, Claim]) -> Iterator[str]:
+    """What is wrong with numbers that are links; figures that no claim displays are told elsewhere."""
+    for number, unit, name in _QUOTE.findall(text):
+        figures = claims[name].figures if name in claims else {}
+        numbers = {label: re.findall(_NUMBER, text) for label, text in figures.items()}
+        estimates = [n for label, ns in numbers.items() if not label.endswith(_INTERVAL_ENDS) for n in ns]
+        displayed = any(number in ns for ns in numbers.values())
+        if figures and number not in estimates and (displayed or not unit):
+            yield f"a link shows an estimate of its claim, and {number} is none of {name}: {', '.join(estimates)}"
 
 
 def check_pages(claims: list[Claim], root: Path = ROOT) -> list[str]:

@@ -130,6 +130,20 @@ def test_a_figure_that_no_claim_displays_is_told(repository: Path, text: str, sa
     assert said in "\n".join(check_all(repository)[0])
 
 
+@pytest.mark.parametrize(
+    ("number", "right"), [("27.7", True), ("26.5", False), ("26.5x", False), ("3", False)]
+)
+def test_a_link_shows_an_estimate_and_no_end_of_an_interval(
+    repository: Path, number: str, right: bool
+) -> None:
+    manifest = repository / "benchmarks/claims.toml"
+    more = """figures.gain = "27.7 -> {:.1f}"\nfigures.gain_low = "26.5 -> {:.1f}x"\n"""
+    manifest.write_text(CLAIM + more)
+    (repository / "README.md").write_text(f"The gain is [{number}](docs/results.md#first-call).\n")
+    told = [p for p in check_all(repository)[0] if "a link shows an estimate" in p]
+    assert bool(told) is not right
+
+
 def test_a_new_result_makes_the_figures_shown_wrong(repository: Path) -> None:
     path = repository / "benchmarks/results/first.json"
     path.write_text(path.read_text().replace("2.168", "1.9"))
