@@ -222,7 +222,7 @@ class Settings:
         "_STALL_MS",
         _number(0.0, 1000.0),
         20.0,
-        "background mode: most milliseconds a second that timing adds to launches; 0: only settle() times",
+        "background mode: delay that timing adds to launches, ms per second, at most; 0: only settle() times",
     )
     timeout_s: float = _variable(
         "_TIMEOUT", _number(0.1, 1e6), 120.0, "seconds after which a compilation counts as hung"
