@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from forecast_autotune.printable import LONGEST_NAME, printable, without_controls
 
@@ -84,6 +84,9 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
     from rich.segment import Segment
 
+    stream = sys.stderr if stderr else sys.stdout
+    has_micro = _can_show(stream, "µ")
+
     class CommandConsole(Console):
         def on_broken_pipe(self) -> None:
             """Leave it to `main`: rich would exit with 1, as if the command had failed."""
@@ -96,11 +99,20 @@ def _console(*, stderr: bool) -> Console:
             for segment in super().render(renderable, options):
                 if segment.control is None and not segment.text.isprintable():
                     segment = Segment(without_controls(segment.text), segment.style)
+                if not has_micro and "µ" in segment.text:
+                    segment = Segment(segment.text.replace("µ", "u"), segment.style)
                 yield segment
 
-    stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-        # A µ that the terminal cannot show must not end the command.
+        # A name that the terminal cannot show must not end the command.
         stream.reconfigure(errors="replace")
     wide = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
     return CommandConsole(stderr=stderr, width=wide, highlight=False, markup=False, emoji=False)
+
+
+def _can_show(stream: TextIO, character: str) -> bool:
+    try:
+        character.encode(stream.encoding or "utf-8")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True

@@ -250,3 +250,15 @@ def test_a_program_that_is_run_keeps_pythons_own_streams(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (0, "True True\n")
     script.write_text("import sys\nsys.exit(0 if sys.stdout is None and sys.stderr is None else 3)\n")
     assert shell(">&- 2>&-", "run", str(script)).returncode == 0
+
+
+def test_a_terminal_without_a_micro_sign_is_told_us(tuned: Table) -> None:
+    for encoding, sign in (("ascii", "us"), ("latin-1", "µs"), ("utf-8", "µs")):
+        done = subprocess.run(
+            [sys.executable, "-m", "forecast_autotune", "explain", "example"],
+            capture_output=True,
+            timeout=300,
+            check=True,
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+        )
+        assert f" {sign} " in done.stdout.decode(encoding)

@@ -145,9 +145,74 @@ def test_labels_are_text_and_never_markup() -> None:
 
 def test_the_panel_counts_what_went_beyond_the_tolerance() -> None:
     text = rendered(replay_panel(report(row("a", (0.5, 0.0)), row("b", (0.5, 0.3)))))
-    assert "1 of 2 ended more than 2 % above" in text
-    assert "50 % came true, 8 % was stated" in text
+    assert "50 % (forecast: 8 %): 1 of 2 ended more than 2 % above" in text
     assert "15.0x faster" in text
+
+
+def store_row(name: str) -> dict[str, object]:
+    facts = {"kernel": name, "device": "NVIDIA H100 80GB HBM3", "problems": 7, "decided": 3, "candidates": 90}
+    return {**facts, "ok": 80, "failed": 10, "best_ms": 0.2, "last": "2026-11-23T21:53:26+00:00"}
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 132])
+def test_a_table_that_is_too_wide_loses_figures_and_never_names(width: int) -> None:
+    names = ("paged_attention_kernel_v2", "k")
+    lines = rendered(store_table([store_row(name) for name in names]), width).splitlines()
+    assert max(map(len, lines)) <= width
+    columns = [line.split("   ")[0].strip() for line in lines]
+    assert "".join(columns) == f"kernel{'─' * (len(columns[2]))}{''.join(names)}"
+    assert not any("…" in line.split("   ")[0] for line in lines)
+    assert ("failed" in "".join(lines)) == (width >= 80)
+
+
+def explained(*measured: tuple[str, float, float], chosen: str, width: int = 140) -> str:
+    decision = {
+        "candidate": chosen,
+        "shown": chosen,
+        "cost": {"wall_s": 2.0, "forecast_s": 0.1, "compile_s": 4.0, "compiled": 8, "timing_s": 0.2},
+        "saved_s": 0.0,
+        "median_ms": 1.0,
+        "tolerance": 0.02,
+        "stated_risk": 0.078,
+        "candidates": 9,
+        "measured": 2,
+        "known": 0,
+        "trusted": 7,
+        "refused": 0,
+        "evidence": "measured",
+        "reason": "measured 2 of 9",
+        "at": "2026-11-23T21:53:26+00:00",
+        "rounds": [],
+    }
+    rows = [
+        {
+            "candidate": name,
+            "shown": f"B={name} warps=4",
+            "outcome": "ok",
+            "median_ms": ms,
+            "forecast": {"ms": forecast, "low_ms": forecast, "high_ms": forecast},
+        }
+        for name, ms, forecast in measured
+    ]
+    problem = {"kernel": "k", "key": ["64"], "device": "card", "decision": decision, "measurements": rows}
+    return rendered(decision_explanation(problem, 8), width)
+
+
+@pytest.mark.parametrize(
+    ("forecast", "said"),
+    [(0.004, "1600x too low"), (9600.0, "1500x too high"), (6.08, "1.05x too low"), (6.4, "1.00x")],
+)
+def test_a_forecast_says_how_far_and_in_which_direction_it_is_off(forecast: float, said: str) -> None:
+    line = next(li for li in explained(("64", 6.4, forecast), chosen="64").splitlines() if "B=64" in li)
+    assert line.rstrip().endswith(f" {said}")
+
+
+def test_of_configs_that_tie_the_chosen_one_is_marked_without_colours() -> None:
+    text = explained(("64", 6.4, 6.4), ("128", 6.4, 6.4), chosen="128")
+    assert " 1     B=64 " in text
+    assert " 2 *   B=128 " in text
+    assert "* chosen" in text
+    assert "7.8 % that a better one (more than 2 % faster) is untried" in text
 
 
 def test_an_explanation_without_a_decision_says_so() -> None:
