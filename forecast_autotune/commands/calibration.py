@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.model_record import model_record_text, model_records
 from forecast_autotune.commands.output import Output
-from forecast_autotune.commands.stores.access import first_forecasts, open_store
+from forecast_autotune.commands.stores.access import first_forecasts
+from forecast_autotune.commands.stores.named_store import open_named_store
 from forecast_autotune.records import RiskVerdict
 from forecast_autotune.records.table import Table
 
@@ -21,7 +22,7 @@ RISK_BIN_EDGES = (0.05, 0.1, 0.2, 0.4, 1.0)
 
 def calibration(options: argparse.Namespace, output: Output) -> int:
     """One table of risks, one line on intervals, and a section on language models."""
-    store = open_store(options)
+    store = open_named_store(options)
     decisions = [d for _, d in store.decisions(options.kernel, options.device)]
     verdicts = [v for d in decisions for v in d.verdicts]
     intervals = coverage(store.tables(options.kernel, options.device))

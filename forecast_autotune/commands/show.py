@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.advice_lines import advice_json, advice_lines
 from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.stores.access import first_forecasts, open_store
+from forecast_autotune.commands.stores.access import first_forecasts
+from forecast_autotune.commands.stores.named_store import open_named_store
 from forecast_autotune.printable import count_text
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table, latest_labels
@@ -31,7 +32,7 @@ def show(options: argparse.Namespace, output: Output) -> int:
         from forecast_autotune.commands.store_page import store_page
 
         return store_page(options, output)
-    store = open_store(options)
+    store = open_named_store(options)
     rows = summarize(
         store.tables(options.kernel, options.device), store.decisions(options.kernel, options.device)
     )
@@ -95,7 +96,7 @@ def summarize(tables: Iterator[Table], decisions: Iterator[tuple[Problem, Decisi
 
 def explain(options: argparse.Namespace, output: Output) -> int:
     """Decision, evidence and forecasts of every problem of a kernel."""
-    store = open_store(options)
+    store = open_named_store(options)
     problems, measured, decided = _stored_by_id(store)
     chosen = [p for p in problems.values() if p.kernel.name == options.kernel]
     if not chosen:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forecast_autotune.commands.calibration import coverage, reliability
 from forecast_autotune.commands.output import Output, UsageError
-from forecast_autotune.commands.stores.access import open_store
+from forecast_autotune.commands.stores.named_store import open_named_store
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.printable import count_text
 from forecast_autotune.report.local_server import LocalServer, ServedText
@@ -22,7 +22,7 @@ from forecast_autotune.store import Store
 
 def store_page(options: argparse.Namespace, output: Output) -> int:
     """Write the page, or serve it until Ctrl-C. Raises `UsageError` for a folder that is not there."""
-    store = open_store(options)
+    store = open_named_store(options)
     if options.page is not None:
         path = Path(options.page)
         if not path.absolute().parent.is_dir():

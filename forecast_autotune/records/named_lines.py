@@ -26,6 +26,7 @@ JUDGED_BYTES = 64 * 1024 * 1024
 """Below so many, no ratio is judged: a small file of one row repeated may have any."""
 _CHUNK = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_PARQUET = b"PAR1"
 
 Refuse: TypeAlias = Callable[[RecordError], None]
 """Is told of each row that is left out, by file and line; without one, the first ends the reading."""
@@ -178,12 +179,16 @@ def csv_fields(line: str) -> list[str]:
 def numbered_lines(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, line without its end) of a file as `unpacked` reads it, a byte-order mark left out.
 
-    A line of more than `MAX_LINE_BYTES` is refused. Raises `RecordError` for more than `MAX_LINES`, and as
-    `unpacked` does; where compressed bytes are cut off, `refuse` is told and the lines before that count.
+    A line of more than `MAX_LINE_BYTES` is refused. Raises `RecordError` for more than `MAX_LINES`, for Parquet and
+    as `unpacked` does; where compressed bytes are cut off, `refuse` is told and the lines before that count.
     """
     with unpacked(path) as read:
         number, rest, skipping = 0, b"", False
         while chunk := _next_chunk(read, refuse):
+            if not number and chunk.startswith(_PARQUET):
+                raise RecordError(
+                    f"{path}: Parquet is for other programs: export .jsonl or .jsonl.gz to read it here"
+                )
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 number += 1

@@ -160,7 +160,11 @@ def _export(commands: Commands) -> None:
         "export", "forecast_autotune.commands.stores.exchange:export", "write stored measurements as a table"
     )
     export.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help=".jsonl, .jsonl.gz or .parquet; - is stdout"
+        "file",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help=".jsonl, .jsonl.gz or .parquet (for other programs: it cannot be imported again); - is stdout",
     )
     export.add_argument(
         "--format",
@@ -178,8 +182,8 @@ def _import(commands: Commands) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="tables, caches of Kernel Tuner, triton-dejavu, Inductor, Triton (its directory), logs of Helion and "
-        "AutoHeuristic; - is stdin",
+        help="tables, caches of Kernel Tuner, triton-dejavu, Inductor, FlagGems, Triton (its directory), logs of "
+        "Helion and AutoHeuristic, folders of such files; - is stdin",
     )
     imports.add_argument(
         "--triton-cache",

@@ -6,7 +6,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,14 @@ from forecast_autotune import frameworks, plugins
 from forecast_autotune.commands.console.extras import is_installed
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.stores.access import open_store
+from forecast_autotune.commands.stores.named_store import open_named_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import count_text, printable
 from forecast_autotune.records import Device
 from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.store.bundles.manifest import MANIFEST
 from forecast_autotune.store.exchange.autoheuristic import import_autoheuristic, is_autoheuristic_log
 from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, write_export
 from forecast_autotune.store.exchange.flaggems import import_flaggems, is_flaggems_cache
@@ -30,8 +32,9 @@ from forecast_autotune.store.exchange.kernel_tuner import (
     is_kernel_tuner_cache,
 )
 from forecast_autotune.store.exchange.refusals import Refusals
-from forecast_autotune.store.exchange.triton_cache import import_triton_cache
+from forecast_autotune.store.exchange.triton_cache import holds_timings, import_triton_cache
 from forecast_autotune.store.exchange.triton_dejavu import import_triton_dejavu, is_triton_dejavu_cache
+from forecast_autotune.store.files import VERSION
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Variant
 
@@ -44,6 +47,27 @@ if TYPE_CHECKING:
 IMPORTERS = "forecast_autotune.importers"
 """Entries are functions (path, device's name, what takes rows that break a rule) -> tables, or None for a file that
 is not theirs."""
+KNOWN_FORMATS = (
+    "tables of `export`, caches of Kernel Tuner, triton-dejavu, Inductor or FlagGems, logs of Helion or "
+    "AutoHeuristic, Triton's cache directory"
+)
+_TABLES = (".jsonl", ".jsonl.gz")
+
+
+def _import_kernel_tuner(
+    path: Path, device: Device | None = None, *, refuse: Refuse | None = None
+) -> list[Table]:
+    return [import_kernel_tuner(path, device, refuse=refuse)]
+
+
+_OTHERS = (
+    (is_helion_log, import_helion),
+    (is_flaggems_cache, import_flaggems),
+    (is_kernel_tuner_cache, _import_kernel_tuner),
+    (is_triton_dejavu_cache, import_triton_dejavu),
+    (is_autoheuristic_log, import_autoheuristic),
+)
+"""What tells another tool's file, and what reads it; the first that knows a file has it."""
 
 
 def export(options: argparse.Namespace, output: Output) -> int:
@@ -59,9 +83,12 @@ def export(options: argparse.Namespace, output: Output) -> int:
     path = Path(name)
     if name != "-" and not path.absolute().parent.is_dir():
         raise UsageError(f"{name}: there is no directory {path.parent}")
-    store = open_store(options)
+    store = open_named_store(options)
     tables = list(store.tables(options.kernel, options.device))
     variants = [] if form == "parquet" else store.variants_of(options.kernel)
+    if not tables and not variants:
+        filtered = " that --kernel and --device choose" if options.kernel or options.device else ""
+        raise CommandError(f"nothing to export: the store at {store.root} holds no measurement{filtered}")
     if form == "parquet":
         from forecast_autotune.store.exchange.parquet import write_parquet
 
@@ -85,7 +112,7 @@ def _export_for_others(options: argparse.Namespace, output: Output, form: str) -
     folder = Path(options.file)
     if options.file == "-" or folder.is_file():
         raise UsageError(f"{form} writes files into a folder: name one as FILE, not {options.file!r}")
-    store = open_store(options)
+    store = open_named_store(options)
     chosen = store.tables(options.kernel, options.device)
     report = write_export(form, folder, chosen, store.decisions(options.kernel, options.device))
     for left in report.left_out:
@@ -100,31 +127,16 @@ def _export_for_others(options: argparse.Namespace, output: Output, form: str) -
 def import_(options: argparse.Namespace, output: Output) -> int:
     """Read table files and other tuners' timings; add what the store does not hold."""
     if not options.files and options.triton_cache is None:
-        raise UsageError(
-            "nothing to import: give table files, cache files of Kernel Tuner, triton-dejavu or Inductor, logs of "
-            "Helion or AutoHeuristic, a Triton cache directory, or --triton-cache"
-        )
-    files = [Path(name) for name in options.files]
-    caches = [path for path in files if path.is_dir()]
+        raise UsageError(f"nothing to import: give {KNOWN_FORMATS}, or --triton-cache")
+    files, caches = _files_and_caches(options.files)
     if options.triton_cache is not None:
         caches.append(_triton_cache(options.triton_cache))
-    for cache in caches:
-        if not cache.is_dir():
-            raise UsageError(f"{cache} is no directory: name the Triton cache, as in TRITON_CACHE_DIR")
-    variants: list[Variant] = []
-
-    def other(data: dict[str, Any]) -> None:
-        if data.get("type") == "variant":
-            variants.append(Variant.from_json(data))
-
     refused = Refusals()
     tables: list[Table] = []
+    variants: list[Variant] = []
     for path in files:
-        if path.is_dir():
-            continue
-        refused.begin_file()
         try:
-            tables += read_any_table(path, options.device_name, other, refused.refuse_row)
+            tables += _read_file(path, options.device_name, variants, refused)
         except RecordError as error:
             if len(files) == 1 and not caches:
                 raise
@@ -150,6 +162,59 @@ def import_(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+def _files_and_caches(names: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """The files that were named, those of known formats in folders among them, and Triton's caches.
+
+    Raises `UsageError` for a folder that holds neither, and for stores and bundles.
+    """
+    files: list[Path] = []
+    caches: list[Path] = []
+    for path in map(Path, names):
+        if not path.is_dir():
+            files.append(path)
+        elif (path / MANIFEST).exists() or (path / VERSION).is_dir():
+            kind = "bundle" if (path / MANIFEST).exists() else "store"
+            raise UsageError(f"{path} is a {kind}: `forecast-autotune store merge {path}` adds what it holds")
+        elif holds_timings(path):
+            caches.append(path)
+        elif inside := [p for p in sorted(path.rglob("*")) if p.is_file() and _is_known(p)]:
+            files += inside
+        else:
+            raise UsageError(f"{path}: no file in it is of the known formats ({KNOWN_FORMATS})")
+    return files, caches
+
+
+def _is_known(path: Path) -> bool:
+    if path.name.endswith(_TABLES) or any(is_theirs(path) for is_theirs, _ in _OTHERS):
+        return True
+    importers = (plugins.load(IMPORTERS, name) for name in plugins.names(IMPORTERS))
+    try:
+        return any(read(path, "", lambda error: None) is not None for read in importers)
+    except RecordError:
+        return True  # theirs, and what is wrong with it is told when it is imported
+
+
+def _read_file(path: Path, device: str | None, variants: list[Variant], refused: Refusals) -> list[Table]:
+    """The tables of a file, whose variants join `variants`. Raises `RecordError` where neither came of it."""
+    rows: list[RecordError] = []
+    before = len(variants)
+
+    def other(data: dict[str, Any]) -> None:
+        if data.get("type") == "variant":
+            variants.append(Variant.from_json(data))
+
+    tables = read_any_table(path, device, other, rows.append)
+    if not tables and len(variants) == before:
+        first = f"; of {count_text(len(rows), 'refused row')} the first: {rows[0]}" if rows else ""
+        raise RecordError(
+            f"{path}: of none of the known formats ({KNOWN_FORMATS}), or without a measurement{first}"
+        )
+    refused.begin_file()
+    for error in rows:
+        refused.refuse_row(error)
+    return tables
+
+
 def read_any_table(
     path: Path,
     device: str | None,
@@ -163,16 +228,9 @@ def read_any_table(
     """
     if str(path) == "-":
         return read_tables(path, other, refuse)
-    if is_helion_log(path):
-        return import_helion(path, device_from_name(device) if device else None, refuse=refuse)
-    if is_flaggems_cache(path):
-        return import_flaggems(path, device_from_name(device) if device else None, refuse=refuse)
-    if is_kernel_tuner_cache(path):
-        return [import_kernel_tuner(path, device_from_name(device) if device else None, refuse=refuse)]
-    if is_triton_dejavu_cache(path):
-        return import_triton_dejavu(path, device_from_name(device) if device else None, refuse=refuse)
-    if is_autoheuristic_log(path):
-        return import_autoheuristic(path, device_from_name(device) if device else None, refuse=refuse)
+    for is_theirs, read in _OTHERS:
+        if is_theirs(path):
+            return read(path, device_from_name(device) if device else None, refuse=refuse)
     for name in plugins.names(IMPORTERS):
         found: list[Table] | None = plugins.load(IMPORTERS, name)(path, device, refuse)
         if found is not None:
@@ -190,7 +248,7 @@ def clear(options: argparse.Namespace, output: Output) -> int:
         if options.device:
             raise UsageError("advice belongs to no device: leave --device out")
         return clear_advice(options, output)
-    store = open_store(options)
+    store = open_named_store(options)
     tables = list(store.tables(options.kernel, options.device))
     count = sum(len(table.measurements) for table in tables)
     decisions = sum(1 for _ in store.decisions(options.kernel, options.device))
@@ -214,14 +272,14 @@ def clear(options: argparse.Namespace, output: Output) -> int:
 def _clear_variants(options: argparse.Namespace, output: Output) -> int:
     if options.device:
         raise UsageError("variants belong to no device: leave --device out")
-    store = open_store(options)
+    store = open_named_store(options)
     held = len(store.variants_of(options.kernel))
     return _clear_kept(options, output, store, "variants", held, store.clear_variants, "variant")
 
 
 def clear_advice(options: argparse.Namespace, output: Output) -> int:
     """Remove advice on kernels whose name contains `--kernel`, after asking."""
-    store = open_store(options)
+    store = open_named_store(options)
     held = len(store.advice_of(options.kernel))
     return _clear_kept(
         options, output, store, "advice", held, store.clear_advice, "kernel source", "advice on "
@@ -266,7 +324,15 @@ def _ask_confirmation(what: str, output: Output) -> bool:
 
 
 def _triton_cache(given: str) -> Path:
-    return parse_user_directory(given or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache")
+    cache = parse_user_directory(given or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache")
+    if not cache.is_dir():
+        raise UsageError(f"{cache} is no directory: name the Triton cache, as in TRITON_CACHE_DIR")
+    if not holds_timings(cache):
+        raise UsageError(
+            f"{cache} holds no *.autotune.json: triton.autotune writes them with cache_results=True, or with "
+            "TRITON_CACHE_AUTOTUNING=1"
+        )
+    return cache
 
 
 def _device(name: str | None) -> Device:

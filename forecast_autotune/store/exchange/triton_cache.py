@@ -24,6 +24,11 @@ PROTOCOL = "triton-cache"
 """Timing protocol of imported measurements: Triton's default benchmarker, whatever it was then."""
 
 
+def holds_timings(directory: Path) -> bool:
+    """Whether a file of timings is below a directory, at any depth."""
+    return next(directory.rglob(f"*{_SUFFIX}"), None) is not None
+
+
 def import_triton_cache(directory: Path, device: Device) -> list[Table]:
     """Read every `*.autotune.json` below a Triton cache directory, one table per file.
 

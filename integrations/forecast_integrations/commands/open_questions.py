@@ -11,7 +11,7 @@ from forecast_autotune import plugins
 from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
-from forecast_autotune.commands.stores.access import open_store
+from forecast_autotune.commands.stores.named_store import open_named_store
 from forecast_autotune.llm.backend import BackendResponse
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.calibration import LLMCalibration
@@ -88,7 +88,7 @@ def asked_tables(options: argparse.Namespace) -> list[Table]:
         return load_tables(options)
     if options.tables:
         raise UsageError("--store and TABLE files exclude each other: give one")
-    return [t for t in open_store(options).tables() if len(t.by_candidate()) > 1]
+    return [t for t in open_named_store(options).tables() if len(t.by_candidate()) > 1]
 
 
 KINDS: dict[str, QuestionSource] = {"forecast": forecast_questions}

@@ -13,9 +13,10 @@ from typing import Any
 from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output
 from forecast_autotune.commands.stores.access import open_store
+from forecast_autotune.commands.stores.named_store import check_folder
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Decision
-from forecast_autotune.settings import Mode, Settings, parse_user_directory
+from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.misses import Miss
 from forecast_autotune.tuning.host_seconds import HOST_TIMING_S
@@ -63,7 +64,7 @@ class WarmedMiss:
 def warm(options: argparse.Namespace, output: Output) -> int:
     """Tune every recorded miss of this device; exit status 1 where one could not be."""
     store = open_store(options)
-    source = store if options.misses is None else Store(parse_user_directory(options.misses))
+    source = store if options.misses is None else Store(check_folder("--misses", options.misses))
     found = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
     sized: list[SizedMiss] = []
     if options.shapes:

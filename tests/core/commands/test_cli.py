@@ -62,6 +62,14 @@ def test_help_and_version_load_nothing_heavy(argument: str) -> None:
         ["import", "/nowhere/table.jsonl"],
         ["import", "--triton-cache", "/nowhere", "--device-name", "card"],
         ["export", "/nowhere/table.jsonl"],
+        ["export", "--store", "/nowhere"],
+        ["export", "out", "--format", "kernel-tuner", "--store", "/nowhere"],
+        ["show", "--store", "/nowhere"],
+        ["show", "--calibration", "--store", "/nowhere"],
+        ["explain", "k", "--store", "/nowhere"],
+        ["clear", "--yes", "--store", "/nowhere"],
+        ["llm", "ask", "--export", "q.jsonl", "--store", "/nowhere"],
+        ["warm", "--plan", "--misses", "/nowhere"],
         ["export", "--json"],
         ["export", "--format", "parquet"],
     ],
@@ -106,7 +114,7 @@ def test_filters_and_another_store(tuned: Table, tmp_path: Path, capsys: Capture
         (["--kernel", "other"], 0),
         (["--device", "gpu"], 1),
         (["--device", "mi300"], 0),
-        (["--store", str(tmp_path / "empty")], 0),
+        (["--store", str(tmp_path)], 0),
     ):
         assert main(["show", "--json", *arguments]) == 0
         assert len(shown(capsys)["kernels"]) == count, arguments
@@ -138,7 +146,7 @@ def test_explain_gives_the_decision_with_its_evidence_and_forecasts(
 def test_an_unknown_kernel_gets_the_nearest_names(tuned: Table, tmp_path: Path, capsys: Capture) -> None:
     assert main(["explain", "exampel"]) == 1
     assert capsys.readouterr().err.endswith("nearest: example\n")
-    assert main(["explain", "example", "--store", str(tmp_path / "empty")]) == 1
+    assert main(["explain", "example", "--store", str(tmp_path)]) == 1
     assert "holds no kernel yet" in capsys.readouterr().err
     assert main(["explain", "example", "--key", "8192"]) == 1
     assert "stored keys: 4096" in capsys.readouterr().err

@@ -47,8 +47,94 @@ def test_export_writes_the_table_to_stdout(file: Path, tmp_path: Path, capsys: C
     again = tmp_path / "again.jsonl"
     again.write_text(captured.out, encoding="utf-8")
     assert read_tables(again)[0].measurements == example_table().measurements
-    assert main(["export", "--kernel", "other"]) == 0
-    assert capsys.readouterr().out == ""
+
+
+def test_an_export_of_nothing_fails_and_leaves_what_was_there(
+    file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    main(["import", str(file)])
+    for name in ("-", str(file), str(tmp_path / "new.parquet")):
+        assert main(["export", name, "--kernel", "other"]) == 1
+        captured = capsys.readouterr()
+        assert "nothing to export" in captured.err
+        assert "--kernel" in captured.err
+    assert read_tables(file)
+    assert not (tmp_path / "new.parquet").exists()
+    assert main(["export", "--store", str(tmp_path)]) == 1
+    assert "holds no measurement\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "first"),
+    [
+        (b"", ""),
+        (b'{"a":1}\n', ""),
+        (b"{}\n", ""),
+        (bytes(range(256)) * 40, "refused rows the first: "),
+        (b'{"type":"problem"}\n', "1 refused row the first: "),
+    ],
+    ids=["empty", "another object", "no fields", "binary", "no problem"],
+)
+def test_a_file_of_no_known_format_is_one_error(
+    data: bytes, first: str, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    odd = tmp_path / "odd.json"
+    odd.write_bytes(data)
+    assert main(["import", str(odd)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert f"{odd}: of none of the known formats (tables of `export`" in captured.err
+    assert first in captured.err
+    assert main(["import", str(odd), str(file)]) == 2
+    captured = capsys.readouterr()
+    assert "added 15 measurements" in captured.out
+    assert "1 file refused" in captured.err
+
+
+def test_parquet_says_what_is_read_in_its_place(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("pyarrow")
+    written = tmp_path / "out.parquet"
+    assert main(["import", str(file)]) == 0
+    assert main(["export", str(written)]) == 0
+    capsys.readouterr()
+    for words in (["import", str(written)], ["replay", str(written)]):
+        assert main(words) == 2
+        assert "out.parquet: Parquet is for other programs: export .jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["kernel-tuner", "jsonl"])
+def test_files_of_known_formats_are_taken_out_of_a_folder(
+    form: str, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "folder"
+    assert main(["import", str(file)]) == 0
+    if form == "jsonl":
+        (folder / "deep").mkdir(parents=True)
+        (folder / "notes.txt").write_text("not a table")
+    out = folder / "deep" / "out.jsonl" if form == "jsonl" else folder
+    assert main(["export", str(out), "--format", form]) == 0
+    capsys.readouterr()
+    assert main(["import", str(folder), "--store", str(tmp_path / "other"), "--json"]) == 0
+    assert shown(capsys)["added"] >= 10
+
+
+def test_a_folder_that_import_cannot_read_says_why(
+    file: Path, root: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main(["import", str(file)]) == 0
+    assert main(["store", "bundle", str(tmp_path / "bundle")]) == 0
+    (tmp_path / "empty").mkdir()
+    capsys.readouterr()
+    for folder, said in (
+        (tmp_path / "bundle", "is a bundle: `forecast-autotune store merge"),
+        (root, "is a store: `forecast-autotune store merge"),
+        (tmp_path / "empty", "no file in it is of the known formats"),
+    ):
+        assert main(["import", str(folder)]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["import", "--triton-cache", str(tmp_path / "empty")]) == 2
+    assert "holds no *.autotune.json" in capsys.readouterr().err
 
 
 def test_a_table_is_read_from_stdin(file: Path) -> None:
@@ -83,6 +169,7 @@ def test_without_a_gpu_a_triton_cache_needs_the_devices_name(tmp_path: Path, cap
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine knows its device")
+    (tmp_path / "softmax.autotune.json").write_text("{}", encoding="utf-8")
     assert main(["import", str(tmp_path)]) == 2
     assert "--device-name" in capsys.readouterr().err
 

@@ -18,6 +18,7 @@ import pytest
 from forecast_autotune.commands.console import interruption
 from forecast_autotune.commands.console.interruption import CommandInterrupted, InterruptHandlers
 from forecast_autotune.records.table import write_tables
+from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
 from tests.waiting import eventually
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("root")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 COMMANDS = {
     "replay": ["replay", "--plot", "page.html"],
-    "export": ["export", "out.jsonl.gz"],
+    "export": ["export", "out.jsonl.gz", "--store", "filled"],
     "import": ["import", "table.jsonl", "--store", "other"],
     "train": ["train", "surrogate", "--out", "model.npz"],
     "verify": ["verify", "softmax", "torch_plain", "--device", "cpu", "--cases", "500"],
@@ -102,6 +103,7 @@ def test_a_command_ends_alike_at_any_moment(
         pytest.importorskip("torch")
     chance = random.Random(f"{name} {number}")
     (tmp_path / "table.jsonl").write_bytes(long_table)
+    Store(tmp_path / "filled").import_tables([example_table()])
     for turn in range(2):
         scratch, mark = tmp_path / f"scratch-{turn}", f"{tmp_path.name}-{turn}"
         scratch.mkdir()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.records.table import write_tables
+from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
 
 WITHOUT = """
@@ -75,9 +76,9 @@ CASES = [
     (["advise", "kernel.py:fn", "--llm", "recorded:answers.jsonl"], "triton", extra("triton")),
     (["demo"], "torch,triton", "torch and triton"),
     (["run", "kernel.py"], "torch,triton", extra("triton")),
-    (["import", "--triton-cache", "."], "torch,triton", "--device-name"),
+    (["import", "--triton-cache", "cache"], "torch,triton", "--device-name"),
     (["replay", "table.jsonl", "--plot", "p.png"], "matplotlib", extra("plot")),
-    (["export", "p.parquet"], "pyarrow", extra("parquet")),
+    (["export", "p.parquet", "--store", "filled"], "pyarrow", extra("parquet")),
     (["train", "data", "table.jsonl", "--out", "d"], "pyarrow", extra("parquet")),
     (["train", "surrogate", "--out", "m.npz"], "lightgbm,sklearn", extra("eval")),
     (["train", "llm", "run.toml"], "transformers", "extra"),
@@ -106,6 +107,9 @@ def make_files(folder: Path) -> None:
     head = {"type": "answers", "schema": 1, "model": "m", "provenance": {"author": "a"}}
     (folder / "answers.jsonl").write_text(json.dumps(head) + "\n")
     (folder / "data").mkdir()
+    (folder / "cache").mkdir()
+    (folder / "cache" / "fn.autotune.json").write_text("{}")
+    Store(folder / "filled").import_tables([example_table()])
     (folder / "run.toml").write_text('model = "org/name"\ndata = "data"\nout = "out"\n')
 
 
