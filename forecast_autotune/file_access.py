@@ -21,6 +21,7 @@ nothing but brackets takes thirty times its bytes in memory, and stays below hal
 PIPE_WAIT_S = 10.0
 """How long the other end of a named pipe may take to open; a shell opens both ends at once."""
 
+_PART = ".part"
 _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 """Opening a FIFO does not wait for its other end, and a terminal does not become ours. Regular files ignore both."""
 _KINDS = (
@@ -126,7 +127,7 @@ def open_named_output(path: Path) -> Iterator[BinaryIO]:
     """A stream to what a path is: a device or a pipe is written to, a file replaced once all is written.
 
     A symbolic link stays, and what it leads to is replaced. Where the block raises, a file is as it was. Raises
-    `OSError` where nothing can be written, and for a pipe that nobody reads from within `PIPE_WAIT_S`.
+    `OSError` where nothing can be written, and for a pipe that nobody reads from within `PIPE_WAIT_S`; it names `path`.
     """
     try:
         mode = path.stat().st_mode
@@ -135,11 +136,22 @@ def open_named_output(path: Path) -> Iterator[BinaryIO]:
     if mode is not None and stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder: name a file", str(path))
     if mode is not None and (not stat.S_ISREG(mode) or _is_descriptor(path)):
-        with os.fdopen(_open_to_write(path, mode), "wb") as stream:
+        with _named_errors(path), os.fdopen(_open_to_write(path, mode), "wb") as stream:
             yield stream
         return
-    with _replaced(Path(os.path.realpath(path)), mode) as stream:
+    with _named_errors(path), _replaced(Path(os.path.realpath(path)), mode) as stream:
         yield stream
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Give errors of writing the name that the user knows: those of a stream have none, those of a part another one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or str(error.filename).endswith(_PART):
+            error.filename = str(path)
+        raise
 
 
 def _is_descriptor(path: Path) -> bool:
@@ -179,7 +191,7 @@ def _open_to_write(path: Path, mode: int) -> int:
 @contextlib.contextmanager
 def _replaced(path: Path, mode: int | None) -> Iterator[BinaryIO]:
     # Under a new name each time, so that no two writers share it and nobody can have put a link there.
-    part = path.with_name(f".{os.urandom(8).hex()}.part")
+    part = path.with_name(f".{os.urandom(8).hex()}{_PART}")
     try:
         with part.open("xb") as stream:
             if mode is not None:

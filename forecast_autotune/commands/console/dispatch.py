@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import warnings
@@ -104,9 +105,17 @@ def _failure(error: BaseException) -> tuple[int, str] | None:
     return None
 
 
+_OS_REMEDIES = {
+    errno.ENOSPC: "make room there, or write elsewhere",
+    errno.EDQUOT: "make room there, or write elsewhere",
+    errno.EROFS: "write elsewhere",
+}
+
+
 def _os_error_text(error: OSError) -> str:
     where = "" if error.filename is None else f"{error.filename}: "
-    return f"{where}{error.strerror or error}"
+    remedy = "" if error.errno not in _OS_REMEDIES else f": {_OS_REMEDIES[error.errno]}"
+    return f"{where}{error.strerror or error}{remedy}"
 
 
 def _unexpected(error: BaseException) -> tuple[int, str]:
