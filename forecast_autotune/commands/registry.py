@@ -24,6 +24,26 @@ class Parser(argparse.ArgumentParser):
         # Abbreviations would change their meaning with every option that is added later.
         super().__init__(**{"allow_abbrev": False, **options})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As `argparse` does, but that a command tells of unknown words itself. Raises `UsageError`."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._unknown_text(unknown, list(args or ())))
+        return found, unknown
+
+    def _unknown_text(self, unknown: list[str], given: list[str]) -> str:
+        option = next((word for word in unknown if word.startswith("-")), None)
+        if option is None:
+            return f"unrecognized arguments: {' '.join(unknown)}"
+        import difflib
+
+        # Its value was taken for another argument, but belongs to what was meant.
+        behind = given[given.index(option) + 1 :][:1] if option in given and "=" not in option else []
+        value = [word for word in behind if not word.startswith("-")]
+        near = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
+        meant = f"; the nearest option is {near[0]}" if near else ""
+        return f"unrecognized arguments: {' '.join([option, *value])}{meant}"
+
     def error(self, message: str) -> NoReturn:
         """Leave printing to `main`, so that all errors look alike."""
         raise UsageError(f"{message} (`{self.prog} --help` explains)")

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from datetime import date
 
 from forecast_autotune.printable import printable
 from forecast_autotune.settings import Settings
@@ -82,6 +83,16 @@ def device_number(text: str) -> str:
     if not _DEVICE.fullmatch(text):
         raise argparse.ArgumentTypeError(f"must be cpu or a device's number, got {_shown(text)}")
     return text
+
+
+def day(text: str) -> str:
+    """An `argparse` type: a date as ISO 8601 writes it, such as 2026-01-31. Raises `argparse.ArgumentTypeError`."""
+    try:
+        if date.fromisoformat(text).isoformat() == text:
+            return text
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"must be a date such as 2026-01-31, got {_shown(text)}")
 
 
 COUNT = IntegerRange(1, MOST_COUNT)

@@ -16,6 +16,7 @@ import numpy as np
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.policy import Policy
+from forecast_autotune.printable import count_text
 from forecast_autotune.records import Candidate, LLMConsultation, Measurement, Problem
 from forecast_autotune.records.table import Table, read_tables, table_of_problem
 from forecast_autotune.settings import Settings
@@ -118,6 +119,7 @@ def load(paths: Iterable[Path]) -> list[Table]:
 
     Raises `RecordError` when none holds a problem with something to decide.
     """
+    paths = list(paths)
     tables: dict[str, Table] = {}
     for path in paths:
         for table in read_tables(path):
@@ -131,7 +133,11 @@ def load(paths: Iterable[Path]) -> list[Table]:
         if len(t.by_candidate()) > 1 and any(m.ok for m in t.by_candidate().values())
     ]
     if not usable:
-        raise RecordError("no problem with at least two candidates and one that ran: nothing to replay")
+        others = f" and {count_text(len(paths) - 1, 'other file')}" if len(paths) > 1 else ""
+        named = f"{paths[0]}{others}: " if paths else ""
+        raise RecordError(
+            f"{named}no problem with at least two candidates of which one ran: nothing to decide"
+        )
     return usable
 
 

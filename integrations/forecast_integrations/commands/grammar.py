@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forecast_autotune.commands.console.option_types import IntegerRange, SettingText
+from forecast_autotune.commands.console.option_types import IntegerRange, SettingText, day
 from forecast_autotune.commands.registry import Commands, store_option
 from forecast_autotune.settings import Mode
 
@@ -75,7 +75,7 @@ def llm(commands: Commands) -> None:
     ask.add_argument("--model", metavar="NAME", help="with --import: who answered, with version")
     ask.add_argument("--author", metavar="NAME", help="with --import: who vouches for the answers")
     ask.add_argument("--how", metavar="TEXT", help="with --import: how they came about")
-    ask.add_argument("--date", metavar="DATE", help="with --import: when (default: today)")
+    ask.add_argument("--date", type=day, metavar="DATE", help="with --import: when (default: today)")
     ask.add_argument(
         "--blind", action="store_true", help="with --import: nobody who answered knew any measurement"
     )

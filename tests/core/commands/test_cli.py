@@ -70,6 +70,21 @@ def test_help_and_version_load_nothing_heavy(argument: str) -> None:
         ["clear", "--yes", "--store", "/nowhere"],
         ["llm", "ask", "--export", "q.jsonl", "--store", "/nowhere"],
         ["warm", "--plan", "--misses", "/nowhere"],
+        ["eval", "--out", "/dev/null"],
+        [
+            "llm",
+            "ask",
+            "--import",
+            "a",
+            "--model",
+            "m",
+            "--author",
+            "a",
+            "--to",
+            "a.jsonl",
+            "--date",
+            "1.3.26",
+        ],
         ["export", "--json"],
         ["export", "--format", "parquet"],
     ],
@@ -81,6 +96,31 @@ def test_wrong_usage_and_bad_input_exit_2_with_one_line(arguments: Sequence[str]
     assert captured.out == ""
     assert captured.err.startswith("forecast-autotune: error: ")
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["replay", "--polcy", "first"],
+            "--polcy first; the nearest option is --policy (`forecast-autotune replay --help`",
+        ),
+        (["replay", "--polcy=first", "x"], "--polcy=first; the nearest option is --policy ("),
+        (
+            ["store", "gc", "--stor", "x"],
+            "--stor x; the nearest option is --store (`forecast-autotune store gc",
+        ),
+        (["show", "--zzz", "--json"], "--zzz (`forecast-autotune show --help`"),
+        (["show", "what"], "arguments: what (`forecast-autotune show --help`"),
+        (["--versio", "show"], "--versio show; the nearest option is --version (`forecast-autotune --help`"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_unknown_option_gets_its_command_and_the_nearest_one(
+    arguments: Sequence[str], said: str, capsys: Capture
+) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_variable_that_breaks_its_rule_is_named(

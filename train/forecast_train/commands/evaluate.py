@@ -30,6 +30,8 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     if options.subject is not None and options.subject not in (*methods, *models):
         raise UsageError(f"--subject {options.subject}: it must be one of --methods {','.join(methods)}")
     out = None if options.out is None else Path(options.out)
+    if out is not None and out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: that is a file; name a directory")
     if out is not None:
         require_packages("eval --out", "matplotlib")  # before the figures, which take their time
     if options.llm is not None:
