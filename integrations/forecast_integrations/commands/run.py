@@ -22,6 +22,7 @@ from typing import IO
 from forecast_autotune import activate
 from forecast_autotune.commands.console.extras import is_installed
 from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.file_access import misplaced_file
 from forecast_autotune.records import Decision
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.report.summary import ModelTally
@@ -96,6 +97,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
             "neither triton nor torch is installed in this environment, so there is nothing to serve: "
             "pip install 'forecast-autotune[triton]'"
         )
+    _check_places(options)
     _set_environment(options)
     settings = Settings.from_environment()
     _check_model(settings)
@@ -110,6 +112,18 @@ def run(options: argparse.Namespace, output: Output) -> int:
     # Now, so that processes that the program starts find the file taken, and name theirs otherwise.
     configure(settings.telemetry, settings.trace, at_once=True)
     return _as_python_would(execute)
+
+
+def _check_places(options: argparse.Namespace) -> None:
+    """Raises `UsageError` for a place that takes nothing: the program would run, and what it measures be lost."""
+    if options.store is not None and (said := misplaced_file(parse_user_directory(options.store))):
+        raise UsageError(f"--store {options.store}: that is {said}; name a folder")
+    if options.trace is not None:
+        path = parse_user_directory(options.trace).absolute()
+        if path.is_dir():
+            raise UsageError(f"--trace {options.trace}: that is a folder; name a file")
+        if not path.parent.is_dir():
+            raise UsageError(f"--trace {options.trace}: there is no directory {path.parent}")
 
 
 def _check_model(settings: Settings) -> None:

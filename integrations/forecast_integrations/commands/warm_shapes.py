@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from forecast_autotune.commands.output import CommandError
+from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.records import Argument, Decision, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.store.misses import Miss
@@ -36,7 +36,7 @@ class SizedMiss:
 def parse_shapes(text: str) -> tuple[str, tuple[int, ...]]:
     """`M=1..8192:pow2` (powers of two), `M=16..256:16` (every sixteenth) or `M=1,17,300`: name and values.
 
-    Raises `CommandError` for anything else.
+    Raises `UsageError` for anything else.
     """
     name, _, values = text.partition("=")
     try:
@@ -59,7 +59,7 @@ def parse_shapes(text: str) -> tuple[str, tuple[int, ...]]:
         if not listed or listed[0] < 1:
             raise ValueError
     except ValueError:
-        raise CommandError(
+        raise UsageError(
             f"{text!r:.80} are no shapes: write M=1..8192:pow2, M=16..256:16 or M=1,17,300, positive integers"
         ) from None
     return name, listed
@@ -68,8 +68,8 @@ def parse_shapes(text: str) -> tuple[str, tuple[int, ...]]:
 def sized_misses(calls: Sequence[Miss], shapes: Sequence[str]) -> list[SizedMiss]:
     """Every combination of the shapes for one call of each kind among `calls`, which has these arguments.
 
-    Of calls that differ in these arguments alone, the largest speaks for all. Raises `CommandError` for shapes that
-    are none, or too many, and where no call has such arguments.
+    Of calls that differ in these arguments alone, the largest speaks for all. Raises `UsageError` for shapes that
+    are none, and `CommandError` for too many and where no call has such arguments.
     """
     axes = dict(map(parse_shapes, shapes))
     chosen = _largest_of_each_kind([c for c in calls if _has_sizes(c.problem, axes)], axes)

@@ -14,7 +14,7 @@ import torch
 
 from forecast_autotune import Robust
 from forecast_autotune.commands import main
-from forecast_autotune.commands.output import CommandError
+from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.records import Argument, Device, Evidence, Kernel
 from forecast_autotune.store import Store
@@ -230,7 +230,7 @@ def test_shapes_are_read(text: str, values: tuple[int, ...]) -> None:
     "text", ["M", "M=", "=4", "M=0..4", "M=4..1", "M=a", "M=1..8:x", "M=-1", "M=9..15:pow2"]
 )
 def test_what_are_no_shapes_is_refused(text: str) -> None:
-    with pytest.raises(CommandError, match="are no shapes"):
+    with pytest.raises(UsageError, match="are no shapes"):
         parse_shapes(text)
 
 

@@ -100,6 +100,8 @@ def export(options: argparse.Namespace, output: Output) -> int:
     from forecast_autotune.report.shown_text import shown_text
     from forecast_train.llm.export import export_model
 
+    if not Path(options.run).exists():
+        raise UsageError(f"{options.run}: there is no such folder; name a run of `train llm` or `train grpo`")
     calibration = None if options.calibration is None else Path(options.calibration)
     found = export_model(Path(options.run), Path(options.out), calibration=calibration, half=options.half)
     told = (
