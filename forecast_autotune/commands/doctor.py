@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import frameworks, plugins
-from forecast_autotune.commands.checks import GROUP, DoctorCheck, shown_settings
+from forecast_autotune.commands.checks import GROUP, DoctorCheck, check_named_places, shown_settings
 from forecast_autotune.commands.output import Output
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.settings import Settings, parse_user_directory
@@ -36,6 +36,7 @@ def doctor(options: argparse.Namespace, output: Output) -> int:
         *_packages(),
         _cores(settings),
         checks[0],
+        *check_named_places(settings),
         *([] if root is None else _store(root)),
         _run_check("surrogate", _surrogate),
         *_added(settings, options.network),

@@ -248,6 +248,38 @@ def test_doctor_fails_for_a_bad_setting_and_an_unusable_store(
     assert failed == {"settings", "store"}
 
 
+def test_doctor_warns_of_bundles_and_a_model_that_are_not_there(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", os.pathsep.join(["/nowhere", str(tmp_path)]))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODEL", "/nowhere/model.npz")
+    main(["doctor", "--json"])
+    found = [
+        (c["name"], c["detail"]) for c in shown(capsys)["checks"] if c["status"] == "warn" and c["remedy"]
+    ]
+    assert ("bundles", "/nowhere is not there") in found
+    assert ("bundles", f"{tmp_path} is no bundle") in found
+    assert ("model", "/nowhere/model.npz is no file") in found
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", "~no-such-user/bundle")
+    main(["doctor", "--json"])
+    assert any(
+        "nobody's home directory" in c["detail"] for c in shown(capsys)["checks"] if c["name"] == "bundles"
+    )
+
+
+def test_doctor_shows_flags_in_the_words_of_their_rule_and_no_secret(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given, flag, key in (("", "0", "not set"), ("1", "1", "set")):
+        monkeypatch.setenv("FORECAST_AUTOTUNE_SUMMARY", given)
+        monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_KEY", given and "sesame")
+        main(["doctor", "--json"])
+        captured = capsys.readouterr().out
+        values = {row["variable"]: row["value"] for row in json.loads(captured)["settings"]}
+        assert (values["FORECAST_AUTOTUNE_SUMMARY"], values["FORECAST_AUTOTUNE_LLM_KEY"]) == (flag, key)
+        assert "sesame" not in captured
+
+
 def test_doctor_notices_a_misspelt_variable(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_TOLERANCES", "0.1")
     main(["doctor"])
