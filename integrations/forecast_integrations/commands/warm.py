@@ -118,7 +118,7 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
 
     LISTENERS.append(hear)
     try:
-        with output.progress("warm", len(listed)) as done:
+        with output.progress("tuning", len(listed)) as done:
             for count, entry in enumerate(listed, 1):
                 if not entry.trouble and not entry.is_known:
                     heard.clear()

@@ -12,6 +12,7 @@ from forecast_autotune.commands.console.option_types import (
     IntegerRange,
     RealRange,
     SettingText,
+    day,
     device_number,
 )
 from tests.core.captured_output import Capture, command_options
@@ -38,7 +39,7 @@ def test_every_option_that_takes_a_number_has_a_range() -> None:
     assert len(NUMBERS) > 45
     kinds = IntegerRange | RealRange | SettingText
     for words, action in NUMBERS:
-        assert isinstance(action.type, kinds) or action.type is device_number, (words, action.dest)
+        assert isinstance(action.type, kinds) or action.type in (device_number, day), (words, action.dest)
     for words, action in ALL:
         assert action.type not in (int, float), f"{words} --{action.dest} takes any number"
 

@@ -33,7 +33,9 @@ def printed(capture: Capture) -> dict[str, Any]:
 def test_a_model_is_fitted_and_told_about(few: str, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "mine.npz"
     assert main(["train", "surrogate", few, "--out", str(out), "--trees", "8", "--json"]) == 0
-    told = printed(capsys)
+    captured = capsys.readouterr()
+    told = json.loads(captured.out)
+    assert captured.err == "fitting ...\n"
     assert told["path"] == str(out)
     assert told["bytes"] == out.stat().st_size
     assert (told["problems"], told["kernels"]) == (4, 2)

@@ -25,12 +25,13 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     tables = load_tables(options)
     begin = time.perf_counter()
     recipe = FitSettings(trees=options.trees, leaf=options.leaf)
-    if options.hyper:
-        from forecast_train.surrogate.hyperparameters import fit_all
+    with output.progress("fitting"):
+        if options.hyper:
+            from forecast_train.surrogate.hyperparameters import fit_all
 
-        hyper, _ = fit_all(tables, seed=options.seed, recipe=recipe)
-        recipe = replace(recipe, hyper=hyper)
-    model = fit_model(tables, seed=options.seed, recipe=recipe)
+            hyper, _ = fit_all(tables, seed=options.seed, recipe=recipe)
+            recipe = replace(recipe, hyper=hyper)
+        model = fit_model(tables, seed=options.seed, recipe=recipe)
     model.save(out)
     seconds = time.perf_counter() - begin
     about = dict(model.about or {})

@@ -20,6 +20,7 @@ from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.host_seconds import SOLO_COMPILE_RATIO
 from forecast_autotune.tuning.replays.replay import ReplayReport, load, relatives_of, replay
 from forecast_autotune.tuning.replays.table_measurer import exhaustive_seconds
+from tests.core.captured_output import command
 
 ROW_KEYS = {
     "id",
@@ -182,6 +183,12 @@ def out_json(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     data = json.loads(capsys.readouterr().out)
     assert isinstance(data, dict)
     return data
+
+
+def test_a_line_says_at_once_what_is_waited_for(file: Path) -> None:
+    done = command("replay", str(file), "--json")
+    assert done.stderr == "replaying ...\n"
+    assert json.loads(done.stdout)["summary"]["problems"] == 2
 
 
 def test_json_is_the_report_unchanged(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
