@@ -71,7 +71,7 @@ _OTHERS = (
 
 
 def export(options: argparse.Namespace, output: Output) -> int:
-    """Write tables to a file or to stdout, or other tools' files into a folder."""
+    """Write tables to a file or to stdout, or other tools' files into a folder; exit status 1 if there are none."""
     name: str = options.file
     form = options.format or ("parquet" if name.endswith(".parquet") else "jsonl")
     if form in EXPORT_FORMATS:
