@@ -28,8 +28,8 @@ _TINY_COLUMNS = 72
 """Below so many columns the times give way to the problems' names."""
 
 
-_LEAST_NAME = 12
-"""Characters of a name that are worth more than a further column of figures."""
+_LEAST_NAME, _LEAST_CHART = 12, 8
+"""Characters of a name, and of a text behind figures, that are worth more than a further column of figures."""
 
 
 class _FittingTable(Table):
@@ -45,10 +45,12 @@ class _FittingTable(Table):
 
     def _least_width(self, console: Console, options: ConsoleOptions) -> int:
         width = 3 * len(self.columns) - 1  # the edges, and what stands between two columns
+        least = _LEAST_NAME
         for column in self.columns:
             cells = (column.header, *column.cells)
             whole = max(Measurement.get(console, options, cell).maximum for cell in cells)
-            width += whole if column.no_wrap else min(whole, _LEAST_NAME)
+            width += whole if column.no_wrap else min(whole, least)
+            least = _LEAST_CHART if column.no_wrap else least
         return width
 
 
@@ -129,6 +131,8 @@ def replay_table(report: ReplayReport, *, width: int = 132, plain: bool = False)
         *([">tuned in", ">all configs"] if width >= _TINY_COLUMNS else []),
         *([">faster"] if wide else []),
     )
+    if wide:
+        made.columns[0].overflow = "ellipsis"  # one line each, as charts are compared with those below
     for row in report.rows:
         made.add_row(*_cells(row, report.tolerance, width, plain))
     if not wide:
