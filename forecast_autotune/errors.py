@@ -21,6 +21,10 @@ class RecordError(ForecastAutotuneError, ValueError):
     """A record or a table line that breaks a rule of the format."""
 
 
+class NewerRecordError(RecordError):
+    """A sound record that only a newer release can read: it is passed over, and kept."""
+
+
 class SettingsError(ForecastAutotuneError, ValueError):
     """A setting (argument or FORECAST_AUTOTUNE_* variable) with a value outside its rule."""
 

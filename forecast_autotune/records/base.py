@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from forecast_autotune.errors import RecordError
+from forecast_autotune.errors import NewerRecordError, RecordError
 
 SCHEMA = 1
 """Version written into every `problem` and `measurement` line of a table."""
@@ -47,8 +47,14 @@ def check_line(data: object, kind: str, newest: int | None = SCHEMA) -> None:
     """Refuse a line that is not an object of this `type`, or whose schema is newer than the `newest` known."""
     if not isinstance(data, Mapping) or data.get("type") != kind:
         raise RecordError(f'expected a line of type "{kind}", got {data!r:.80}')
+    if newest is not None:
+        check_schema(data, newest)
+
+
+def check_schema(data: Mapping[str, Any], newest: int = SCHEMA) -> None:
+    """Raise `NewerRecordError` for an object whose schema is newer than the `newest` known."""
     schema = data.get("schema", newest)
-    if newest is not None and (not isinstance(schema, int) or schema > newest):
-        raise RecordError(
+    if not isinstance(schema, int) or schema > newest:
+        raise NewerRecordError(
             f"line has schema {schema!r}, this release reads up to {newest}: upgrade forecast-autotune"
         )

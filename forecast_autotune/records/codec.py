@@ -176,7 +176,7 @@ def from_json(kind: type[T], data: Any, what: str = "") -> T:
         found: T = _read(kind, data)
     except RecordError as error:
         remedy = f": {layout.remedy}" if layout.remedy else ""
-        raise RecordError(f"{what or _label(kind)}{error}{remedy}") from error
+        raise type(error)(f"{what or _label(kind)}{error}{remedy}") from error
     return found
 
 
@@ -285,7 +285,7 @@ def _check_header(layout: _Layout, data: Mapping[str, Any]) -> None:
         try:
             check_line(data, layout.tag, layout.schema)
         except RecordError as error:
-            raise RecordError(f": {error}") from error
+            raise type(error)(f": {error}") from error
     elif data.get("schema") != layout.schema:
         raise RecordError(f".schema must be {layout.schema}, not {data.get('schema')!r:.20}")
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Literal
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, open_regular
-from forecast_autotune.records import SCHEMA, Measurement, Problem
+from forecast_autotune.records import SCHEMA, Measurement, Problem, check_schema
 from forecast_autotune.records.bounded_json import decode_bounded
 from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.store.files import StoreNotes, acquire_lock, host_name, release_lock, write_all
@@ -233,6 +233,8 @@ class LogFile:
                         f"a problem of {problem.kernel.name} on {problem.device.name} is filed elsewhere"
                     )
                 self.problems.setdefault(problem.id, problem)
+            elif not is_mark(raw):
+                check_schema(data)
         except MALFORMED as error:
             return f"{type(error).__name__}: {error}"[:200] if raw.strip() else None
         return None

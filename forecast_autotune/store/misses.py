@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.errors import RecordError, StoreError
+from forecast_autotune.errors import NewerRecordError, RecordError, StoreError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.base import SCHEMA
@@ -90,6 +90,8 @@ class MissFile:
         self._notes = notes
         self._mutex = threading.Lock()
         self._known: dict[str, Miss] = {}
+        self._newer: list[bytes] = []
+        """Lines of newer releases in the file when it was last read."""
         self._state: tuple[int, int, int] | None = None
         """Of the file when `_known` was all that it holds: inode, bytes, time of its last change in nanoseconds."""
 
@@ -154,7 +156,8 @@ class MissFile:
             try:
                 lock = acquire_lock(self.path.with_name(MISSES + ".lock"), 10.0, 0.002)
                 kept = {name: miss for name, miss in self._load().items() if name not in gone}
-                write_atomically(self.path, b"".join(encode(miss.to_json()) for miss in kept.values()))
+                lines = [encode(miss.to_json()) for miss in kept.values()]
+                write_atomically(self.path, b"".join([*lines, *self._newer]))
                 self._known, self._state = kept, None
             except OSError as error:
                 raise StoreError(f"cannot write {self.path}: {error}") from error
@@ -170,9 +173,9 @@ class MissFile:
                 return dict(self._known)
             data = read_regular(self.path, MAX_RECORD_BYTES)
         except FileNotFoundError:
-            self._state = None
+            self._state, self._newer = None, []
             return {}
-        self._state = state
+        self._state, self._newer = state, []
         found: dict[str, Miss] = {}
         for number, raw in enumerate(data.split(b"\n"), 1):
             if not raw.strip():
@@ -180,6 +183,8 @@ class MissFile:
             try:
                 miss = Miss.from_json(decode(raw))
             except MALFORMED as error:
+                if isinstance(error, NewerRecordError):
+                    self._newer.append(raw + b"\n")
                 said = f"{self.path}:{number}: skipped a line that is no miss ({error})"
                 self._notes.add(said[:300], topic=str(self.path))
             else:

@@ -61,7 +61,8 @@ def compact_store(options: argparse.Namespace, output: Output) -> int:
     root = own_root(options)
     counts = compact(StoreFolder(root))
     what = f"removed {count_text(counts.lines, 'line')} and {count_text(counts.parts, 'unfinished file')}"
-    output.emit({**counts.to_json(), "store": str(root)}, f"{what} from {root}")
+    kept = f"; kept {count_text(counts.newer, 'line')} of a newer release" if counts.newer else ""
+    output.emit({**counts.to_json(), "store": str(root)}, f"{what} from {root}{kept}")
     return 0
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forecast_autotune.errors import StoreError
-from forecast_autotune.file_access import read_regular
+from forecast_autotune.errors import NewerRecordError, RecordError, StoreError
+from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
 from forecast_autotune.store.files import KernelName, write_atomically
 from forecast_autotune.store.log import MAX_LOG_BYTES, is_mark, mark_line, own_logs
-from forecast_autotune.store.merging.row_stores import StoreFolder, locked, rows_in
-from forecast_autotune.store.merging.rows import DECISION, KernelRows, Row
+from forecast_autotune.store.merging.row_stores import StoreFolder, locked
+from forecast_autotune.store.merging.rows import DECISION, PROBLEM, KernelRows, Row
 
 PART_AGE_S = 86400.0
 """A write that began so long ago and was never finished is never finished."""
@@ -26,6 +27,8 @@ class CompactionCounts:
     parts: int = 0
     """Files that killed writers left."""
     bytes: int = 0
+    newer: int = 0
+    """Lines that only a newer release can read: kept as they are."""
 
     def to_json(self) -> dict[str, int]:
         """As JSON has it."""
@@ -35,8 +38,9 @@ class CompactionCounts:
 def compact(store: StoreFolder, now: float | None = None) -> CompactionCounts:
     """Remove repeated and damaged lines of this host's logs, and what killed writers left.
 
-    Logs of other hosts are theirs: their locks may not be seen from here. Doing it again removes nothing, and
-    the rows before and after are the same. Raises `StoreError` if a file cannot be written.
+    Logs of other hosts are theirs: their locks may not be seen from here. Lines of newer releases are kept. Doing
+    it again removes nothing, and the rows before and after are the same. Raises `StoreError` if a file cannot be
+    written.
     """
     counts = CompactionCounts()
     for kernel in store.kernels():
@@ -52,22 +56,39 @@ def compact(store: StoreFolder, now: float | None = None) -> CompactionCounts:
 def _compact_log(log: Path, kernel: KernelName, counts: CompactionCounts) -> None:
     with locked(log):
         before = read_regular(log, MAX_LOG_BYTES)
-        rows, kept = KernelRows(), list[Row]()
-        for row in rows_in(before, log, lambda text: None):
-            # A fuller record of a problem replaces one that was read before it.
-            if row.kind != DECISION and row.kernel in (None, kernel) and rows.add(row):
-                kept.append(row)
-        kept = [row for row in kept if row.kind != "problem" or rows.problems[row.problem] is row]
         lines = [raw for raw in before.split(b"\n") if raw.strip()]
-        removed = len(lines) - len(kept) - sum(map(is_mark, lines[:1]))
+        kept, newer = _counted_rows(lines, kernel)
+        counts.newer += len(newer)
+        removed = len(lines) - len(kept) - len(newer) - sum(map(is_mark, lines[:1]))
         if removed <= 0:
             return
         # Problems first: a measurement whose problem follows it would be no trouble, but be safe.
-        kept.sort(key=lambda row: row.kind != "problem")
-        after = mark_line("compacted") + b"".join(row.line for row in kept)
+        kept.sort(key=lambda row: row.kind != PROBLEM)
+        after = mark_line("compacted") + b"".join(
+            [*(row.line for row in kept), *(raw + b"\n" for raw in newer)]
+        )
         write_atomically(log, after)
         counts.lines += removed
         counts.bytes += max(0, len(before) - len(after))
+
+
+def _counted_rows(lines: Iterable[bytes], kernel: KernelName) -> tuple[list[Row], list[bytes]]:
+    """The rows that readers count, in their order, and the lines of newer releases, each once."""
+    rows, kept, newer = KernelRows(), list[Row](), dict[bytes, None]()
+    for raw in lines:
+        if len(raw) > MAX_RECORD_BYTES or is_mark(raw):
+            continue
+        try:
+            row = Row.read(raw)
+        except NewerRecordError:
+            newer[raw] = None
+            continue
+        except RecordError:
+            continue
+        # A fuller record of a problem replaces one that was read before it.
+        if row is not None and row.kind != DECISION and row.kernel in (None, kernel) and rows.add(row):
+            kept.append(row)
+    return [row for row in kept if row.kind != PROBLEM or rows.problems[row.problem] is row], list(newer)
 
 
 def _remove_parts(folder: Path, now: float, counts: CompactionCounts) -> None:

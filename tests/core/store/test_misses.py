@@ -41,6 +41,18 @@ def test_a_miss_is_recorded_once_by_all_processes(tmp_path: Path) -> None:
     assert second.misses.add(two)
 
 
+def test_what_a_newer_release_recorded_stays_when_others_are_removed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    add_all(store, 1024, 2048)
+    file = tmp_path / MISSES
+    first, second = file.read_bytes().splitlines(keepends=True)
+    newer = first.replace(b'"schema":1', b'"schema":9')
+    file.write_bytes(newer + second)
+    with pytest.warns(StoreWarning, match="upgrade"):
+        Store(tmp_path).misses.remove([miss(2048).problem.id])
+    assert file.read_bytes() == newer
+
+
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misses, "MAX_MISSES", 3)
     store = Store(tmp_path)

@@ -180,11 +180,29 @@ def test_compaction_removes_what_no_reader_counts_and_nothing_else(tmp_path: Pat
     counts = compact(a)
     assert counts.lines == 7
     assert row_digests(a) == before
-    assert vars(compact(a)) == {"lines": 0, "parts": 0, "bytes": 0}
+    assert not any(vars(compact(a)).values())
     assert set(reader.measurements(p)) == set(known), "who had read the log before reads it anew"
     assert len(reader.measurements(p)) == 2
     reader.add(p, measured(p, 64))
     assert len(Store(a.root).measurements(p)) == 3
+
+
+def test_compaction_keeps_what_a_newer_release_wrote(tmp_path: Path) -> None:
+    p = problem()
+    a = fill(tmp_path / "a", [(p, measured(p, 16), False), (p, measured(p, 32), False)])
+    log = log_of(a.root)
+    newer = log.read_bytes().replace(b'"schema":1', b'"schema":9') + b'{"type":"novelty","schema":9}\n'
+    log.write_bytes(newer)
+    assert vars(compact(a)) == {"lines": 0, "parts": 0, "bytes": 0, "newer": 4}
+    assert log.read_bytes() == newer
+    Store(a.root).add(p, measured(p, 64))
+    log.write_bytes(log.read_bytes() * 2 + b"nonsense\n")
+    before = row_digests(a)
+    assert compact(a).lines == 7
+    assert row_digests(a) == before
+    kept = log.read_bytes().splitlines(keepends=True)
+    assert kept[-4:] == newer.splitlines(keepends=True), "as they were, and each once"
+    assert compact(a).lines == 0
 
 
 def test_compaction_removes_files_of_killed_writers_once_they_are_old(tmp_path: Path) -> None:
