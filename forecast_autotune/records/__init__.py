@@ -6,7 +6,7 @@ again, so a table survives a round trip through an older release. Nothing here i
 or triton: the records must be cheap to load and safe to read on any machine.
 """
 
-from forecast_autotune.records.base import SCHEMA, Extra, Scalar, check_line, check_schema, digest, to_scalar
+from forecast_autotune.records.base import SCHEMA, Extra, Scalar, check_line, digest, to_scalar
 from forecast_autotune.records.candidate import (
     HOOK_VARIANT_PREFIX,
     Candidate,
@@ -47,7 +47,6 @@ __all__ = [
     "RiskVerdict",
     "Scalar",
     "check_line",
-    "check_schema",
     "digest",
     "is_base_variant",
     "to_scalar",

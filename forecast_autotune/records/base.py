@@ -47,14 +47,8 @@ def check_line(data: object, kind: str, newest: int | None = SCHEMA) -> None:
     """Refuse a line that is not an object of this `type`, or whose schema is newer than the `newest` known."""
     if not isinstance(data, Mapping) or data.get("type") != kind:
         raise RecordError(f'expected a line of type "{kind}", got {data!r:.80}')
-    if newest is not None:
-        check_schema(data, newest)
-
-
-def check_schema(data: Mapping[str, Any], newest: int = SCHEMA) -> None:
-    """Raise `NewerRecordError` for an object whose schema is newer than the `newest` known."""
     schema = data.get("schema", newest)
-    if not isinstance(schema, int) or schema > newest:
+    if newest is not None and (not isinstance(schema, int) or schema > newest):
         raise NewerRecordError(
             f"line has schema {schema!r}, this release reads up to {newest}: upgrade forecast-autotune"
         )

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,13 @@ class Table:
     def by_candidate(self) -> dict[Candidate, Measurement]:
         """The measurement that counts per candidate: the last one that is a label."""
         return latest_labels(self.measurements)
+
+    def with_extra(self, name: str, value: Mapping[str, Any] | None) -> Table:
+        """With this in its problem's record, where it survives an export and an import; None changes nothing."""
+        if value is None:
+            return self
+        problem = replace(self.problem, extra={**self.problem.extra, name: dict(value)})
+        return replace(self, problem=problem)
 
     def grids(self) -> dict[Candidate, tuple[int, ...]]:
         """The launch grid per candidate, where it was recorded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,22 @@ class LogEntry:
                 f"{problem.id!r}; pass the problem it was measured for"
             )
         return cls(problem, measurement, b"" if measurement is None else encode(measurement.to_json()))
+
+
+@dataclass(frozen=True)
+class StoredCounts:
+    """How much there is of a kernel, or of several: all that `clear` removes."""
+
+    measurements: int = 0
+    decisions: int = 0
+    unread_lines: int = 0
+    """Of logs, that are no records to this release: damaged ones, and those of a newer release."""
+    unread_decisions: int = 0
+    """Files of decisions, likewise."""
+
+    def __add__(self, other: StoredCounts) -> StoredCounts:
+        """The sum of both."""
+        return StoredCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 class KernelDirectory:
@@ -298,6 +314,18 @@ class KernelDirectory:
         """All verdicts of the decisions on file; decisions without any are not even parsed."""
         found = self._read_decisions(holding=b'"share":')
         return [v for _, decision in sorted(found.items()) for v in decision.verdicts]
+
+    def counts(self) -> StoredCounts:
+        """What there is, after the last refresh."""
+        decided = self._read_decisions()
+        filed = {problem_file(name) for name in decided}
+        files = [] if self.path is None else list_files(self.path / "decisions", "[!.]*.json", self._notes)
+        return StoredCounts(
+            sum(len(self.measurements(name)) for name in self._known_ids()),
+            len(decided),
+            sum(log.unread_lines for log in self._logs.values()),
+            sum(path.stem not in filed for path in files),
+        )
 
     # --- locks, removal ---
 

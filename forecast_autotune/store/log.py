@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Literal
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, open_regular
-from forecast_autotune.records import SCHEMA, Measurement, Problem, check_schema
+from forecast_autotune.records import SCHEMA, Measurement, Problem
 from forecast_autotune.records.bounded_json import decode_bounded
 from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.store.files import StoreNotes, acquire_lock, host_name, release_lock, write_all
@@ -113,10 +113,17 @@ class LogFile:
         self._offset = 0
         self._last = b""
         self._lines = 0
+        self._bad_lines = 0
+        """Whole lines that are no records to this release."""
         self._torn = 0
         """Number of the unfinished last line that was already reported; 0: none."""
         self._unread_size = -1
         """Size of the file when it was found to end in what is never read; -1: all was read."""
+
+    @property
+    def unread_lines(self) -> int:
+        """How many lines are no records to this release, after the last refresh."""
+        return self._bad_lines + bool(self._torn)
 
     def clear(self) -> None:
         """Empty the file for all readers; the caller holds its lock. Raises `OSError`."""
@@ -188,8 +195,11 @@ class LogFile:
                 if skipping:
                     bad.add(number, f"more than {MAX_RECORD_BYTES} bytes")
                     skipping = False
-                elif raw and (error := self._index_line(raw)) is not None and number != self._torn:
-                    bad.add(number, error)
+                    self._bad_lines += 1
+                elif raw and (error := self._index_line(raw)) is not None:
+                    self._bad_lines += 1
+                    if number != self._torn:
+                        bad.add(number, error)
             if lines:
                 self._advance(sum(map(len, lines)) + len(lines), b"\n")
                 self._lines += len(lines)
@@ -234,7 +244,7 @@ class LogFile:
                     )
                 self.problems.setdefault(problem.id, problem)
             elif not is_mark(raw):
-                check_schema(data)
+                self._bad_lines += 1  # of a type that a newer release has: passed over in silence
         except MALFORMED as error:
             return f"{type(error).__name__}: {error}"[:200] if raw.strip() else None
         return None

@@ -7,7 +7,6 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records.problem import FACTS
 from forecast_autotune.settings import cache_directory, parse_user_directory
 from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
-from forecast_autotune.store.directory import KernelDirectory, LogEntry
+from forecast_autotune.store.directory import KernelDirectory, LogEntry, StoredCounts
 from forecast_autotune.store.files import ADVICE, VERSION, StoreNotes, device_directory, kernel_of
 from forecast_autotune.store.layers import StoreLayers, layer_configuration
 from forecast_autotune.store.misses import Miss, MissFile
@@ -105,7 +104,7 @@ class Store:
             others = nearest_relatives(problem, self._other_device_directories(problem)) if limit > 0 else []
         tables = [t for t in tables if any(m.ok for m in t.measurements)]
         tables.sort(key=lambda t: nearness_key(problem, t.problem))
-        near = [_with_extra(t, FACTS, self.facts(t.problem)) for t in tables[: max(limit, 0)]]
+        near = [t.with_extra(FACTS, self.facts(t.problem)) for t in tables[: max(limit, 0)]]
         return [Relative(t.problem, tuple(t.measurements)) for t in near] + others
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
@@ -272,7 +271,7 @@ class Store:
         """
         for directory in self._matching(kernel, device):
             with self._mutex:
-                tables = [_with_extra(t, FACTS, directory.facts(t.problem.id)) for t in directory.tables()]
+                tables = [t.with_extra(FACTS, directory.facts(t.problem.id)) for t in directory.tables()]
             yield from map(self._with_advice, tables)
 
     def decisions(
@@ -283,6 +282,11 @@ class Store:
             with self._mutex:
                 found = list(directory.decisions())
             yield from found
+
+    def counts(self, kernel: str | None = None, device: str | None = None) -> StoredCounts:
+        """How much there is, also of what this release cannot read; filters as in `tables`."""
+        with self._mutex:
+            return sum((d.counts() for d in self._matching(kernel, device)), StoredCounts())
 
     def clear(self, kernel: str | None = None, device: str | None = None) -> int:
         """Remove measurements and decisions; filters as in `tables`.
@@ -309,7 +313,7 @@ class Store:
 
     def _with_advice(self, table: Table) -> Table:
         advice = self.advice(table.problem.kernel.source_sha256)
-        return table if advice is None else _with_extra(table, ADVICE, advice.to_json())
+        return table if advice is None else table.with_extra(ADVICE, advice.to_json())
 
     def _take_advice(self, problem: Problem) -> None:
         """Keep the advice that came with a problem, if there is none on its source yet."""
@@ -390,14 +394,6 @@ class Store:
         self.layers.forget()
         for directory in self._directories.values():
             directory.forget()
-
-
-def _with_extra(table: Table, name: str, value: Mapping[str, Any] | None) -> Table:
-    """The table with this in its problem's record, where it survives an export and an import."""
-    if value is None:
-        return table
-    problem = replace(table.problem, extra={**table.problem.extra, name: dict(value)})
-    return replace(table, problem=problem)
 
 
 def _matches_all(part: str | None, *names: str) -> bool:

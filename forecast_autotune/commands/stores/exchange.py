@@ -22,6 +22,7 @@ from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.bundles.manifest import MANIFEST
+from forecast_autotune.store.directory import StoredCounts
 from forecast_autotune.store.exchange.autoheuristic import import_autoheuristic, is_autoheuristic_log
 from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, write_export
 from forecast_autotune.store.exchange.flaggems import import_flaggems, is_flaggems_cache
@@ -249,22 +250,16 @@ def clear(options: argparse.Namespace, output: Output) -> int:
             raise UsageError("advice belongs to no device: leave --device out")
         return clear_advice(options, output)
     store = open_named_store(options)
-    tables = list(store.tables(options.kernel, options.device))
-    count = sum(len(table.measurements) for table in tables)
-    decisions = sum(1 for _ in store.decisions(options.kernel, options.device))
-    if (
-        not options.yes
-        and (count or decisions)
-        and not _confirm_removal(tables, count, decisions, store, output)
-    ):
-        output.remark("nothing removed")
-        return 1
-    removed = store.clear(options.kernel, options.device)
-    data = {"measurements": removed, "decisions": decisions, "store": str(store.root)}
+    held = store.counts(options.kernel, options.device)
+    if held != StoredCounts() and not options.yes:
+        kernels = {table.problem.kernel.name for table in store.tables(options.kernel, options.device)}
+        of = f" of {count_text(len(kernels), 'kernel')}"
+        if not _ask_confirmation(f"{_shown_counts(held, of)} from {store.root}", output):
+            output.remark("nothing removed")
+            return 1
+    store.clear(options.kernel, options.device)
     output.emit(
-        data,
-        f"removed {count_text(removed, 'measurement')} and {count_text(decisions, 'decision')}",
-        _dim_text(str(store.root)),
+        {**vars(held), "store": str(store.root)}, f"removed {_shown_counts(held)}", _dim_text(str(store.root))
     )
     return 0
 
@@ -307,13 +302,14 @@ def _clear_kept(
     return 0
 
 
-def _confirm_removal(tables: list[Table], count: int, decisions: int, store: Store, output: Output) -> bool:
-    kernels = len({table.problem.kernel.name for table in tables})
-    what = (
-        f"{count_text(count, 'measurement')} of {count_text(kernels, 'kernel')} and "
-        f"{count_text(decisions, 'decision')} from {store.root}"
-    )
-    return _ask_confirmation(what, output)
+def _shown_counts(held: StoredCounts, of: str = "") -> str:
+    """What there is, as words; `of` follows the measurements."""
+    shown = f"{count_text(held.measurements, 'measurement')}{of} and {count_text(held.decisions, 'decision')}"
+    unread = [(held.unread_lines, "line"), (held.unread_decisions, "file")]
+    if any(count for count, _ in unread):
+        listed = " and ".join(count_text(count, noun) for count, noun in unread if count)
+        shown += f", with {listed} that this release cannot read"
+    return shown
 
 
 def _ask_confirmation(what: str, output: Output) -> bool:

@@ -73,7 +73,7 @@ def _compact_log(log: Path, kernel: KernelName, counts: CompactionCounts) -> Non
 
 
 def _counted_rows(lines: Iterable[bytes], kernel: KernelName) -> tuple[list[Row], list[bytes]]:
-    """The rows that readers count, in their order, and the lines of newer releases, each once."""
+    """The rows that readers count, in their order, and the lines of newer releases or unknown types, each once."""
     rows, kept, newer = KernelRows(), list[Row](), dict[bytes, None]()
     for raw in lines:
         if len(raw) > MAX_RECORD_BYTES or is_mark(raw):
@@ -81,12 +81,13 @@ def _counted_rows(lines: Iterable[bytes], kernel: KernelName) -> tuple[list[Row]
         try:
             row = Row.read(raw)
         except NewerRecordError:
-            newer[raw] = None
-            continue
+            row = None
         except RecordError:
             continue
+        if row is None:
+            newer[raw] = None
         # A fuller record of a problem replaces one that was read before it.
-        if row is not None and row.kind != DECISION and row.kernel in (None, kernel) and rows.add(row):
+        elif row.kind != DECISION and row.kernel in (None, kernel) and rows.add(row):
             kept.append(row)
     return [row for row in kept if row.kind != PROBLEM or rows.problems[row.problem] is row], list(newer)
 

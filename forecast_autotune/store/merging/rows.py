@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Decision, Measurement, Problem, check_schema
+from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.records.measurement import IN_TURNS
 from forecast_autotune.store.files import KernelName, kernel_of
@@ -54,13 +54,9 @@ class Row:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Row | None:
-        """The row of a record's JSON object; None for one of another type.
-
-        Raises `RecordError` for no record, and `NewerRecordError` for one of a newer release, whatever its type.
-        """
+        """The row of a record's JSON object; None for one of another type. Raises `RecordError` for no record."""
         kind = data.get("type")
         if kind not in KINDS:
-            check_schema(data)
             return None
         try:
             problem, at, kernel = _validated(str(kind), data)

@@ -15,6 +15,7 @@ from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture, command, needs_triton, shown
+from tests.core.store.stored import log_of
 
 pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
 
@@ -191,10 +192,27 @@ def test_clear_wants_a_yes_and_tells_the_number(tuned: Table, root: Path, capsys
     assert shown(capsys)["measurements"] == 0
     assert len(Store(root).measurements(tuned.problem)) == count
     assert main(["clear", "--yes", "--json"]) == 0
-    assert shown(capsys) == {"measurements": count, "decisions": 1, "store": str(root)}
+    counts = {"measurements": count, "decisions": 1, "unread_lines": 0, "unread_decisions": 0}
+    assert shown(capsys) == {**counts, "store": str(root)}
     assert Store(root).measurements(tuned.problem) == []
     assert main(["clear"]) == 0
     assert "removed 0 measurements" in capsys.readouterr().out
+
+
+def test_clear_counts_what_this_release_cannot_read(tuned: Table, root: Path, capsys: Capture) -> None:
+    log, decision = log_of(root), next(root.rglob("decisions/*.json"))
+    log.write_bytes(log.read_bytes().replace(b'"schema":1', b'"schema":9') + b"torn")
+    decision.write_bytes(decision.read_bytes().replace(b'"schema":1', b'"schema":9'))
+    lines, before = len(log.read_bytes().splitlines()), log.read_bytes()
+    done = command("clear", stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert f"with {lines} lines and 1 file that this release cannot read" in done.stderr
+    assert log.read_bytes() == before
+    assert main(["clear", "--yes"]) == 0
+    assert f"and 0 decisions, with {lines} lines and 1 file" in " ".join(capsys.readouterr().out.split())
+    assert not decision.exists()
+    assert main(["clear"]) == 0
+    assert "cannot read" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("n", 1, True), ("", 1, True), ("y", 0, False)])
