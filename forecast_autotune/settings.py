@@ -114,10 +114,19 @@ def _mode(text: str) -> Mode:
 
 
 def parse_user_directory(text: str | Path) -> Path:
-    """A directory as users write it. Raises `SettingsError` for the home of somebody unknown here.
+    """A directory as users write it.
 
-    A shell expands `~`, but a container's or a service's environment file does not.
+    A shell expands `~`, but a container's or a service's environment file does not. Raises `SettingsError` for the
+    home of somebody unknown here, for an address, and for an empty name, which would be the current directory.
     """
+    if not str(text):
+        raise SettingsError("an empty name is no directory: name one, or leave the option out")
+    scheme, divider, _ = str(text).partition("://")
+    if divider:  # the rest may hold a password
+        raise SettingsError(
+            f"{printable(scheme, 20)}://... is an address, not a directory: name it in FORECAST_AUTOTUNE_REMOTE, or "
+            "copy what it holds into a directory with `store merge`"
+        )
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
@@ -151,6 +160,15 @@ def cache_directory(chosen: Path | None) -> Path:
     import platformdirs
 
     return platformdirs.user_cache_path("forecast-autotune", appauthor=False)
+
+
+def default_directory() -> Path:
+    """FORECAST_AUTOTUNE_CACHE_DIR, if it is set and not empty, else the user's cache directory.
+
+    Raises `SettingsError` as `parse_user_directory` does.
+    """
+    chosen = os.environ.get("FORECAST_AUTOTUNE_CACHE_DIR")
+    return cache_directory(parse_user_directory(chosen) if chosen else None)
 
 
 def _variable(name: str, parse: Callable[[str], Any], default: Any, doc: str) -> Any:

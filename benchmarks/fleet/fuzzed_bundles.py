@@ -30,9 +30,10 @@ from benchmarks.lib.fleet.stored_rows import decision, measurement, problem
 from benchmarks.lib.result_files import write_result
 from forecast_autotune.store import Store
 from forecast_autotune.store.bundles import contents
-from forecast_autotune.store.bundles.manifest import MANIFEST, BundledFile, BundleError, Manifest
+from forecast_autotune.store.bundles.manifest import BundledFile, BundleError, Manifest
 from forecast_autotune.store.bundles.reading import Bundle
 from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
+from forecast_autotune.store.files import MANIFEST
 from forecast_autotune.store.merging.row_stores import StoreFolder
 
 HOSTILE: list[Any] = [

@@ -17,7 +17,7 @@ from forecast_autotune import frameworks, plugins
 from forecast_autotune.commands.checks import GROUP, DoctorCheck, check_named_places, shown_settings
 from forecast_autotune.commands.output import Output
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.settings import Settings, parse_user_directory
+from forecast_autotune.settings import Settings, default_directory, parse_user_directory
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.version import __version__
 
@@ -90,9 +90,9 @@ def _settings() -> tuple[Settings, list[DoctorCheck]]:
 def _root(options: argparse.Namespace) -> Path | None:
     """The directory that `show` and tuning use; None for a variable that the settings' check refuses."""
     if options.store is not None:
-        return Store.default(parse_user_directory(options.store)).root
+        return parse_user_directory(options.store).absolute()
     try:
-        return Store.default().root
+        return default_directory().absolute()
     except SettingsError:
         return None
 
@@ -161,13 +161,17 @@ def _cores(settings: Settings) -> DoctorCheck:
 
 
 def _store(root: Path) -> Iterator[DoctorCheck]:
-    from forecast_autotune.store.files import acquire_lock, release_lock
+    from forecast_autotune.store.files import acquire_lock, bundle_text, is_bundle, release_lock
 
     remedy = "point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory; without one nothing is kept"
-    probe = root / f".doctor-{os.getpid()}"
-    lock_path = root / f".doctor-{os.getpid()}.lock"
+    if is_bundle(root):
+        yield DoctorCheck("store", "fail", bundle_text(root), remedy)
+        return
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        # Looking makes no store: one that is not there yet is probed where it would be made.
+        place = next(folder for folder in (root, *root.parents) if folder.exists())
+        probe = place / f".doctor-{os.getpid()}"
+        lock_path = place / f".doctor-{os.getpid()}.lock"
         probe.write_bytes(b"ok")
         probe.unlink()
     except OSError as error:

@@ -12,7 +12,13 @@ from pathlib import Path
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Problem
-from forecast_autotune.store.files import ADVICE, StoreNotes, problem_file, write_atomically
+from forecast_autotune.store.files import (
+    ADVICE,
+    StoreNotes,
+    make_store_folder,
+    problem_file,
+    write_atomically,
+)
 from forecast_autotune.store.log import encode
 from forecast_autotune.store.record_files import list_files, read_record, remove_file
 
@@ -45,7 +51,7 @@ class AdviceFiles:
             return
         path = self._file(self._path, advice.source_sha256)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_store_folder(path.parent, self._path.parent)
             write_atomically(path, payload)
             self._kept.pop(advice.source_sha256, None)
         except OSError as error:

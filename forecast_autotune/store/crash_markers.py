@@ -17,7 +17,7 @@ from typing import Any
 
 from forecast_autotune.file_access import open_regular
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
-from forecast_autotune.store.files import StoreNotes, host_name, problem_file, write_all
+from forecast_autotune.store.files import StoreNotes, host_name, make_kernel_folder, problem_file, write_all
 from forecast_autotune.store.log import encode
 from forecast_autotune.store.record_files import read_record
 
@@ -31,7 +31,7 @@ def launch_marker(directory: Path | None, problem: Problem, candidate: Candidate
     text = encode(candidate.to_json())
     if path is not None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_kernel_folder(path.parent)
             with open_regular(path, "wb") as stream:
                 write_all(stream, text)
         except OSError:

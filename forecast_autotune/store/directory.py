@@ -19,6 +19,7 @@ from forecast_autotune.store.files import (
     append,
     flush_to_disk,
     kernel_of,
+    make_kernel_folder,
     problem_file,
     release_lock,
     write_atomically,
@@ -168,7 +169,7 @@ class KernelDirectory:
         lock = None
         fresh = entries
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_kernel_folder(self.path)
             own = self._own_log()
             try:
                 lock = acquire_lock(own.lock_path, self._patience_s, 0.002)
@@ -271,6 +272,7 @@ class KernelDirectory:
             self._decisions[problem.id] = decision
         else:
             try:
+                make_kernel_folder(self.path)
                 write_atomically(self.path / "decisions" / f"{problem_file(problem.id)}.json", payload)
                 self._decisions.pop(problem.id, None)
             except OSError as error:
@@ -305,6 +307,7 @@ class KernelDirectory:
             self._facts[problem_id] = facts
             return
         try:
+            make_kernel_folder(self.path)
             write_atomically(self.path / "facts" / f"{problem_file(problem_id)}.json", payload)
         except OSError as error:
             # Only a refit misses them, and the next decision writes them again.
@@ -344,7 +347,7 @@ class KernelDirectory:
         lock = None
         # Busy and impossible are both a plain False here.
         with contextlib.suppress(OSError):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_kernel_folder(self.path)
             lock = acquire_lock(self.path / f"tuning-{problem_file(problem_id)}.lock", timeout_s, 0.02)
         try:
             yield lock is not None

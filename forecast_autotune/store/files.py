@@ -26,6 +26,8 @@ VARIANTS = "variants"
 """Folder of other sources of kernels."""
 ADVICE = "advice"
 """Folder of advice below a store's root, and its name in the record of a problem that is exported."""
+MANIFEST = "manifest.json"
+"""File that tells a bundle's folder from a store's."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -142,6 +144,28 @@ def write_all(stream: BinaryIO, payload: bytes) -> None:
     done = stream.write(payload)
     while done < len(payload):  # only a full disk or a quota cuts a write: asking again says which
         done += stream.write(payload[done:])
+
+
+def is_bundle(root: Path) -> bool:
+    """Whether a folder is a bundle, which never changes."""
+    return (root / MANIFEST).exists()
+
+
+def bundle_text(root: Path) -> str:
+    """What is said where a bundle would be written to."""
+    return f"{root} is a bundle, which never changes: name it in FORECAST_AUTOTUNE_STORES"
+
+
+def make_store_folder(folder: Path, root: Path) -> None:
+    """Make a folder in the store at `root`. Raises `OSError` where that is a bundle, or it cannot be made."""
+    if is_bundle(root):
+        raise OSError(bundle_text(root))
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def make_kernel_folder(folder: Path) -> None:
+    """Make the folder of a kernel, `ROOT/v1/DEVICE/KERNEL`. Raises `OSError` as above."""
+    make_store_folder(folder, folder.parents[2])
 
 
 def write_atomically(path: Path, payload: bytes) -> None:

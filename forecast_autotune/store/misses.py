@@ -15,7 +15,14 @@ from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.base import SCHEMA
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import MALFORMED, read_list, read_text
-from forecast_autotune.store.files import StoreNotes, acquire_lock, append, release_lock, write_atomically
+from forecast_autotune.store.files import (
+    StoreNotes,
+    acquire_lock,
+    append,
+    make_store_folder,
+    release_lock,
+    write_atomically,
+)
 from forecast_autotune.store.log import decode, encode
 
 MISSES = "misses.jsonl"
@@ -109,7 +116,7 @@ class MissFile:
                 return self._keep(miss)
             lock = None
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                make_store_folder(self.path.parent, self.path.parent)
                 lock = acquire_lock(self.path.with_name(MISSES + ".lock"), 1.0, 0.002)
                 self._known = self._load()
                 if miss.problem.id in self._known or not self._keep(miss):
@@ -154,6 +161,7 @@ class MissFile:
                 return
             lock = None
             try:
+                make_store_folder(self.path.parent, self.path.parent)
                 lock = acquire_lock(self.path.with_name(MISSES + ".lock"), 10.0, 0.002)
                 kept = {name: miss for name, miss in self._load().items() if name not in gone}
                 lines = [encode(miss.to_json()) for miss in kept.values()]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.problem import FACTS
-from forecast_autotune.settings import cache_directory, parse_user_directory
+from forecast_autotune.settings import default_directory
 from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
 from forecast_autotune.store.directory import KernelDirectory, LogEntry, StoredCounts
 from forecast_autotune.store.files import ADVICE, VERSION, StoreNotes, device_directory, kernel_of
@@ -63,10 +63,7 @@ class Store:
         Without `root` that is FORECAST_AUTOTUNE_CACHE_DIR or, if unset or empty, the user's cache
         directory for `forecast-autotune`.
         """
-        if root is None:
-            chosen = os.environ.get("FORECAST_AUTOTUNE_CACHE_DIR")
-            root = cache_directory(parse_user_directory(chosen) if chosen else None)
-        root = root.absolute()
+        root = (default_directory() if root is None else root).absolute()
         name = root, *layer_configuration()
         with _DEFAULTS_MUTEX:
             if name not in _DEFAULTS:

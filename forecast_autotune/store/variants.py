@@ -17,6 +17,7 @@ from forecast_autotune.store.files import (
     VARIANTS,
     StoreNotes,
     acquire_lock,
+    make_store_folder,
     problem_file,
     release_lock,
     write_atomically,
@@ -61,7 +62,7 @@ class VariantFiles:
         path = self._file(self._path, *key)
         lock = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_store_folder(path.parent, self._path.parent)
             try:
                 lock = acquire_lock(path.parent / ".lock", _LOCK_TIMEOUT_S, 0.002)
             except TimeoutError:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.settings import Budget, Mode, Settings
+from forecast_autotune.settings import Budget, Mode, Settings, parse_user_directory
 
 GOOD: dict[str, tuple[str, Any]] = {
     "enabled": ("1", True),
@@ -142,6 +142,12 @@ def test_words_for_off(text: str) -> None:
 def test_a_home_directory_is_found_without_a_shell() -> None:
     found = Settings.from_environment({"FORECAST_AUTOTUNE_CACHE_DIR": "~/kernels"}).cache_dir
     assert found == Path.home() / "kernels"
+
+
+@pytest.mark.parametrize("text", ["", "s3://bucket/folder"])
+def test_no_name_and_an_address_are_no_directories(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"no directory|not a directory"):
+        parse_user_directory(text)
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -4,21 +4,55 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from forecast_autotune.records import Candidate, Measurement
-from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.commands.output import UsageError
+from forecast_autotune.file_access import misplaced_file
+from forecast_autotune.records import Candidate, Decision, Measurement, Problem
+from forecast_autotune.settings import default_directory, parse_user_directory
 from forecast_autotune.store import Store
+from forecast_autotune.store.bundles.reading import Bundle
+from forecast_autotune.store.files import bundle_text, is_bundle
 from forecast_autotune.store.record_files import check_folders
 
 _NORMAL_QUANTILE_95 = 1.6448536269514722
 """Half the width of a normal's central 90 %, in standard deviations."""
 
 
-def open_store(options: argparse.Namespace) -> Store:
-    """The store of `--store`, else the environment's. Raises `StoreError` where a file is in a folder's place."""
-    store = Store.default(None if options.store is None else parse_user_directory(options.store))
-    if store.root is not None:
-        check_folders(store.root)
+def open_store(options: argparse.Namespace, *, to_read: bool = False) -> Store:
+    """The store of `--store`, else the environment's; of a bundle, `to_read`, its rows. Raises as `own_root` does."""
+    root = own_root(options, to_read=to_read)
+    return _store_of_bundle(root) if is_bundle(root) else Store.default(root)
+
+
+def own_root(options: argparse.Namespace, *, to_read: bool = False) -> Path:
+    """The folder of the store of `--store`, else the environment's.
+
+    Raises `UsageError` for a file, and for a bundle unless it is only `to_read`; `StoreError` where a file is in the
+    place of a folder in it.
+    """
+    root = (default_directory() if options.store is None else parse_user_directory(options.store)).absolute()
+    if said := misplaced_file(root):
+        raise UsageError(
+            f"{root} is {said} where a folder of the store belongs: move it away, or name another"
+        )
+    check_folders(root)
+    if is_bundle(root) and not to_read:
+        raise UsageError(bundle_text(root))
+    return root
+
+
+def _store_of_bundle(root: Path) -> Store:
+    """What a bundle holds, as a store in memory."""
+    bundle, store = Bundle.open(root), Store(None)
+    for kernel in bundle.kernels():
+        rows = bundle.rows(kernel)
+        problems = {name: Problem.from_json(row.data) for name, row in rows.problems.items()}
+        for name, problem in problems.items():
+            store.add_all(problem, [Measurement.from_json(row.data) for row in rows.of_problem(name)])
+        for name, row in rows.decisions.items():
+            store.put_decision(problems[name], Decision.from_json(row.data))
+    store.root = root  # what commands say that they have read
     return store
 
 

@@ -7,28 +7,26 @@ import os
 from typing import Any
 
 from forecast_autotune.commands.output import CommandError, Output
-from forecast_autotune.commands.stores.merging import own_root
+from forecast_autotune.commands.stores.merging import own_rows
 from forecast_autotune.printable import count_text
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.bundles.compiled import install_compiled
 from forecast_autotune.store.bundles.graphs import take_out_graphs
 from forecast_autotune.store.bundles.reading import Bundle
 from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
-from forecast_autotune.store.merging.row_stores import StoreFolder
 
 
 def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
     """Write a store's rows as a bundle, and read it back."""
-    root = own_root(options)
     wanted = BundleOptions(
         kernel=options.kernel or "",
         device=options.device or "",
         sources=options.sources,
-        compiled=parse_user_directory(options.compiled) if options.compiled else None,
-        graphs=parse_user_directory(options.graphs) if options.graphs else None,
+        compiled=parse_user_directory(options.compiled) if options.compiled is not None else None,
+        graphs=parse_user_directory(options.graphs) if options.graphs is not None else None,
     )
     folder = parse_user_directory(options.folder).absolute()
-    write_bundle(StoreFolder(root, output.remark), folder, wanted)
+    write_bundle(own_rows(options, output.remark), folder, wanted)
     manifest = Bundle.open(folder).manifest
     covers = [cover.to_json() for cover in manifest.covers]
     data = {

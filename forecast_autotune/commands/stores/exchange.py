@@ -249,7 +249,7 @@ def clear(options: argparse.Namespace, output: Output) -> int:
         if options.device:
             raise UsageError("advice belongs to no device: leave --device out")
         return clear_advice(options, output)
-    store = open_named_store(options)
+    store = open_named_store(options, to_read=False)
     held = store.counts(options.kernel, options.device)
     if held != StoredCounts() and not options.yes:
         kernels = {table.problem.kernel.name for table in store.tables(options.kernel, options.device)}

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.stores.access import open_store
+from forecast_autotune.commands.output import Output, UsageError
+from forecast_autotune.commands.stores.access import own_root
 from forecast_autotune.errors import StoreError
 from forecast_autotune.printable import count_text
 from forecast_autotune.settings import parse_user_directory
-from forecast_autotune.store.bundles.manifest import MANIFEST
 from forecast_autotune.store.bundles.reading import Bundle
+from forecast_autotune.store.files import is_bundle
 from forecast_autotune.store.merging.compaction import compact
 from forecast_autotune.store.merging.merge import KernelDifference, differences, merge
 from forecast_autotune.store.merging.row_stores import Complain, RowSource, RowTarget, StoreFolder
@@ -34,7 +34,9 @@ def diff_stores(options: argparse.Namespace, output: Output) -> int:
     """Say how two stores differ."""
     first = row_source(options.first, output.remark)
     second = (
-        row_source(options.second, output.remark) if options.second else _own_store(options, output.remark)
+        own_rows(options, output.remark)
+        if options.second is None
+        else row_source(options.second, output.remark)
     )
     found = list(differences(first, second))
     data = {"first": first.name, "second": second.name, "kernels": [_difference_json(d) for d in found]}
@@ -45,7 +47,7 @@ def diff_stores(options: argparse.Namespace, output: Output) -> int:
 
 def verify_stores(options: argparse.Namespace, output: Output) -> int:
     """Read everything in stores and bundles; say what is wrong."""
-    places = [parse_user_directory(text) for text in options.places] or [own_root(options)]
+    places = [parse_user_directory(text) for text in options.places] or [own_root(options, to_read=True)]
     checked = [_checked(place) for place in places]
     lines = []
     for entry in checked:
@@ -73,7 +75,7 @@ def row_source(text: str, complain: Complain) -> RowSource:
 
         return remote_rows(text)
     path = parse_user_directory(text)
-    if (path / MANIFEST).exists():
+    if is_bundle(path):
         return Bundle.open(path)
     if not path.is_dir():
         raise StoreError(f"{path}: there is no such folder")
@@ -82,27 +84,21 @@ def row_source(text: str, complain: Complain) -> RowSource:
 
 def _target(text: str | None, options: argparse.Namespace, complain: Complain) -> RowTarget:
     if text is None:
-        return _own_store(options, complain)
+        return StoreFolder(own_root(options), complain)
     if "://" in text:
         from forecast_autotune.store.remote.backends import remote_rows
 
         return remote_rows(text)
     path = parse_user_directory(text)
-    if (path / MANIFEST).exists():
+    if is_bundle(path):
         raise UsageError(f"{path} is a bundle, which never changes: merge into a store, and bundle that")
     return StoreFolder(path.absolute(), complain)
 
 
-def own_root(options: argparse.Namespace) -> Path:
-    """The folder of the store of `--store`. Raises `CommandError` where that is in memory."""
-    root = open_store(options).root
-    if root is None:
-        raise CommandError("a store in memory has no folder")
-    return root
-
-
-def _own_store(options: argparse.Namespace, complain: Complain) -> StoreFolder:
-    return StoreFolder(own_root(options), complain)
+def own_rows(options: argparse.Namespace, complain: Complain) -> RowSource:
+    """What the store of `--store` holds, which may be a bundle. Raises as `own_root` does."""
+    root = own_root(options, to_read=True)
+    return Bundle.open(root) if is_bundle(root) else StoreFolder(root, complain)
 
 
 def _checked(place: Path) -> dict[str, Any]:

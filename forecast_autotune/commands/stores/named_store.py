@@ -11,11 +11,11 @@ from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store import Store
 
 
-def open_named_store(options: argparse.Namespace) -> Store:
+def open_named_store(options: argparse.Namespace, *, to_read: bool = True) -> Store:
     """As `open_store`. Raises `UsageError` for a folder of `--store` that is not there."""
     if options.store is not None:
         check_folder("--store", options.store)
-    return open_store(options)
+    return open_store(options, to_read=to_read)
 
 
 def check_folder(option: str, text: str) -> Path:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import MALFORMED, read_text
+from forecast_autotune.store.files import MANIFEST
 from forecast_autotune.store.log import decode
 
-MANIFEST = "manifest.json"
 SCHEMA = 1
 MAX_FILES = 100_000
 _PART = re.compile(r"[A-Za-z0-9_+=][A-Za-z0-9_.+=-]{0,199}")

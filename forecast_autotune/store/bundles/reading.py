@@ -10,9 +10,9 @@ from forecast_autotune.file_access import read_regular
 from forecast_autotune.store.bundles import contents
 from forecast_autotune.store.bundles.compiled import COMPILED, MAX_COMPILED_BYTES, is_compiled
 from forecast_autotune.store.bundles.graphs import GRAPHS, GRAPHS_PATH
-from forecast_autotune.store.bundles.manifest import MANIFEST, BundledFile, BundleError, Manifest
+from forecast_autotune.store.bundles.manifest import BundledFile, BundleError, Manifest
 from forecast_autotune.store.bundles.writing import SOURCES
-from forecast_autotune.store.files import KernelName
+from forecast_autotune.store.files import MANIFEST, KernelName
 from forecast_autotune.store.merging.rows import KernelRows
 
 

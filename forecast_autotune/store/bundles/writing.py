@@ -11,8 +11,8 @@ from forecast_autotune.records import Problem
 from forecast_autotune.store.bundles import contents
 from forecast_autotune.store.bundles.compiled import COMPILED, compiled_files
 from forecast_autotune.store.bundles.graphs import GRAPHS, graphs_file
-from forecast_autotune.store.bundles.manifest import MANIFEST, BundledFile, Manifest
-from forecast_autotune.store.files import write_atomically
+from forecast_autotune.store.bundles.manifest import BundledFile, Manifest
+from forecast_autotune.store.files import MANIFEST, write_atomically
 from forecast_autotune.store.merging.row_stores import RowSource
 from forecast_autotune.store.merging.rows import KernelRows
 from forecast_autotune.version import __version__

@@ -15,6 +15,7 @@ from forecast_autotune.store.files import (
     StoreNotes,
     acquire_lock,
     append,
+    make_store_folder,
     problem_file,
     release_lock,
     write_atomically,
@@ -96,7 +97,7 @@ class StoreFolder:
         folder = self.folder(kernel)
         log = own_log(folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_store_folder(folder, self.root)
             with locked(log):
                 fresh = rows.missing_from(self._rows(kernel))
                 for portion in _portions([row.line for row in fresh if row.kind != DECISION]):

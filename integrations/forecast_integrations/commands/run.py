@@ -141,8 +141,10 @@ def _set_environment(options: argparse.Namespace) -> None:
         if (value := getattr(options, name)) is not None:
             os.environ[variable] = value
     if options.store is not None:
+        from forecast_autotune.commands.stores.access import own_root
+
         # The program may change its directory.
-        os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(parse_user_directory(options.store).absolute())
+        os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(own_root(options))
     if options.trace is not None:
         os.environ["FORECAST_AUTOTUNE_TRACE"] = str(parse_user_directory(options.trace).absolute())
     if options.summary:

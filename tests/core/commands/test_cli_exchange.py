@@ -179,7 +179,7 @@ def test_import_into_a_place_that_cannot_be_written_fails(
     file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "plain").write_text("", encoding="utf-8")
-    assert main(["import", str(file), "--store", str(tmp_path / "plain")]) == 1
+    assert main(["import", str(file), "--store", str(tmp_path / "plain")]) == 2
     assert "a file where a folder of the store belongs" in capsys.readouterr().err.splitlines()[-1]
 
 

@@ -10,6 +10,7 @@ from forecast_autotune.commands import main
 from forecast_autotune.store.bundles.reading import Bundle
 from forecast_autotune.store.merging.merge import row_digests
 from forecast_autotune.store.merging.row_stores import StoreFolder
+from tests.core.captured_output import command
 from tests.core.store.bundles.bundled import bundle, filled
 
 if TYPE_CHECKING:
@@ -70,6 +71,69 @@ def test_a_bundle_is_no_target_and_a_store_not_its_own_source(
     assert "a source and the target" in capfd.readouterr().err
     assert main(["store", "install", str(made)]) == 1
     assert "carries no compiled kernels" in capfd.readouterr().err
+
+
+def test_a_bundle_is_read_as_a_store_and_never_written_to(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, table = bundle(tmp_path), tmp_path / "table.jsonl"
+    before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
+    given = ["--store", str(made)]
+    rows = json_of(capfd, "show", *given)["kernels"]
+    assert [(r["kernel"], r["problems"], r["decided"]) for r in rows] == [
+        ("matmul", 1, 1),
+        ("matmul", 2, 2),
+        ("softmax", 1, 1),
+    ]
+    assert len(json_of(capfd, "explain", "softmax", *given)["problems"][0]["measurements"]) == 3
+    assert json_of(capfd, "export", str(table), *given)["measurements"] == 12
+    assert json_of(capfd, "store", "bundle", str(tmp_path / "again"), *given)["digest"]
+    assert json_of(capfd, "store", "diff", str(tmp_path / "source"), *given)["kernels"] == []
+    json_of(capfd, "store", "verify", *given)
+    writing = (
+        ("import", str(table)),
+        ("clear", "--yes"),
+        ("clear", "--advice"),
+        ("store", "gc"),
+        ("store", "merge", str(tmp_path / "source")),
+        ("warm",),
+        ("train", "online", "--once"),
+    )
+    for words in writing:
+        assert main([*words, *given]) == 2, words
+        assert "is a bundle, which never changes: name it in FORECAST" in capfd.readouterr().err
+    assert command("run", *given, str(table)).returncode == 2
+    assert main(["doctor", *given]) == 1
+    assert "is a bundle, which never changes" in " ".join(capfd.readouterr().out.split())
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(made))
+    assert main(["import", str(table)]) == 2
+    assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
+    assert set(made.rglob("*")) - set(before) == {
+        made / "rows",
+        *(p.parent for p in before if p.parent != made),
+    }
+
+
+def test_a_store_is_a_folder_with_a_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    filled(tmp_path)
+    for words in (("clear", "--yes"), ("show",), ("doctor",), ("store", "verify")):
+        assert main([*words, "--store", ""]) == 2
+        assert "an empty name is no directory" in capfd.readouterr().err
+        assert main([*words, "--store", "redis://:secret@localhost:1/0"]) == 2
+        said = capfd.readouterr().err
+        assert "redis://... is an address, not a directory: name it in FORECAST_AUTOTUNE_REMOTE" in said
+        assert "secret" not in said
+    assert main(["store", "verify", ""]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["v1"]
+
+
+def test_looking_makes_no_store(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for words in (("doctor",), ("show",), ("train", "online", "--once")):
+        main([*words, "--store", str(tmp_path / "new" / "store")])
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_compiled_kernels_move_with_their_lists_of_files(

@@ -137,7 +137,6 @@ def online(options: argparse.Namespace, output: Output) -> int:
     )
 
     path = Path(options.out) if options.out else _model_path(options)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if options.roll_back:
         roll_back(path)
         output.emit({"path": str(path), "rolled_back": True}, f"the model before is in use again: {path}")
@@ -146,6 +145,7 @@ def online(options: argparse.Namespace, output: Output) -> int:
     while True:
         tables = _stored(options)
         if is_refresh_due(tables, RefreshState.read(state_path), options.every):
+            path.parent.mkdir(parents=True, exist_ok=True)
             current = LearnedModel.load(path) if path.is_file() else shipped_model()
             found = refresh_model(tables, path, current, seed=options.seed)
             RefreshState(found.measurements).write(state_path)
@@ -170,12 +170,9 @@ def _print_online_result(found: RefreshResult, path: Path, output: Output) -> No
 
 
 def _model_path(options: argparse.Namespace) -> Path:
-    from forecast_autotune.commands.stores.access import open_store
+    from forecast_autotune.commands.stores.access import own_root
 
-    root = open_store(options).root
-    if root is None:
-        raise UsageError("this store is in memory only: give --out FILE.npz for the model")
-    return root / "models" / "online.npz"
+    return own_root(options) / "models" / "online.npz"
 
 
 def _tables_given(options: argparse.Namespace) -> list[Table]:
@@ -190,7 +187,7 @@ def _tables_given(options: argparse.Namespace) -> list[Table]:
 def _stored(options: argparse.Namespace) -> list[Table]:
     from forecast_autotune.commands.stores.access import open_store
 
-    return [t for t in open_store(options).tables(None, None) if len(t.by_candidate()) > 1]
+    return [t for t in open_store(options, to_read=True).tables(None, None) if len(t.by_candidate()) > 1]
 
 
 def _settings(kind: Any, options: argparse.Namespace) -> Any:

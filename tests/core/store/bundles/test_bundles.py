@@ -19,14 +19,17 @@ from forecast_autotune.records import Decision, Device, Evidence
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.bundles import discovery
-from forecast_autotune.store.bundles.manifest import MANIFEST, BundledFile, BundleError, Manifest
+from forecast_autotune.store.bundles.manifest import BundledFile, BundleError, Manifest
 from forecast_autotune.store.bundles.reading import Bundle
 from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
+from forecast_autotune.store.files import MANIFEST
 from forecast_autotune.store.merging.merge import merge, row_digests
 from forecast_autotune.store.merging.row_stores import StoreFolder
+from forecast_autotune.store.misses import Miss
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import TuningTask, tune
+from forecast_autotune.variants import Origin, Provenance, Variant
 from tests.core.store.bundles.bundled import PROBLEMS, bundle, filled
 from tests.core.store.stored import A100, H200, decided, measured, problem
 
@@ -340,6 +343,34 @@ def test_a_bundled_decision_is_used_without_a_measurement(
     assert again.known >= made.measured, "its rows answer other settings, too"
     with pytest.raises(LookupError, match="holds nothing"):
         decide(Store.default(), mode="frozen", device=Device("another"))
+
+
+def test_a_program_whose_store_is_a_bundle_decides_and_writes_nothing(tmp_path: Path) -> None:
+    made, table = bundle(tmp_path), example_table()
+    before = sorted(made.rglob("*"))
+    store = Store(made)
+    with pytest.warns(
+        StoreWarning, match="a bundle, which never changes: name it in FORECAST_AUTOTUNE_STORES"
+    ):
+        found = tune(
+            TuningTask(table.problem, list(table.by_candidate())),
+            lambda: TableMeasurer(table, workers=2),
+            store=store,
+            surrogate=AnalyticSurrogate(),
+            settings=Settings(),
+        )
+    assert found.measured
+    assert store.decision(table.problem) == found
+    store.put_facts(table.problem, {"version": "1", "units": []})
+    with pytest.warns(StoreWarning, match="a miss is not recorded"):
+        store.add_miss(Miss.of(table.problem, "frozen", 4, {}, ""))
+    made_variant = Variant.of("k", "aa", "def k(): pass", Provenance(Origin.HAND))
+    with pytest.warns(StoreWarning, match="variants cannot be written"):
+        store.put_variant(made_variant)
+    assert store.variants() == [made_variant]
+    with store.watch(table.problem, found.chosen), store.tuning_lock(table.problem, 0.1):
+        assert sorted(made.rglob("*")) == before
+    Bundle.open(made)
 
 
 def test_filled_covers_every_problem(tmp_path: Path) -> None:
