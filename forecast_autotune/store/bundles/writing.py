@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ def write_bundle(source: RowSource, folder: Path, options: BundleOptions | None 
     """Write a bundle into a new or empty folder, its manifest last.
 
     Decisions whose rows are missing are left out. Raises `StoreError` where the folder holds anything, where
-    there is nothing to bundle, and where it cannot be written.
+    there is nothing to bundle, and where it cannot be written; the folder is then as it was.
     """
     options = options or BundleOptions()
     try:
@@ -52,12 +53,25 @@ def write_bundle(source: RowSource, folder: Path, options: BundleOptions | None 
         if options.graphs is not None:
             files |= graphs_file(options.graphs)
         manifest = _manifest(files, made, options)
-        for path, data in files.items():
-            write_atomically(folder / path, data)
-        write_atomically(folder / MANIFEST, manifest.to_bytes())
+        _write_files(folder, files | {MANIFEST: manifest.to_bytes()})
     except OSError as error:
         raise StoreError(f"cannot write a bundle to {folder}: {error}") from error
     return manifest
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write these in their order, or none of them: half a bundle would be in the way of the next attempt."""
+    is_new = not folder.exists()
+    try:
+        for path, data in files.items():
+            write_atomically(folder / path, data)
+    except BaseException:
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for name in {path.split("/")[0] for path in files}:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _row_files(source: RowSource, options: BundleOptions) -> tuple[dict[str, bytes], list[KernelRows]]:

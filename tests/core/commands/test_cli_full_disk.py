@@ -85,6 +85,20 @@ def test_a_full_disk_leaves_nothing_torn(words: list[str], target: str, folder: 
     assert parts == []
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_bundle_that_does_not_fit_leaves_the_folder_as_it_was(is_there: bool, folder: Path) -> None:
+    target = folder / "tuned"
+    if is_there:
+        target.mkdir()
+    words = ["store", "bundle", "tuned", "--store", "filled"]
+    (rows,) = [p.stat().st_size for p in (folder / "filled").rglob("log-*.jsonl")]
+    filled_up = run(folder, words, rows // 2)
+    assert (filled_up.returncode, "File too large" in filled_up.stderr) == (1, True)
+    assert target.exists() == is_there
+    assert not is_there or list(target.iterdir()) == []
+    assert run(folder, words, resource.RLIM_INFINITY).returncode == 0
+
+
 @pytest.mark.parametrize("target", ["out.png", "out.html"])
 def test_what_was_there_before_stays(target: str, folder: Path) -> None:
     pytest.importorskip("matplotlib")
