@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune import frameworks, plugins
 from forecast_autotune.commands.checks import GROUP, DoctorCheck, check_named_places, shown_settings
+from forecast_autotune.commands.console.extras import missing_package_text
 from forecast_autotune.commands.output import Output
-from forecast_autotune.errors import SettingsError
+from forecast_autotune.errors import SettingsError, StoreError
 from forecast_autotune.settings import Settings, default_directory, parse_user_directory
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.version import __version__
@@ -38,6 +39,7 @@ def doctor(options: argparse.Namespace, output: Output) -> int:
         checks[0],
         *check_named_places(settings),
         *([] if root is None else _store(root)),
+        *_remote(settings),
         _run_check("surrogate", _surrogate),
         *_added(settings, options.network),
         _run_check("replay tables", _tables),
@@ -223,6 +225,23 @@ def _advice(root: Path) -> DoctorCheck:
         remedy = "remove the files: " + "; ".join(store.issued_warnings[:3])
         return DoctorCheck("advice", "warn", f"{detail}; {len(store.issued_warnings)} unreadable", remedy)
     return DoctorCheck("advice", "ok", detail)
+
+
+def _remote(settings: Settings) -> Iterator[DoctorCheck]:
+    """Whether the remote store has a client here, if one is named; it is not contacted."""
+    from forecast_autotune.store.remote.backends import open_backend, plain_reason
+
+    if not settings.remote:
+        return
+    try:
+        open_backend(settings.remote)
+    except Exception as error:  # whatever a client raises
+        missing = missing_package_text(error) if isinstance(error, ImportError) else None
+        said = missing or (str(error) if isinstance(error, StoreError) else plain_reason(error))
+        remedy = "until then nothing is shared: see above, or unset FORECAST_AUTOTUNE_REMOTE"
+        yield DoctorCheck("remote store", "fail", said, remedy)
+    else:
+        yield DoctorCheck("remote store", "ok", f"{settings.remote}, not contacted")
 
 
 def _surrogate() -> DoctorCheck:

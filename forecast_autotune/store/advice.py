@@ -17,10 +17,9 @@ from forecast_autotune.store.files import (
     StoreNotes,
     make_store_folder,
     problem_file,
-    write_atomically,
 )
 from forecast_autotune.store.log import encode
-from forecast_autotune.store.record_files import list_files, read_record, remove_file
+from forecast_autotune.store.record_files import list_files, read_record, remove_file, replace_record
 
 
 class AdviceFiles:
@@ -52,7 +51,7 @@ class AdviceFiles:
         path = self._file(self._path, advice.source_sha256)
         try:
             make_store_folder(path.parent, self._path.parent)
-            write_atomically(path, payload)
+            replace_record(path, payload)
             self._kept.pop(advice.source_sha256, None)
         except OSError as error:
             self._kept[advice.source_sha256] = advice

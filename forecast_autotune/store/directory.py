@@ -25,7 +25,7 @@ from forecast_autotune.store.files import (
     write_atomically,
 )
 from forecast_autotune.store.log import LogFile, encode, own_log
-from forecast_autotune.store.record_files import list_files, read_record
+from forecast_autotune.store.record_files import list_files, read_record, replace_record
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem
@@ -273,7 +273,7 @@ class KernelDirectory:
         else:
             try:
                 make_kernel_folder(self.path)
-                write_atomically(self.path / "decisions" / f"{problem_file(problem.id)}.json", payload)
+                replace_record(self.path / "decisions" / f"{problem_file(problem.id)}.json", payload)
                 self._decisions.pop(problem.id, None)
             except OSError as error:
                 self._decisions[problem.id] = decision

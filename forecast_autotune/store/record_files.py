@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forecast_autotune.errors import StoreError
+from forecast_autotune.errors import NewerRecordError, StoreError
 from forecast_autotune.file_access import misplaced_file, read_regular
+from forecast_autotune.records import check_line
 from forecast_autotune.records.json_fields import MALFORMED
-from forecast_autotune.store.files import ADVICE, VARIANTS, VERSION, StoreNotes
+from forecast_autotune.store.files import ADVICE, VARIANTS, VERSION, StoreNotes, write_atomically
 from forecast_autotune.store.log import decode
+from forecast_autotune.store.misses import MISSES
 
 FileRecord = TypeVar("FileRecord")
+STORE_NAMES = (VERSION, VARIANTS, ADVICE, MISSES)
+"""What a store's folder may hold; one with none of it was never written to."""
+_LAYOUT = re.compile(r"v[1-9]")
 
 
 def check_folders(root: Path) -> None:
@@ -22,6 +28,34 @@ def check_folders(root: Path) -> None:
             raise StoreError(
                 f"{folder} is {said} where a folder of the store belongs: move it away, or name another"
             )
+
+
+def newer_layout_text(root: Path) -> str:
+    """What is said of a store that a newer release keeps in another layout; empty where none does."""
+    found = sorted(
+        path.name for path in root.glob("v*") if _LAYOUT.fullmatch(path.name) and path.name > VERSION
+    )
+    listed = " and ".join(found)
+    return f"{root}: {listed} is of a newer release and not read: upgrade forecast-autotune" if found else ""
+
+
+def is_newer(path: Path) -> bool:
+    """Whether a file holds a record that only a newer release can read."""
+    try:
+        data = decode(read_regular(path))
+        check_line(data, str(data.get("type")))
+    except NewerRecordError:
+        return True
+    except (OSError, *MALFORMED):
+        pass
+    return False
+
+
+def replace_record(path: Path, payload: bytes) -> None:
+    """Replace a file atomically. Raises `OSError` where it cannot be, and where a newer release wrote it."""
+    if is_newer(path):
+        raise OSError(f"a newer release wrote {path.name}: upgrade forecast-autotune")
+    write_atomically(path, payload)
 
 
 def list_files(folder: Path, pattern: str, notes: StoreNotes) -> list[Path]:

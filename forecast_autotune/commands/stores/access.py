@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,10 +11,10 @@ from forecast_autotune.commands.output import UsageError
 from forecast_autotune.file_access import misplaced_file
 from forecast_autotune.records import Candidate, Decision, Measurement, Problem
 from forecast_autotune.settings import default_directory, parse_user_directory
-from forecast_autotune.store import Store
+from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.bundles.reading import Bundle
 from forecast_autotune.store.files import bundle_text, is_bundle
-from forecast_autotune.store.record_files import check_folders
+from forecast_autotune.store.record_files import check_folders, newer_layout_text
 
 _NORMAL_QUANTILE_95 = 1.6448536269514722
 """Half the width of a normal's central 90 %, in standard deviations."""
@@ -22,6 +23,8 @@ _NORMAL_QUANTILE_95 = 1.6448536269514722
 def open_store(options: argparse.Namespace, *, to_read: bool = False) -> Store:
     """The store of `--store`, else the environment's; of a bundle, `to_read`, its rows. Raises as `own_root` does."""
     root = own_root(options, to_read=to_read)
+    if said := newer_layout_text(root):
+        warnings.warn(said, StoreWarning, stacklevel=2)
     return _store_of_bundle(root) if is_bundle(root) else Store.default(root)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
-from forecast_autotune.commands.output import CommandError, Output
+from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.stores.merging import own_rows
+from forecast_autotune.file_access import misplaced_file
 from forecast_autotune.printable import count_text
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.bundles.compiled import install_compiled
@@ -18,14 +20,16 @@ from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
 
 def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
     """Write a store's rows as a bundle, and read it back."""
+    folder = parse_user_directory(options.folder).absolute()
+    if said := misplaced_file(folder):
+        raise UsageError(f"{folder} is {said}: name a new or empty folder")
     wanted = BundleOptions(
         kernel=options.kernel or "",
         device=options.device or "",
         sources=options.sources,
-        compiled=parse_user_directory(options.compiled) if options.compiled is not None else None,
-        graphs=parse_user_directory(options.graphs) if options.graphs is not None else None,
+        compiled=_existing(options.compiled, "--compiled"),
+        graphs=_existing(options.graphs, "--graphs"),
     )
-    folder = parse_user_directory(options.folder).absolute()
     write_bundle(own_rows(options, output.remark), folder, wanted)
     manifest = Bundle.open(folder).manifest
     covers = [cover.to_json() for cover in manifest.covers]
@@ -47,6 +51,16 @@ def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
         data, *lines, f"{folder}: {count_text(len(manifest.files), 'file')}{carried}", manifest.digest
     )
     return 0
+
+
+def _existing(text: str | None, option: str) -> Path | None:
+    """The path of an option, if it was given. Raises `UsageError` where there is nothing."""
+    if text is None:
+        return None
+    path = parse_user_directory(text)
+    if not path.exists():
+        raise UsageError(f"{option} {text}: there is no such file or folder")
+    return path
 
 
 def install_bundle(options: argparse.Namespace, output: Output) -> int:

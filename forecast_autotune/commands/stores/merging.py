@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.stores.access import own_root
 from forecast_autotune.errors import StoreError
+from forecast_autotune.file_access import misplaced_file
 from forecast_autotune.printable import count_text
 from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.store.bundles.manifest import BundleError
 from forecast_autotune.store.bundles.reading import Bundle
 from forecast_autotune.store.files import is_bundle
 from forecast_autotune.store.merging.compaction import compact
 from forecast_autotune.store.merging.merge import KernelDifference, differences, merge
 from forecast_autotune.store.merging.row_stores import Complain, RowSource, RowTarget, StoreFolder
+from forecast_autotune.store.record_files import STORE_NAMES, newer_layout_text
 
 
 def merge_stores(options: argparse.Namespace, output: Output) -> int:
@@ -47,7 +49,7 @@ def diff_stores(options: argparse.Namespace, output: Output) -> int:
 
 def verify_stores(options: argparse.Namespace, output: Output) -> int:
     """Read everything in stores and bundles; say what is wrong."""
-    places = [parse_user_directory(text) for text in options.places] or [own_root(options, to_read=True)]
+    places = options.places or [str(own_root(options, to_read=True))]
     checked = [_checked(place) for place in places]
     lines = []
     for entry in checked:
@@ -62,23 +64,33 @@ def compact_store(options: argparse.Namespace, output: Output) -> int:
     """Remove what no reader counts."""
     root = own_root(options)
     counts = compact(StoreFolder(root))
-    what = f"removed {count_text(counts.lines, 'line')} and {count_text(counts.parts, 'unfinished file')}"
+    what = (
+        f"removed {count_text(counts.lines, 'line')}, {count_text(counts.decisions, 'damaged decision')} and "
+        f"{count_text(counts.parts, 'unfinished file')}"
+    )
     kept = f"; kept {count_text(counts.newer, 'line')} of a newer release" if counts.newer else ""
     output.emit({**counts.to_json(), "store": str(root)}, f"{what} from {root}{kept}")
     return 0
 
 
 def row_source(text: str, complain: Complain) -> RowSource:
-    """What a user names: a bundle, a store's folder or a remote store. Raises `StoreError` where nothing is."""
+    """What a user names: a bundle, a store's folder or a remote store.
+
+    Raises `UsageError` for a place that is not there or holds neither, and `StoreError` for one that cannot be read.
+    """
     if "://" in text:
         from forecast_autotune.store.remote.backends import remote_rows
 
-        return remote_rows(text)
+        return remote_rows(text, to_read=True)
     path = parse_user_directory(text)
     if is_bundle(path):
         return Bundle.open(path)
+    if said := misplaced_file(path):
+        raise UsageError(f"{path} is {said}: name a store's folder or a bundle")
     if not path.is_dir():
-        raise StoreError(f"{path}: there is no such folder")
+        raise UsageError(f"{path}: there is no such folder")
+    if not any((path / name).exists() for name in STORE_NAMES) and not newer_layout_text(path):
+        raise UsageError(f"{path} holds neither a store nor a bundle")
     return StoreFolder(path, complain)
 
 
@@ -101,17 +113,19 @@ def own_rows(options: argparse.Namespace, complain: Complain) -> RowSource:
     return Bundle.open(root) if is_bundle(root) else StoreFolder(root, complain)
 
 
-def _checked(place: Path) -> dict[str, Any]:
+def _checked(place: str) -> dict[str, Any]:
     wrong: list[str] = []
     kernels = rows = 0
     try:
-        source = row_source(str(place), wrong.append)
+        source = row_source(place, wrong.append)
         for kernel in source.kernels():
             kernels += 1
             rows += len(source.rows(kernel))
-    except StoreError as error:
+    except BundleError as error:
+        wrong.append(f"{error}: copy it anew, or make it again with `store bundle`")
+    except (StoreError, UsageError) as error:
         wrong.append(str(error))
-    return {"place": str(place), "kernels": kernels, "rows": rows, "wrong": wrong}
+    return {"place": place, "kernels": kernels, "rows": rows, "wrong": wrong}
 
 
 def _difference_json(found: KernelDifference) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from forecast_autotune.errors import NewerRecordError, RecordError, StoreError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
 from forecast_autotune.store.files import KernelName, write_atomically
 from forecast_autotune.store.log import MAX_LOG_BYTES, is_mark, mark_line, own_logs
-from forecast_autotune.store.merging.row_stores import StoreFolder, locked
+from forecast_autotune.store.merging.row_stores import StoreFolder, decision_in, locked
 from forecast_autotune.store.merging.rows import DECISION, PROBLEM, KernelRows, Row
 
 PART_AGE_S = 86400.0
@@ -24,6 +24,8 @@ class CompactionCounts:
 
     lines: int = 0
     """Of logs: repeated ones, and those that are no records."""
+    decisions: int = 0
+    """Files that hold no decision, or another problem's."""
     parts: int = 0
     """Files that killed writers left."""
     bytes: int = 0
@@ -36,9 +38,9 @@ class CompactionCounts:
 
 
 def compact(store: StoreFolder, now: float | None = None) -> CompactionCounts:
-    """Remove repeated and damaged lines of this host's logs, and what killed writers left.
+    """Remove repeated and damaged lines of this host's logs, damaged decisions, and what killed writers left.
 
-    Logs of other hosts are theirs: their locks may not be seen from here. Lines of newer releases are kept. Doing
+    Logs of other hosts are theirs: their locks may not be seen from here. What newer releases wrote is kept. Doing
     it again removes nothing, and the rows before and after are the same. Raises `StoreError` if a file cannot be
     written.
     """
@@ -47,6 +49,7 @@ def compact(store: StoreFolder, now: float | None = None) -> CompactionCounts:
         try:
             for log in own_logs(store.folder(kernel)):
                 _compact_log(log, kernel, counts)
+            _remove_damaged_decisions(store.folder(kernel) / "decisions", counts)
             _remove_parts(store.folder(kernel), time.time() if now is None else now, counts)
         except OSError as error:
             raise StoreError(f"cannot tidy {store.folder(kernel)}: {error}") from error
@@ -90,6 +93,18 @@ def _counted_rows(lines: Iterable[bytes], kernel: KernelName) -> tuple[list[Row]
         elif row.kind != DECISION and row.kernel in (None, kernel) and rows.add(row):
             kept.append(row)
     return [row for row in kept if row.kind != PROBLEM or rows.problems[row.problem] is row], list(newer)
+
+
+def _remove_damaged_decisions(folder: Path, counts: CompactionCounts) -> None:
+    for path in folder.glob("[!.]*.json"):
+        try:
+            decision_in(path)
+        except (NewerRecordError, OSError):
+            continue
+        except RecordError:
+            counts.bytes += path.stat().st_size
+            counts.decisions += 1
+            path.unlink()
 
 
 def _remove_parts(folder: Path, now: float, counts: CompactionCounts) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from forecast_autotune.errors import RecordError, StoreError
+from forecast_autotune.errors import NewerRecordError, RecordError, StoreError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
 from forecast_autotune.store.files import (
     VERSION,
@@ -20,12 +20,20 @@ from forecast_autotune.store.files import (
     release_lock,
     write_atomically,
 )
-from forecast_autotune.store.log import MAX_LOG_BYTES, own_log
+from forecast_autotune.store.log import MAX_LOG_BYTES, own_log, own_logs
 from forecast_autotune.store.merging.rows import DECISION, KernelRows, Row
-from forecast_autotune.store.record_files import check_folders, list_files, list_folders
+from forecast_autotune.store.record_files import (
+    check_folders,
+    is_newer,
+    list_files,
+    list_folders,
+    newer_layout_text,
+)
 
 LOCK_TIMEOUT_S = 10.0
 """Longest wait for a process that writes."""
+
+GC_REMEDY = "`store gc` removes it"
 
 Complain = Callable[[str], None]
 """Told, in one line each, of what is no row."""
@@ -66,6 +74,8 @@ class StoreFolder:
         check_folders(root)
         self.root = root
         self._complain: Complain = complain or (lambda text: None)
+        if said := newer_layout_text(root):
+            self._complain(said)
         self._notes = StoreNotes()
 
     @property
@@ -86,13 +96,16 @@ class StoreFolder:
         """All rows of a kernel whose problem is known; the others are complained of."""
         found, strangers = self._rows(kernel).with_problems()
         if strangers:
-            self._complain(f"{self.folder(kernel)}: {strangers} rows of problems that it does not describe")
+            self._complain(
+                f"{self.folder(kernel)}: {strangers} rows of problems that it does not describe: merge the store "
+                "that they come from, or `clear` the kernel"
+            )
         return found
 
     def add(self, kernel: KernelName, rows: KernelRows) -> int:
         """Append what is not there to this host's log; returns how many rows changed the store.
 
-        Raises `StoreError` if it cannot be written.
+        A decision of a newer release stays, which is complained of. Raises `StoreError` if it cannot be written.
         """
         folder = self.folder(kernel)
         log = own_log(folder)
@@ -105,13 +118,17 @@ class StoreFolder:
                     place = own_log(folder)
                     with contextlib.nullcontext() if place == log else locked(place):
                         append(place, portion, exclusive=True)
-                for row in fresh:
-                    if row.kind == DECISION:
-                        path = folder / "decisions" / f"{problem_file(row.problem)}.json"
+                kept = 0
+                for row in (row for row in fresh if row.kind == DECISION):
+                    path = folder / "decisions" / f"{problem_file(row.problem)}.json"
+                    if is_newer(path):
+                        self._complain(f"{path}: kept, a newer release wrote it: upgrade forecast-autotune")
+                        kept += 1
+                    else:
                         write_atomically(path, row.line)
         except OSError as error:
             raise StoreError(f"cannot write to {folder}: {error}") from error
-        return len(fresh)
+        return len(fresh) - kept
 
     def _rows(self, kernel: KernelName) -> KernelRows:
         folder, found = self.folder(kernel), KernelRows()
@@ -127,21 +144,30 @@ class StoreFolder:
 
     def _take(self, found: KernelRows, row: Row, kernel: KernelName, path: Path) -> None:
         if row.kernel not in (None, kernel):
-            self._complain(f"{path}: a problem of {row.kernel} is filed under {kernel}")
+            self._complain(f"{path}: a problem of {row.kernel} is filed under {kernel}: {_remedy(path)}")
             return
         found.add(row)
 
     def _read_decision(self, path: Path) -> Row | None:
         try:
-            row = Row.read(read_regular(path))
-            if row is None or row.kind != DECISION or path.stem != problem_file(row.problem):
-                raise RecordError("it is not the decision that it is named after")
-            return row
+            return decision_in(path)
         except FileNotFoundError:
             raise
-        except (OSError, RecordError) as error:
+        except NewerRecordError as error:
             self._complain(f"{path}: {error}"[:300])
-            return None
+        except OSError as error:
+            self._complain(f"{path}: {error}"[:300] + ": make it a file that can be read, or remove it")
+        except RecordError as error:
+            self._complain(f"{path}: {error}"[:300] + f": {GC_REMEDY}")
+        return None
+
+
+def decision_in(path: Path) -> Row:
+    """The decision in a file. Raises `RecordError` where there is none, or another problem's, and `OSError`."""
+    row = Row.read(read_regular(path))
+    if row is None or row.kind != DECISION or path.stem != problem_file(row.problem):
+        raise RecordError("it is not the decision that it is named after")
+    return row
 
 
 def _portions(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -165,28 +191,30 @@ def rows_of_log(path: Path, complain: Complain) -> Iterator[Row]:
     except FileNotFoundError:
         return
     except OSError as error:
-        complain(f"{path}: {error}")
+        complain(f"{path}: {error}: make it a file that can be read, or remove it")
         return
-    yield from rows_in(data, path, complain)
-
-
-def rows_in(data: bytes, path: Path, complain: Complain) -> Iterator[Row]:
-    """The rows of JSON lines that were read from `path`, in their order; what is none is complained of."""
     for number, raw in _bounded_lines(data, path, complain):
         try:
             row = Row.read(raw)
-        except RecordError as error:
+        except NewerRecordError as error:
             complain(f"{path}:{number}: {error}"[:300])
+        except RecordError as error:
+            complain(f"{path}:{number}: {error}"[:300] + f": {_remedy(path)}")
         else:
             if row is not None:
                 yield row
+
+
+def _remedy(log: Path) -> str:
+    """What removes the bad lines of a log."""
+    return GC_REMEDY if log in own_logs(log.parent) else f"{GC_REMEDY} on the host that wrote it"
 
 
 def _bounded_lines(data: bytes, path: Path, complain: Complain) -> list[tuple[int, bytes]]:
     found = []
     for number, raw in enumerate(data.split(b"\n"), 1):
         if len(raw) > MAX_RECORD_BYTES:
-            complain(f"{path}:{number}: a line of more than {MAX_RECORD_BYTES} bytes")
+            complain(f"{path}:{number}: a line of more than {MAX_RECORD_BYTES} bytes: {_remedy(path)}")
         elif raw.strip():
             found.append((number, raw))
     return found

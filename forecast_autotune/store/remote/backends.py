@@ -50,7 +50,11 @@ class RemoteBackend(Protocol):
 
 
 def open_backend(address: str) -> RemoteBackend:
-    """The place that an address names. Raises `SettingsError` for no address, `ImportError` without its client."""
+    """The place that an address names; nothing is contacted.
+
+    Raises `SettingsError` for no address, `StoreError` for one of an unknown protocol or without its client, and
+    `ImportError` without redis or fsspec.
+    """
     address = Settings().with_(remote=address).remote
     if address.startswith(("redis://", "rediss://")):
         return RedisBackend(address)
@@ -110,7 +114,19 @@ class FileSystemBackend:
         from fsspec.core import url_to_fs
 
         self._files: Any
-        self._files, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
+        protocol = address.partition("://")[0]
+        try:
+            self._files, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
+        except ValueError as error:
+            raise StoreError(
+                f"{protocol}:// is no address of a remote store ({error}): name one of redis://, s3://, gs://, hf://, "
+                "file:// or another that fsspec knows"
+            ) from error
+        except ImportError as error:
+            package = (getattr(error.__cause__, "name", None) or protocol).partition(".")[0]
+            raise StoreError(
+                f"{protocol}:// needs {package}, not installed here: pip install {package}"
+            ) from error
         self._root = f"{root.rstrip('/')}/{VERSION}"
 
     def entries(self) -> Iterator[Entry]:
@@ -167,10 +183,14 @@ def _protocols(files: Any) -> tuple[str, ...]:
 
 
 class RemoteRows:
-    """A remote store as commands merge it: slowly, in this process, raising what goes wrong."""
+    """A remote store as commands merge it: slowly, in this process, raising what goes wrong.
 
-    def __init__(self, address: str, backend: RemoteBackend) -> None:
-        self._address, self._backend = address, backend
+    With `to_read`, that there is nothing is an error, too: most clients tell a place that cannot be reached, or
+    that nobody has written to, by an empty listing.
+    """
+
+    def __init__(self, address: str, backend: RemoteBackend, *, to_read: bool = False) -> None:
+        self._address, self._backend, self._to_read = address, backend, to_read
         self._listed: dict[KernelName, list[Entry]] | None = None
 
     @property
@@ -184,6 +204,10 @@ class RemoteRows:
             self._listed = {}
             for entry in self._backend.entries():
                 self._listed.setdefault(entry[:2], []).append(entry)
+        if self._to_read and not self._listed:
+            raise StoreError(
+                f"nothing at {self._address}: name a place that a store was merged into, and that can be reached"
+            )
         return sorted(self._listed)
 
     def rows(self, kernel: KernelName) -> KernelRows:
@@ -223,9 +247,9 @@ class RemoteRows:
             raise StoreError(f"{self._address}: {plain_reason(error)}") from None
 
 
-def remote_rows(address: str) -> RemoteRows:
-    """The remote store at an address. Raises `SettingsError` for no address, `ImportError` without its client."""
-    return RemoteRows(address, open_backend(address))
+def remote_rows(address: str, *, to_read: bool = False) -> RemoteRows:
+    """The remote store at an address; with `to_read`, there has to be one. Raises as `open_backend` does."""
+    return RemoteRows(address, open_backend(address), to_read=to_read)
 
 
 def plain_reason(error: BaseException) -> str:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import warnings
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands import main
+from forecast_autotune.store import Store
 from forecast_autotune.store.bundles.reading import Bundle
 from forecast_autotune.store.merging.merge import row_digests
 from forecast_autotune.store.merging.row_stores import StoreFolder
 from tests.core.captured_output import command
-from tests.core.store.bundles.bundled import bundle, filled
+from tests.core.store.bundles.bundled import PROBLEMS, bundle, filled
+from tests.core.store.stored import decided
 
 if TYPE_CHECKING:
     import pytest
+
+
+_SAVED = (1).to_bytes(8, "big") + b"graphs"
+GRAPHS = zlib.crc32(_SAVED).to_bytes(4, "big") + _SAVED
+"""As `torch.compiler.save_cache_artifacts()` writes them."""
 
 
 def json_of(capfd: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
@@ -114,6 +123,51 @@ def test_a_bundle_is_read_as_a_store_and_never_written_to(
     }
 
 
+def test_what_a_newer_release_keeps_is_told_and_stays(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    filled(root)
+    newer, damaged, *_ = sorted(root.rglob("decisions/*.json"))
+    newer.write_bytes(newer.read_bytes().replace(b'"schema":1', b'"schema":9'))
+    damaged.write_bytes(b"{")
+    before = newer.read_bytes()
+    (root / "v2").mkdir()
+    wrong = json_of(capfd, "store", "verify", status=1)["places"][0]["wrong"]
+    assert len(wrong) == 3
+    assert all(text.endswith(("upgrade forecast-autotune", "`store gc` removes it")) for text in wrong)
+    assert json_of(capfd, "store", "gc")["decisions"] == 1
+    assert not damaged.exists()
+    assert len(json_of(capfd, "store", "verify", status=1)["places"][0]["wrong"]) == 2
+    assert json_of(capfd, "store", "merge", str(filled(tmp_path / "other").root))["added"] == 1
+    assert main(["show"]) == 0
+    assert "v2 is of a newer release and not read" in capfd.readouterr().err
+    store = Store(root)
+    for p in PROBLEMS:
+        with warnings.catch_warnings(record=True) as caught:
+            store.put_decision(p, decided(p, 32))
+        assert bool(caught) == (newer.stem == p.id and newer.parent.parent.parent.name == p.device.slug)
+        assert store.decision(p) == decided(p, 32), "in memory where it cannot be filed"
+    assert newer.read_bytes() == before
+
+
+def test_a_place_that_is_not_there_is_wrong_usage(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    filled(root)
+    file, empty = tmp_path / "file", tmp_path / "empty"
+    file.write_text("x")
+    empty.mkdir()
+    for place, said in (
+        (tmp_path / "nowhere", "there is no such folder"),
+        (file, "is a file: name a store's folder or a bundle"),
+        (empty, "holds neither a store nor a bundle"),
+    ):
+        for words in (("merge",), ("diff",)):
+            assert main(["store", *words, str(place)]) == 2
+            assert said in capfd.readouterr().err
+        assert said in json_of(capfd, "store", "verify", str(place), status=1)["places"][0]["wrong"][0]
+
+
 def test_a_store_is_a_folder_with_a_name(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +213,7 @@ def test_compiled_kernels_move_with_their_lists_of_files(
     assert json.loads((placed / "__grp__k.json").read_text()) == {
         "child_paths": {"k.cubin": str(placed / "k.cubin")}
     }
+    (tmp_path / "empty").mkdir()
     assert main(["store", "bundle", str(tmp_path / "x"), "--compiled", str(tmp_path / "empty")]) == 1
     assert "holds no compiled kernels" in capfd.readouterr().err
     assert row_digests(StoreFolder(root)) == row_digests(Bundle.open(Path(folder)))
@@ -169,7 +224,7 @@ def test_compiled_graphs_go_along_as_one_file(
 ) -> None:
     filled(root)
     saved, folder, taken = tmp_path / "saved.bin", str(tmp_path / "tuned"), tmp_path / "taken.bin"
-    saved.write_bytes(b"\x80graphs")
+    saved.write_bytes(GRAPHS)
     made = json_of(capfd, "store", "bundle", folder, "--graphs", str(saved))
     assert made["carries"] == ["graphs"]
     given = ["store", "install", folder, "--graphs", str(taken)]
@@ -177,19 +232,23 @@ def test_compiled_graphs_go_along_as_one_file(
     assert not taken.exists()
     capfd.readouterr()
     assert json_of(capfd, *given, "--digest", made["digest"])["graphs"] == str(taken)
-    assert taken.read_bytes() == b"\x80graphs"
+    assert taken.read_bytes() == GRAPHS
     assert main(given) == 1
     assert "exists: name a new file" in capfd.readouterr().err
     assert main(["store", "install", folder]) == 1
     assert "name a file for its graphs with --graphs" in capfd.readouterr().err
-    (Path(folder) / "graphs" / "mega_cache.bin").write_bytes(b"\x80Graphs")
+    (Path(folder) / "graphs" / "mega_cache.bin").write_bytes(GRAPHS.swapcase())
     assert main(["store", "install", folder, "--graphs", str(tmp_path / "other.bin")]) == 1
     assert "other contents than were bundled" in capfd.readouterr().err
     saved.write_bytes(b"")
-    for file, said in (
-        (saved, "is empty"),
-        (tmp_path, "is a folder where a file belongs"),
-        (tmp_path / "no", "No such file"),
+    (tmp_path / "random").write_bytes(bytes(range(256)))
+    for file, status, said in (
+        (saved, 1, "is empty"),
+        (tmp_path / "random", 1, "holds no compiled graphs: write the bytes of torch.compiler.save_cache"),
+        (tmp_path, 1, "is a folder where a file belongs"),
+        (tmp_path / "no", 2, "there is no such file"),
     ):
-        assert main(["store", "bundle", str(tmp_path / "x"), "--graphs", str(file)]) == 1
+        assert main(["store", "bundle", str(tmp_path / "x"), "--graphs", str(file)]) == status
         assert said in capfd.readouterr().err
+    assert main(["store", "bundle", str(saved)]) == 2
+    assert "is a file: name a new or empty folder" in capfd.readouterr().err

@@ -193,7 +193,7 @@ def test_compaction_keeps_what_a_newer_release_wrote(tmp_path: Path) -> None:
     log = log_of(a.root)
     newer = log.read_bytes().replace(b'"schema":1', b'"schema":9') + b'{"type":"novelty"}\n'
     log.write_bytes(newer)
-    assert vars(compact(a)) == {"lines": 0, "parts": 0, "bytes": 0, "newer": 4}
+    assert vars(compact(a)) == {"lines": 0, "decisions": 0, "parts": 0, "bytes": 0, "newer": 4}
     assert log.read_bytes() == newer
     with pytest.warns(StoreWarning, match="upgrade"):
         Store(a.root).add(p, measured(p, 64))

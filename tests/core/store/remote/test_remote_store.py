@@ -338,8 +338,40 @@ def test_stores_are_merged_with_a_remote_store_by_command(
     assert row_digests(StoreFolder(root)) == row_digests(source)
     assert main(["store", "diff", str(source.root), address]) == 0
     assert "the two hold the same" in capfd.readouterr().out
+    assert main(["store", "verify", address]) == 0
+    assert f"{address}: 20 rows, 0 faults" in " ".join(capfd.readouterr().out.split())
     assert main(["store", "merge", "redis://user:secret@host/0"]) == 2
     assert "secret" not in capfd.readouterr().err
+
+
+def test_a_remote_source_has_to_be_there(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    filled(root)
+    for address in (f"file://{tmp_path}/missing", f"http://127.0.0.1:{free_port()}/x"):
+        for words in (("merge",), ("diff",)):
+            assert main(["store", *words, address]) == 1
+            assert f"nothing at {address}" in capfd.readouterr().err
+    assert main(["store", "merge", str(root), "--into", f"file://{tmp_path}/missing"]) == 0
+
+
+def test_an_address_without_a_client_says_what_is_missing(
+    root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(root)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    for address, said in (
+        ("foo://x", "foo:// is no address of a remote store"),
+        ("gs://x/y", "gs:// needs gcsfs, not installed here: pip install gcsfs"),
+    ):
+        assert main(["store", "merge", str(root), "--into", address]) == 1
+        assert said in capfd.readouterr().err
+        with monkeypatch.context() as variables:
+            variables.setenv("FORECAST_AUTOTUNE_REMOTE", address)
+            main(["doctor", "--json"])
+        checks = json.loads(capfd.readouterr().out)["checks"]
+        (row,) = [check for check in checks if check["name"] == "remote store"]
+        assert (row["status"], said in row["detail"]) == ("fail", True)
 
 
 def test_a_damaged_file_of_a_shared_folder_is_refused(tmp_path: Path) -> None:
