@@ -53,6 +53,11 @@ class LogEntry:
         return cls(problem, measurement, b"" if measurement is None else encode(measurement.to_json()))
 
 
+def imported_name(m: Measurement) -> tuple[object, ...]:
+    """What two measurements agree in that an import takes for one."""
+    return m.problem, m.candidate.id, m.outcome, m.at, m.median_ms
+
+
 @dataclass(frozen=True)
 class StoredCounts:
     """How much there is of a kernel, or of several: all that `clear` removes."""
@@ -214,15 +219,11 @@ class KernelDirectory:
         return b"".join(lines)
 
     def _not_held(self, entries: list[LogEntry]) -> list[LogEntry]:
-        """Entries whose (problem, candidate, time of day, median) is not held yet."""
-
-        def name(m: Measurement) -> tuple[object, ...]:
-            return m.problem, m.candidate.id, m.outcome, m.at, m.median_ms
-
-        held = {name(m) for i in {e.problem.id for e in entries} for m in self.measurements(i)}
+        """Entries whose measurement is not held yet."""
+        held = {imported_name(m) for i in {e.problem.id for e in entries} for m in self.measurements(i)}
         new: list[LogEntry] = []
         for entry in entries:
-            if entry.measurement is not None and (key := name(entry.measurement)) not in held:
+            if entry.measurement is not None and (key := imported_name(entry.measurement)) not in held:
                 held.add(key)
                 new.append(entry)
         return new

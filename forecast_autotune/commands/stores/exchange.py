@@ -22,7 +22,7 @@ from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.bundles.manifest import MANIFEST
-from forecast_autotune.store.directory import StoredCounts
+from forecast_autotune.store.directory import StoredCounts, imported_name
 from forecast_autotune.store.exchange.autoheuristic import import_autoheuristic, is_autoheuristic_log
 from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, write_export
 from forecast_autotune.store.exchange.flaggems import import_flaggems, is_flaggems_cache
@@ -146,16 +146,18 @@ def import_(options: argparse.Namespace, output: Output) -> int:
         device = _device(options.device_name)
         tables += [table for cache in caches for table in import_triton_cache(cache, device)]
     store = open_store(options)
-    found = sum(len(table.measurements) for table in tables)
+    rows = [imported_name(m) for table in tables for m in table.measurements]
+    found, problems = len(set(rows)), len({table.problem.id for table in tables})
     added = store.import_tables(tables)
     for variant in without_checks(variants):
         store.put_variant(variant)
     store.sync()
     _check_saved(store)
-    counts = {"problems": len(tables), "measurements": found, "added": added, "variants": len(variants)}
+    counts = {"problems": problems, "measurements": found, "added": added, "variants": len(variants)}
     data = {**counts, "store": str(store.root)}
-    of = f"{count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
-    new = f"added {count_text(added, 'measurement')} of {of}"
+    of = f"{count_text(problems, 'problem')}{_variants_note(len(variants))}"
+    noun = "measurement" if found == len(rows) else "distinct measurement"
+    new = f"added {count_text(added, noun)} of {of}"
     known = "" if found == added else f"; {found - added} known already"
     output.emit(data, new + known, _dim_text(str(store.root)))
     if told := refused.summary():

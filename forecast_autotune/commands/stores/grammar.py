@@ -50,7 +50,9 @@ def _verify(group: Commands) -> None:
         "forecast_autotune.commands.stores.merging:verify_stores",
         "check every file of stores and bundles; exit status 1 if anything is wrong",
     )
-    verify.add_argument("places", nargs="*", metavar="PLACE", help="stores and bundles (default: --store)")
+    verify.add_argument(
+        "places", nargs="*", metavar="PLACE", help="stores, bundles and addresses (default: --store)"
+    )
     store_option(verify)
 
 
@@ -58,7 +60,7 @@ def _gc(group: Commands) -> None:
     gc = group.add(
         "gc",
         "forecast_autotune.commands.stores.merging:compact_store",
-        "remove repeated and damaged lines, and what killed writers left; no measurement is lost",
+        "remove repeated and damaged lines, damaged decisions, and what killed writers left; no measurement is lost",
     )
     store_option(gc)
 

@@ -17,6 +17,7 @@ from forecast_autotune.store.files import is_bundle
 from forecast_autotune.store.merging.compaction import compact
 from forecast_autotune.store.merging.merge import KernelDifference, differences, merge
 from forecast_autotune.store.merging.row_stores import Complain, RowSource, RowTarget, StoreFolder
+from forecast_autotune.store.merging.rows import KINDS
 from forecast_autotune.store.record_files import STORE_NAMES, newer_layout_text
 
 
@@ -54,7 +55,9 @@ def verify_stores(options: argparse.Namespace, output: Output) -> int:
     lines = []
     for entry in checked:
         wrong = entry["wrong"]
-        lines += [f"{entry['place']}: {count_text(entry['rows'], 'row')}, {count_text(len(wrong), 'fault')}"]
+        kinds = ", ".join(count_text(entry[f"{noun}s"], noun) for noun in KINDS)
+        rows = count_text(entry["rows"], "row") + (f" ({kinds})" if entry["rows"] else "")
+        lines += [f"{entry['place']}: {rows}, {count_text(len(wrong), 'fault')}"]
         lines += [f"  {text}" for text in wrong[:20]]
     output.emit({"places": checked}, *lines)
     return 1 if any(entry["wrong"] for entry in checked) else 0
@@ -115,17 +118,19 @@ def own_rows(options: argparse.Namespace, complain: Complain) -> RowSource:
 
 def _checked(place: str) -> dict[str, Any]:
     wrong: list[str] = []
-    kernels = rows = 0
+    kernels, found = 0, dict.fromkeys(KINDS, 0)
     try:
         source = row_source(place, wrong.append)
         for kernel in source.kernels():
             kernels += 1
-            rows += len(source.rows(kernel))
+            for row in source.rows(kernel):
+                found[row.kind] += 1
     except BundleError as error:
         wrong.append(f"{error}: copy it anew, or make it again with `store bundle`")
     except (StoreError, UsageError) as error:
         wrong.append(str(error))
-    return {"place": place, "kernels": kernels, "rows": rows, "wrong": wrong}
+    counts = {f"{kind}s": count for kind, count in found.items()}
+    return {"place": place, "kernels": kernels, "rows": sum(found.values()), **counts, "wrong": wrong}
 
 
 def _difference_json(found: KernelDifference) -> dict[str, Any]:

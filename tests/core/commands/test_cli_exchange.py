@@ -39,6 +39,19 @@ def test_what_was_exported_can_be_imported(
     assert "added 0 measurements of 1 problem; 15 known already" in capsys.readouterr().out
 
 
+def test_what_a_file_repeats_counts_once(file: Path, root: Path, capsys: Capture) -> None:
+    file.write_bytes(file.read_bytes() + file.read_bytes().splitlines(keepends=True)[-1] * 3)
+    assert main(["import", str(file), str(file)]) == 0
+    assert "added 15 distinct measurements of 1 problem\n" in capsys.readouterr().out
+    assert main(["import", str(file), "--json"]) == 0
+    counts = {"problems": 1, "measurements": 15, "added": 0, "variants": 0}
+    assert shown(capsys) == {**counts, "store": str(root)}
+    assert main(["store", "verify"]) == 0
+    assert "16 rows (1 problem, 15 measurements, 0 decisions), 0 faults" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 def test_export_writes_the_table_to_stdout(file: Path, tmp_path: Path, capsys: Capture) -> None:
     main(["import", str(file)])
     capsys.readouterr()
