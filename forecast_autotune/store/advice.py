@@ -17,9 +17,10 @@ from forecast_autotune.store.files import (
     StoreNotes,
     make_store_folder,
     problem_file,
+    write_atomically,
 )
 from forecast_autotune.store.log import encode
-from forecast_autotune.store.record_files import list_files, read_record, remove_file, replace_record
+from forecast_autotune.store.record_files import list_files, read_record, remove_file
 
 
 class AdviceFiles:
@@ -51,7 +52,7 @@ class AdviceFiles:
         path = self._file(self._path, advice.source_sha256)
         try:
             make_store_folder(path.parent, self._path.parent)
-            replace_record(path, payload)
+            write_atomically(path, payload)
             self._kept.pop(advice.source_sha256, None)
         except OSError as error:
             self._kept[advice.source_sha256] = advice

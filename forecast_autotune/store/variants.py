@@ -20,6 +20,7 @@ from forecast_autotune.store.files import (
     make_store_folder,
     problem_file,
     release_lock,
+    write_atomically,
 )
 from forecast_autotune.store.log import encode
 from forecast_autotune.store.record_files import (
@@ -27,7 +28,6 @@ from forecast_autotune.store.record_files import (
     list_folders,
     read_record,
     remove_file,
-    replace_record,
 )
 from forecast_autotune.variants.records import Check, Variant
 
@@ -77,7 +77,7 @@ class VariantFiles:
             held = self._read_file(path)
             for known in (held, self._kept.get(key)):
                 payload = _encoded(variant := _merge_checks(known, variant))
-            replace_record(path, payload)
+            write_atomically(path, payload)
             self._kept.pop(key, None)
         except OSError as error:
             self._kept[key] = _merge_checks(self._kept.get(key), variant)
