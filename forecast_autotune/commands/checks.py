@@ -8,7 +8,7 @@ from typing import Any
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.settings import Settings, parse_directories
-from forecast_autotune.store.bundles.manifest import MANIFEST
+from forecast_autotune.store.files import is_bundle
 
 GROUP = "forecast_autotune.checks"
 """Entries are functions (settings, network) -> rows; without `network`, they contact nobody."""
@@ -59,7 +59,7 @@ def check_named_places(settings: Settings) -> Iterator[DoctorCheck]:
         yield DoctorCheck("bundles", "warn", str(error), remedy)
         folders = ()
     for folder in folders:
-        if not (folder / MANIFEST).is_file():
+        if not is_bundle(folder):
             detail = f"{folder} {'is no bundle' if folder.exists() else 'is not there'}"
             yield DoctorCheck("bundles", "warn", detail, remedy)
     if settings.model is not None and not settings.model.is_file():

@@ -21,7 +21,6 @@ from forecast_autotune.records import Device
 from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
-from forecast_autotune.store.bundles.manifest import MANIFEST
 from forecast_autotune.store.directory import StoredCounts, imported_name
 from forecast_autotune.store.exchange.autoheuristic import import_autoheuristic, is_autoheuristic_log
 from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, write_export
@@ -35,7 +34,7 @@ from forecast_autotune.store.exchange.kernel_tuner import (
 from forecast_autotune.store.exchange.refusals import Refusals
 from forecast_autotune.store.exchange.triton_cache import holds_timings, import_triton_cache
 from forecast_autotune.store.exchange.triton_dejavu import import_triton_dejavu, is_triton_dejavu_cache
-from forecast_autotune.store.files import VERSION
+from forecast_autotune.store.files import VERSION, is_bundle
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Variant
 
@@ -175,8 +174,8 @@ def _files_and_caches(names: Sequence[str]) -> tuple[list[Path], list[Path]]:
     for path in map(Path, names):
         if not path.is_dir():
             files.append(path)
-        elif (path / MANIFEST).exists() or (path / VERSION).is_dir():
-            kind = "bundle" if (path / MANIFEST).exists() else "store"
+        elif is_bundle(path) or (path / VERSION).is_dir():
+            kind = "bundle" if is_bundle(path) else "store"
             raise UsageError(f"{path} is a {kind}: `forecast-autotune store merge {path}` adds what it holds")
         elif holds_timings(path):
             caches.append(path)
@@ -269,14 +268,14 @@ def clear(options: argparse.Namespace, output: Output) -> int:
 def _clear_variants(options: argparse.Namespace, output: Output) -> int:
     if options.device:
         raise UsageError("variants belong to no device: leave --device out")
-    store = open_named_store(options)
+    store = open_named_store(options, to_read=False)
     held = len(store.variants_of(options.kernel))
     return _clear_kept(options, output, store, "variants", held, store.clear_variants, "variant")
 
 
 def clear_advice(options: argparse.Namespace, output: Output) -> int:
     """Remove advice on kernels whose name contains `--kernel`, after asking."""
-    store = open_named_store(options)
+    store = open_named_store(options, to_read=False)
     held = len(store.advice_of(options.kernel))
     return _clear_kept(
         options, output, store, "advice", held, store.clear_advice, "kernel source", "advice on "

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from forecast_autotune.commands.output import Output, UsageError
+from forecast_autotune.commands.stores.named_store import check_folder
 from forecast_autotune.llm.open_question import OpenQuestion
 from forecast_autotune.printable import printable
 from forecast_integrations.models.answer_files import extend, read_answers, read_questions, write_questions
@@ -26,6 +27,8 @@ def _export(options: argparse.Namespace, output: Output) -> int:
     from forecast_integrations.commands.open_questions import questions_of
 
     path, source = _jsonl(options.export, "--export"), questions_of(options.kind)
+    if options.store is not None:
+        check_folder("--store", options.store)
     known = _known_answers(options.to)
     count = write_questions(path, _open(source(options), known, output))
     answered = f"; left out what {options.to} answers" if options.to else ""

@@ -142,7 +142,7 @@ def test_what_is_no_such_file_is_told_at_once(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("def fn(:\n", "SyntaxError: invalid syntax"),
+        ("def fn(:\n", "broken_of_mine.py is none: invalid syntax"),
         ("import no_such_package\n", "ModuleNotFoundError: No module named 'no_such_package'"),
         ("raise SystemExit(3)\n", "SystemExit: 3"),
         ("1 / 0\n", "ZeroDivisionError"),
