@@ -15,6 +15,8 @@ from forecast_autotune.records.json_fields import read_name, read_signed_integer
 
 FACTS = "facts"
 """Of a problem line: `{"version": ..., "units": [[assignment, grid, {fact: value}], ...]}`."""
+OPTIONS = "options"
+"""Of a problem line: launch options that the call itself gave, `{name: value}`; not there if it gave none."""
 
 
 @dataclass(frozen=True)

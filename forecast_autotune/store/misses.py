@@ -15,6 +15,7 @@ from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.base import SCHEMA
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import MALFORMED, read_list, read_text
+from forecast_autotune.records.problem import OPTIONS
 from forecast_autotune.store.files import (
     StoreNotes,
     acquire_lock,
@@ -80,7 +81,8 @@ class Miss(Record, tag="miss", schema=SCHEMA, lenient=True):
             if len(shown) < MAX_GRIDS:
                 shown.setdefault(json.dumps(parameters, sort_keys=True), (parameters, tuple(grid)))
         kernel = replace(problem.kernel, source="")
-        bare = replace(problem, kernel=kernel, ttir={}, extra={})
+        kept = {name: told for name, told in problem.extra.items() if name == OPTIONS}
+        bare = replace(problem, kernel=kernel, ttir={}, extra=kept)
         return cls(bare, mode, candidates, () if problem.grid else tuple(shown.values()), at)
 
 

@@ -314,6 +314,16 @@ def test_an_argument_beats_the_variable(device: Any, monkeypatch: pytest.MonkeyP
     assert tuner.decision.measured == 3
 
 
+def test_launch_options_of_a_call_make_another_problem(device: Any, tmp_path: Path) -> None:
+    store, x = tmp_path / "store", torch.empty(128)
+    device.clock = lambda metadata: abs(metadata.num_warps - (1 if metadata.maxnreg else 8)) + 1.0
+    for options, warps in (({"maxnreg": 32}, 1), ({}, 8), ({"maxnreg": 32}, 1)):
+        tuner = tuned(listed=configs((1, 8), (3,)), store=store)
+        tuner[(1,)](x, x, 128, **options)
+        assert tuner.best_config.num_warps == warps
+    assert tuner.decision.evidence is Evidence.STORED
+
+
 def test_a_kernel_under_heuristics_is_compiled_in_children(device: Any) -> None:
     """Triton's heuristics cannot compile without a launch before 3.6; tuning launches what it has compiled."""
     kernel = triton.heuristics({"BLOCK": lambda given: 64 * given["num_warps"]})(fresh(twice))

@@ -11,7 +11,7 @@ from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.records import Argument, Decision, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.store.misses import Miss
-from forecast_integrations.triton.problem.describe import problem_identity
+from forecast_integrations.triton.problem.describe import resized_problem
 from forecast_integrations.triton.problem.inferred_grid import infer_grids
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError
 from forecast_integrations.triton.problem.resized_call import is_stride, resize_arguments
@@ -151,13 +151,5 @@ def _sized(call: Miss, sizes: Mapping[str, int]) -> SizedMiss:
     except RebuildError as error:
         return SizedMiss(call, sizes, str(error))
     fixed = grids[0][1] if problem.grid is not None else None
-    made = Problem.of(
-        problem.kernel,
-        arguments,
-        problem.device,
-        key=key,
-        grid=fixed,
-        toolchain=dict(problem.toolchain),
-        identity=problem_identity(arguments, key),
-    )
+    made = resized_problem(problem, arguments, key, fixed)
     return SizedMiss(replace(call, problem=made, grids=() if fixed else grids), sizes, "", elements)

@@ -24,6 +24,7 @@ from forecast_integrations.device import current_device, toolchain
 from forecast_integrations.triton.background.arguments import copied_arguments, stand_in_call
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.launch_options import call_options, options_identity, with_options
 from forecast_integrations.triton.problem.lazy_candidates import LazyGrids, candidate_grids
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebuilt_value
 from forecast_integrations.triton.problem.resized_call import ResizedArguments, resize_arguments
@@ -157,14 +158,17 @@ class RangeTuning:
             for a in self._arguments
             if a.kind != "scalar" and a.name != self._robust.argument
         ]
-        return Problem.of(
+        options = call_options(self._call.tuner.fn.arg_names, self._named)
+        shown = [self._robust.identity(), digest(list(map(str, self._key))), told, *options_identity(options)]
+        made = Problem.of(
             self._kernel,
             self._arguments,
             current_device(),
             key=[str(k) for k in self._key],
             toolchain=toolchain(),
-            identity=[self._robust.identity(), digest(list(map(str, self._key))), told],
+            identity=shown,
         )
+        return with_options(made, options)
 
     def _sized(self, value: int) -> SizedCall:
         robust, call = self._robust, self._call
@@ -187,15 +191,7 @@ class RangeTuning:
         key = [str(value) if k == robust.label else str(k) for k in self._key]
         problem = describe.describe(call.tuner.fn, self._kernel, named, key, grid)
         if resized is not None:  # tensors without storage have no address
-            problem = Problem.of(
-                self._kernel,
-                resized.arguments,
-                problem.device,
-                key=key,
-                grid=problem.grid,
-                toolchain=dict(problem.toolchain),
-                identity=describe.problem_identity(resized.arguments, key),
-            )
+            problem = describe.resized_problem(problem, resized.arguments, key, problem.grid)
         return SizedCall(value, resized, at, problem)
 
     def _with_storage(self, sized: SizedCall) -> KernelCall:

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
+import pytest
 import triton
 import triton.language as tl
 
-from forecast_autotune.records import Config
+from forecast_autotune.records import Argument, Config, Problem, digest
 from forecast_integrations.triton.problem import describe
 
 
@@ -79,3 +81,33 @@ def test_heuristics_may_read_launch_options() -> None:
     calls, found = asked(rule)
     assert calls == 6
     assert found["BLOCK=16 warps=4 stages=3"] == (32,)
+
+
+def problem_of(fn: Any = plain, **named: Any) -> Problem:
+    return describe.describe(fn, describe.kernel_record(fn), {"x": None, "n": 8, **named}, (8,), (1,))
+
+
+def test_a_call_without_launch_options_has_the_identity_it_always_had(device: Any) -> None:
+    """Stores hold what was measured under it."""
+    bare = problem_of(grid=(1,), warmup=False)
+    arguments = [Argument("x", "none"), Argument("n", "scalar", "i32", value=8)]
+    identity = [digest(["8"]), ["x", "none", ""], ["n", "i32", "n"]]
+    expected = Problem.of(
+        describe.kernel_record(plain),
+        arguments,
+        bare.device,
+        key=["8"],
+        toolchain=dict(bare.toolchain),
+        identity=identity,
+    )
+    assert (bare.id, bare.extra) == (expected.id, {})
+
+
+@pytest.mark.parametrize("options", [{"maxnreg": 32}, {"debug": True}, {"fp8": ("e5",)}])
+def test_launch_options_tell_calls_apart(device: Any, options: dict[str, Any]) -> None:
+    bare, given = problem_of(), problem_of(**options)
+    assert bare.id != given.id != problem_of(**dict.fromkeys(options)).id
+    assert describe.call_kind(bare, plain) != describe.call_kind(given, plain)
+    assert describe.call_form(plain, (None, 8), options) != describe.call_form(plain, (None, 8), {})
+    read = Problem.from_json(json.loads(json.dumps(given.to_json())))
+    assert describe.resized_problem(read, read.arguments, read.key, read.grid).id == given.id

@@ -85,6 +85,15 @@ def test_one_decision_serves_the_range_here_and_in_another_process(
     assert "M=16 +0.0%" in said
 
 
+def test_launch_options_of_the_call_make_another_range(device: Any, tmp_path: Path) -> None:
+    x = torch.ones(300, 48)
+    for options in ({"maxnreg": 32}, {}):
+        tuner = tuned(tmp_path)
+        tuner[lambda meta: (300,)](x, torch.zeros(300, 48), 300, 48, 48, **options)
+        assert tuner.decision.evidence is Evidence.MEASURED
+        assert tuner.decision.reason.startswith("one config for 10 sizes")
+
+
 def test_a_size_measured_for_the_range_is_known_to_an_exact_key(device: Any, tmp_path: Path) -> None:
     launch(tuned(tmp_path), 300)
     exact = tuned(tmp_path, bucket="exact", mode="frozen")

@@ -99,6 +99,24 @@ def test_a_bundle_of_warmed_misses_serves_a_fresh_machine_without_measuring_or_c
     assert not Store(fresh / "store").misses.all()
 
 
+def test_a_miss_is_tuned_with_the_launch_options_that_its_call_gave(
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    machine = use_machine(tmp_path, monkeypatch, MODE="skip")
+    x = torch.ones(64, dtype=torch.float16)
+    warmed_kernels.scale[(1,)](x, x, 64, 0.5, maxnreg=32)
+    (miss,) = Store(machine / "store").misses.all()
+    use_machine(tmp_path, monkeypatch)
+    assert main(["warm", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["tuned"] == 1
+    assert Store(machine / "store").decision(miss.problem) is not None
+    problem = replace(miss.problem, id="other", extra={"options": {"extern_libs": ["dict", "{}"]}})
+    Store(machine / "store").misses.add(replace(miss, problem=problem))
+    assert main(["warm", "--json"]) == 1
+    (entry,) = json.loads(capfd.readouterr().out)["misses"]
+    assert "launch option extern_libs is no number or text" in entry["trouble"]
+
+
 def test_a_frozen_miss_is_recorded_and_then_raised(
     patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

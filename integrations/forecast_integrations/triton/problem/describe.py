@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from forecast_autotune.records import (
     HOOK_VARIANT_PREFIX,
@@ -17,6 +18,13 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.variants.entry import CallGrid, signature
 from forecast_integrations.device import current_device, device_index, toolchain
+from forecast_integrations.triton.problem.launch_options import (
+    Options,
+    call_options,
+    options_identity,
+    options_of,
+    with_options,
+)
 from forecast_integrations.triton.problem.source import innermost, source_hash, source_of
 from forecast_integrations.triton.protocols import (
     KernelFunction,
@@ -129,8 +137,10 @@ def _described(value: TensorDescriptor) -> dict[str, object] | bool:
     return found or True
 
 
-def problem_identity(given: Sequence[Argument], key: Sequence[object]) -> list[object]:
-    """What tells two problems apart: the key exactly, and of the rest what code and speed depend on.
+def problem_identity(
+    given: Sequence[Argument], key: Sequence[object], options: Options = MappingProxyType({})
+) -> list[object]:
+    """What tells two problems apart: the key and launch options exactly, and of the rest what code and speed depend on.
 
     A scalar that is not in the key counts by its specialisation (1, multiple of 16, other): a seed
     must not make every process tune anew. A tensor's shape counts in powers of two.
@@ -146,7 +156,7 @@ def problem_identity(given: Sequence[Argument], key: Sequence[object]) -> list[o
             shown.append([a.name, a.dtype, _specialisation(a.value)])
         else:
             shown.append([a.name, a.kind, a.dtype])
-    return shown
+    return shown + options_identity(options)
 
 
 def _specialisation(value: int) -> str:
@@ -160,7 +170,7 @@ def call_kind(problem: Problem, fn: KernelFunction) -> str:
     Heuristics may turn any argument into a constexpr, so with them every value counts.
     """
     exact = heuristic_layers(fn) != []
-    shown: list[object] = [problem.device.slug, device_index()]
+    shown: list[object] = [problem.device.slug, device_index(), *options_identity(options_of(problem))]
     for a in problem.arguments:
         if exact:
             shown.append(replace(a, extra=_kind_of_extra(a)).to_json())
@@ -186,10 +196,11 @@ def call_form(fn: KernelFunction, args: Sequence[object], kwargs: NamedArguments
     """
     exact = heuristic_layers(fn) != []
     named = {**dict(zip(fn.arg_names, args, strict=False)), **kwargs}
-    return tuple(
+    arguments = [
         (a.name, a.kind, a.dtype, _seen_value(a, exact), a.shape, a.stride, a.aligned)
         for a in call_arguments(fn, named)
-    )
+    ]
+    return (*arguments, *call_options(fn.arg_names, named).items())
 
 
 def _seen_value(argument: Argument, exact: bool) -> Hashable:
@@ -229,17 +240,35 @@ def describe(
     grid: CallGrid,
 ) -> Problem:
     """The problem of one call. `named` holds positional and keyword arguments by name."""
-    given = call_arguments(fn, named)
+    given, options = call_arguments(fn, named), call_options(fn.arg_names, named)
     fixed = None if callable(grid) else launch_grid(grid, named, {})
-    return Problem.of(
+    made = Problem.of(
         kernel,
         given,
         current_device(),
         key=[str(k) for k in key],
         grid=fixed,
         toolchain=toolchain(),
-        identity=problem_identity(given, key),
+        identity=problem_identity(given, key, options),
     )
+    return with_options(made, options)
+
+
+def resized_problem(
+    problem: Problem, arguments: Sequence[Argument], key: Sequence[str], grid: Sequence[int] | None
+) -> Problem:
+    """The problem of the same call with other arguments, from its record."""
+    options = options_of(problem)
+    made = Problem.of(
+        problem.kernel,
+        arguments,
+        problem.device,
+        key=key,
+        grid=grid,
+        toolchain=dict(problem.toolchain),
+        identity=problem_identity(arguments, key, options),
+    )
+    return with_options(made, options)
 
 
 def launch_grids(

@@ -16,6 +16,7 @@ from forecast_autotune.records import Argument, Kernel, Problem
 from forecast_autotune.store.misses import Grids, Miss
 from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.problem.describe import DESCRIPTOR
+from forecast_integrations.triton.problem.launch_options import Options, options_of
 from forecast_integrations.triton.protocols import Tuner
 
 MAX_TENSOR_BYTES = 1 << 36
@@ -161,4 +162,14 @@ def call_again(miss: Miss, elements: Mapping[str, int] | None = None) -> None:
     """
     tuner: Any = find_tuner(miss.problem.kernel)
     args, kwargs = rebuilt_arguments(miss.problem, list(tuner.arg_names), elements)
+    kwargs |= _rebuilt_options(miss.problem)
     tuner.run(*args, grid=recorded_grid(miss), warmup=False, **kwargs)
+
+
+def _rebuilt_options(problem: Problem) -> Options:
+    found = options_of(problem)
+    if strange := [n for n, v in found.items() if not isinstance(v, bool | int | float | str | None)]:
+        raise RebuildError(
+            f"launch option {', '.join(strange)} is no number or text: its value is not recorded"
+        )
+    return found
