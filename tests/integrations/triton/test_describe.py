@@ -15,6 +15,7 @@ import triton.language as tl
 
 from forecast_autotune.records import Argument, Config, Problem, digest
 from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebuilt_arguments
 
 
 @triton.jit
@@ -111,3 +112,43 @@ def test_launch_options_tell_calls_apart(device: Any, options: dict[str, Any]) -
     assert describe.call_form(plain, (None, 8), options) != describe.call_form(plain, (None, 8), {})
     read = Problem.from_json(json.loads(json.dumps(given.to_json())))
     assert describe.resized_problem(read, read.arguments, read.key, read.grid).id == given.id
+
+
+def times(factor: int) -> Any:
+    """A JIT function of one name whatever it does."""
+    by = tl.constexpr(factor)
+
+    @triton.jit
+    def epilogue(value):
+        return value * by
+
+    return epilogue
+
+
+@triton.jit
+def applied(x, n, F: tl.constexpr):
+    pass
+
+
+def test_functions_of_one_name_are_different_values() -> None:
+    configs = [triton.Config({"F": f}) for f in (times(2), times(7), times(2), (times(2),), (times(7),))]
+    found = list(describe.configs_by_candidate(configs))
+    assert len({repr(c) for c in found}) == len(found) == 4
+    again = describe.to_config(triton.Config({"F": times(2)}))
+    assert again == found[0].config, "the same in another process"
+
+
+@triton.jit
+def applied_without_annotation(x, n, F):
+    pass
+
+
+@pytest.mark.parametrize("fn", [applied, applied_without_annotation])
+def test_the_source_of_a_function_that_is_passed_counts(device: Any, fn: Any) -> None:
+    name = fn.arg_names[-1]
+    two, seven = (problem_of(fn, **{name: times(factor)}) for factor in (2, 7))
+    assert two.id != seven.id
+    assert two.id == problem_of(fn, **{name: times(2)}).id
+    assert describe.call_kind(two, fn) != describe.call_kind(seven, fn)
+    with pytest.raises(RebuildError, match=f"{name} is a JIT function"):
+        rebuilt_arguments(two, fn.arg_names)

@@ -13,6 +13,7 @@ from forecast_autotune.records import (
     Config,
     Kernel,
     Problem,
+    Scalar,
     digest,
     to_scalar,
 )
@@ -25,7 +26,13 @@ from forecast_integrations.triton.problem.launch_options import (
     options_of,
     with_options,
 )
-from forecast_integrations.triton.problem.source import innermost, source_hash, source_of
+from forecast_integrations.triton.problem.source import (
+    function_name,
+    innermost,
+    is_jit,
+    source_hash,
+    source_of,
+)
 from forecast_integrations.triton.protocols import (
     KernelFunction,
     LaunchConfig,
@@ -40,6 +47,9 @@ Heuristic = Callable[[dict[str, object]], object]
 
 DESCRIPTOR = "descriptor"
 """In `Argument.extra`: it is a host-side TMA descriptor of the tensor, with this `block`, `shape` and `strides`."""
+
+FUNCTION = "function"
+"""`Argument.dtype` of a JIT function, which is a constant to the compiler wherever it is passed."""
 
 _LAUNCH_OPTIONS = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"))
 
@@ -62,7 +72,7 @@ def _to_config_shared(config: LaunchConfig, shared: dict[Hashable, Config]) -> C
     except TypeError:  # a value that cannot be hashed: it becomes a text
         like, key = None, ()
     if like is None:
-        like = Config.of(given)
+        like = Config.of({name: _constant(value) for name, value in given.items()})
         if key:
             shared[key] = like
     return Config(
@@ -73,6 +83,18 @@ def _to_config_shared(config: LaunchConfig, shared: dict[Hashable, Config]) -> C
         getattr(config, "maxnreg", None),
         getattr(config, "ir_override", None),
     )
+
+
+def _constant(value: object) -> Scalar:
+    """A compile-time constant as a record holds it; JIT functions by name and source."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return to_scalar(value)
+    inner = getattr(value, "value", value)
+    if is_jit(inner):
+        return function_name(inner)
+    if isinstance(inner, tuple) and any(map(is_jit, inner)):
+        return str(tuple(map(_constant, inner)))
+    return to_scalar(value)
 
 
 def configs_by_candidate(configs: Sequence[LaunchConfig]) -> dict[Candidate, LaunchConfig]:
@@ -100,7 +122,8 @@ def call_arguments(fn: KernelFunction, named: NamedArguments) -> list[Argument]:
 
 def _argument(name: str, value: object, constexpr: bool) -> Argument:
     if constexpr:
-        return Argument(name, "constexpr", value=to_scalar(getattr(value, "value", value)))
+        given = getattr(value, "value", value)
+        return Argument(name, "constexpr", FUNCTION if is_jit(given) else "", value=_constant(given))
     if value is None:
         return Argument(name, "none")
     if is_tensor(value):
@@ -121,6 +144,8 @@ def _argument(name: str, value: object, constexpr: bool) -> Argument:
         return Argument(name, "scalar", dtype="i32" if -(2**31) <= value < 2**31 else "i64", value=value)
     if isinstance(value, float):
         return Argument(name, "scalar", dtype="fp32", value=to_scalar(value))
+    if is_jit(value):
+        return Argument(name, "constexpr", FUNCTION, value=_constant(value))
     return Argument(name, "scalar", dtype=type(value).__name__, value=to_scalar(value))
 
 

@@ -15,7 +15,7 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Argument, Kernel, Problem
 from forecast_autotune.store.misses import Grids, Miss
 from forecast_integrations.device import has_accelerator
-from forecast_integrations.triton.problem.describe import DESCRIPTOR
+from forecast_integrations.triton.problem.describe import DESCRIPTOR, FUNCTION
 from forecast_integrations.triton.problem.launch_options import Options, options_of
 from forecast_integrations.triton.protocols import Tuner
 
@@ -85,6 +85,8 @@ def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) 
         return _tensor(argument, elements, device)
     if argument.kind == "none":
         return None
+    if argument.dtype == FUNCTION:
+        raise RebuildError(f"argument {argument.name} is a JIT function, of which the name alone is recorded")
     if argument.kind in ("scalar", "constexpr"):
         if argument.dtype == "fp32" and isinstance(argument.value, int | float):
             return float(argument.value)

@@ -46,6 +46,19 @@ def source_hash(fn: object) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def is_jit(value: object) -> bool:
+    """Whether it is a JIT function, compiled or interpreted, or a layer over one."""
+    inner = innermost(value)
+    return isinstance(getattr(inner, "src", None), str) or type(inner).__name__ == "InterpretedFunction"
+
+
+def function_name(fn: object) -> str:
+    """Name of a JIT function with a digest of its source: functions of one name are told apart, here and later."""
+    jit = innermost(fn)
+    name = getattr(jit, "__name__", None) or getattr(getattr(jit, "fn", jit), "__name__", "function")
+    return f"{name}@{source_hash(jit)[:12]}"
+
+
 def _collect(jit: object, parts: list[str], seen: set[int]) -> None:
     if id(jit) in seen:
         return
@@ -59,9 +72,8 @@ def _collect(jit: object, parts: list[str], seen: set[int]) -> None:
     except SyntaxError:
         return
     for name, value in sorted(_references(tree, scope).items()):
-        inner = innermost(value)
-        if hasattr(inner, "src") or type(inner).__name__ == "InterpretedFunction":
-            _collect(inner, parts, seen)
+        if is_jit(value):
+            _collect(innermost(value), parts, seen)
         elif type(value).__name__ == "constexpr":
             parts.append(f"{name}={value.value!r}")
         elif isinstance(value, int | float | str | bool | None):
