@@ -9,6 +9,7 @@ or triton: the records must be cheap to load and safe to read on any machine.
 from forecast_autotune.records.base import SCHEMA, Extra, Scalar, check_line, digest, to_scalar
 from forecast_autotune.records.candidate import (
     HOOK_VARIANT_PREFIX,
+    OVERRIDE_DIGEST,
     Candidate,
     Config,
     Evidence,
@@ -28,6 +29,7 @@ from forecast_autotune.records.problem import Argument, Device, Kernel, Problem
 
 __all__ = [
     "HOOK_VARIANT_PREFIX",
+    "OVERRIDE_DIGEST",
     "SCHEMA",
     "Argument",
     "Candidate",

@@ -54,6 +54,10 @@ def _read_kwargs(value: object) -> tuple[tuple[str, Scalar], ...]:
     return _pairs(value)
 
 
+OVERRIDE_DIGEST = "#sha256="
+"""In `Config.ir_override`, between the path of a file and a digest of what was in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Config(Record, label="config", lenient=True):
     """Launch and meta-parameters of one candidate, the JSON-able twin of `triton.Config`.
@@ -70,6 +74,7 @@ class Config(Record, label="config", lenient=True):
     num_ctas: int = 1
     maxnreg: int | None = None
     ir_override: str | None = field(default=None, metadata=json_option(read=read_text, omit_null=True))
+    """Path of a file of IR that takes the place of the compiler's, with a digest of what is in it."""
 
     @classmethod
     def of(
@@ -85,6 +90,11 @@ class Config(Record, label="config", lenient=True):
         """Build a config from a mapping of meta-parameters (any order, any value type)."""
         return cls(_pairs(kwargs), num_warps, num_stages, num_ctas, maxnreg, ir_override)
 
+    @property
+    def override_path(self) -> str | None:
+        """The file that `ir_override` names."""
+        return self.ir_override and self.ir_override.partition(OVERRIDE_DIGEST)[0]
+
     def parameters(self) -> dict[str, Scalar]:
         """Every meta-parameter and launch option by name, as `triton.Config.all_kwargs` gives them."""
         launch: dict[str, Scalar] = {
@@ -92,7 +102,7 @@ class Config(Record, label="config", lenient=True):
             "num_stages": self.num_stages,
             "num_ctas": self.num_ctas,
             "maxnreg": self.maxnreg,
-            "ir_override": self.ir_override,
+            "ir_override": self.override_path,
         }
         return {**dict(self.kwargs), **{k: v for k, v in launch.items() if v is not None}}
 

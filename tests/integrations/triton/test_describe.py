@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,35 @@ def test_a_twin_keeps_every_value_and_its_type() -> None:
     ]
     assert [repr(c.config) for c in describe.configs_by_candidate(configs)] == list(map(repr, expected))
     assert [repr(describe.to_config(c)) for c in configs] == list(map(repr, expected))
+
+
+class OwnConfig(triton.Config):  # type: ignore[misc]
+    """A config of a library's, which launches with what its attributes do not say."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__({}, num_warps=8)
+        self.size = size
+
+    def all_kwargs(self) -> dict[str, Any]:
+        return {"BLOCK": self.size, "num_warps": 2}
+
+
+def test_a_config_is_what_it_launches_with() -> None:
+    found = list(describe.configs_by_candidate([OwnConfig(size) for size in (128, 256, 512)]))
+    assert [c.config for c in found] == [Config.of({"BLOCK": b}, num_warps=2) for b in (128, 256, 512)]
+
+
+def test_a_file_of_ir_is_known_by_what_is_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.ttgir"
+    config = triton.Config({"BLOCK": 128}, ir_override=str(file))
+    missing = describe.to_config(config)
+    assert missing.ir_override == str(file)
+    seen = {missing}
+    for text in ("one", "another", "one"):
+        file.write_text(text)
+        seen.add(found := describe.to_config(config))
+        assert found.parameters()["ir_override"] == str(file)
+    assert len(seen) == 3
 
 
 def test_configs_of_one_assignment_share_their_pairs() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from forecast_autotune.records import (
     HOOK_VARIANT_PREFIX,
+    OVERRIDE_DIGEST,
     Argument,
     Candidate,
     Config,
@@ -65,7 +69,10 @@ def _to_config_shared(config: LaunchConfig, shared: dict[Hashable, Config]) -> C
     Thousands of new containers at a time set off full garbage collections, which take a third of a
     second in a process that has loaded torch.
     """
-    given = config.kwargs
+    given, told = config.kwargs, config.all_kwargs()
+    options = {name: getattr(config, name, None) for name in _LAUNCH_OPTIONS}
+    if told != {**given, **{name: value for name, value in options.items() if value is not None}}:
+        return _to_own_config(told)
     key = (*given.items(), *map(type, given.values()))  # 1 and True are equal, and different assignments
     try:
         like = shared.get(key)
@@ -81,8 +88,26 @@ def _to_config_shared(config: LaunchConfig, shared: dict[Hashable, Config]) -> C
         config.num_stages,
         config.num_ctas,
         getattr(config, "maxnreg", None),
-        getattr(config, "ir_override", None),
+        _override(getattr(config, "ir_override", None)),
     )
+
+
+def _to_own_config(told: NamedArguments) -> Config:
+    """The twin of a config of a user's class, which launches with these in place of its attributes."""
+    options: dict[str, Any] = {name: told[name] for name in _LAUNCH_OPTIONS & told.keys()}
+    options["ir_override"] = _override(options.get("ir_override"))
+    given = {name: _constant(value) for name, value in told.items() if name not in _LAUNCH_OPTIONS}
+    return Config.of(given, **options)
+
+
+def _override(path: str | None) -> str | None:
+    """A file of IR by its path and what is in it; by its path where it cannot be read, which fails at the launch."""
+    if path is None:
+        return None
+    try:
+        return f"{path}{OVERRIDE_DIGEST}{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
+    except OSError:
+        return path
 
 
 def _constant(value: object) -> Scalar:

@@ -372,8 +372,8 @@ def add_variants(
 
 def _triton_config(record: Record) -> LaunchConfig:
     options: dict[str, Any] = {"maxnreg": record.maxnreg} if record.maxnreg is not None else {}
-    if record.ir_override is not None:
-        options["ir_override"] = record.ir_override
+    if record.override_path is not None:
+        options["ir_override"] = record.override_path
     return Config(
         dict(record.kwargs),
         num_warps=record.num_warps,
