@@ -14,7 +14,10 @@ def has_own_benchmark(tuner: Tuner) -> bool:
     return (
         getattr(tuner, "_do_bench", None) is not None
         or "do_bench" in vars(tuner)
-        or type(tuner)._bench is not Autotuner._bench
+        or any(
+            getattr(type(tuner), name, None) is not getattr(Autotuner, name, None)
+            for name in ("do_bench", "_bench")
+        )
     )
 
 

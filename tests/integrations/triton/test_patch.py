@@ -112,6 +112,25 @@ def test_a_subclass_with_its_own_run_is_served(device: Any, decided: list[Any]) 
     assert [decision.measured for _, decision in decided] == [2]
 
 
+def test_a_subclass_times_with_its_own_benchmark(device: Any, decided: list[Any]) -> None:
+    class ByMethod(Autotuner):  # type: ignore[misc]
+        def do_bench(self, kernel_call: Any, quantiles: Any) -> list[float]:
+            kernel_call()
+            return [7.0] * 3
+
+    class ByProperty(Autotuner):  # type: ignore[misc]
+        @property
+        def do_bench(self) -> Any:
+            return lambda kernel_call, quantiles: [7.0] * 3
+
+    patch_triton()
+    for number, made in enumerate((ByMethod, ByProperty)):
+        kernel = fresh(double)
+        tuner = made(kernel, kernel.arg_names, blocks(32, 128), ["n"], None, None)
+        launch(tuner, 4096 << number)
+        assert [list(times) for times in tuner.configs_timings.values()] == [[7.0] * 3] * 2
+
+
 def test_hooks_run_as_with_triton(device: Any) -> None:
     """A config's own hook before every launch; the tuner's around timed launches only."""
     seen: list[str] = []
