@@ -314,6 +314,14 @@ def test_an_argument_beats_the_variable(device: Any, monkeypatch: pytest.MonkeyP
     assert tuner.decision.measured == 3
 
 
+def test_the_seconds_of_a_stored_decision_can_be_read_too(device: Any, tmp_path: Path) -> None:
+    for evidence in (Evidence.MEASURED, Evidence.STORED):
+        tuner = tuned(listed=configs((1, 8), (3,)), store=tmp_path / "store")
+        launch(tuner)
+        assert tuner.decision.evidence is evidence
+        assert tuner.bench_time > 0
+
+
 def test_launch_options_of_a_call_make_another_problem(device: Any, tmp_path: Path) -> None:
     store, x = tmp_path / "store", torch.empty(128)
     device.clock = lambda metadata: abs(metadata.num_warps - (1 if metadata.maxnreg else 8)) + 1.0

@@ -42,9 +42,9 @@ def publish_decision(
 
     fresh = raw is not None
     tuner = call.tuner
+    tuner.bench_time = seconds
     if raw is not None:
         timings = _timings(call, store, problem, raw)
-        tuner.bench_time = seconds
         if resets:
             tuner.pre_hook({**call.named_arguments(), **config.all_kwargs()}, reset_only=True)
     elif decision.median_ms is not None:
