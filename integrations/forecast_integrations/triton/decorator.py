@@ -45,6 +45,24 @@ class _DeferredConfigs:
         return found
 
 
+class CopiedEngine(TuningEngine):
+    """What decides a tuner's keys; a deep copy of the tuner gets one of its own, with the same options."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> CopiedEngine:
+        made = CopiedEngine(self.options)
+        made.last = self.last
+        return made
+
+
+class _ThreadArguments(threading.local):
+    """The `nargs` of each thread; a deep copy has none."""
+
+    nargs: dict[str, object] | None = None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _ThreadArguments:
+        return _ThreadArguments()
+
+
 class ForecastAutotuner(Autotuner):
     """A `triton.runtime.autotuner.Autotuner` that decides by forecasts and few measurements.
 
@@ -58,15 +76,16 @@ class ForecastAutotuner(Autotuner):
         arg_names: Sequence[str],
         configs: Sequence[LaunchConfig] | None,
         *args: object,
-        options: DecoratorOptions,
+        options: DecoratorOptions | None = None,
         space: Space | None = None,
         **kwargs: object,
     ) -> None:
-        self._local = threading.local()
+        options = options or DecoratorOptions()
+        self._local = _ThreadArguments()
         self._configs: Sequence[LaunchConfig] | _DeferredConfigs = ()
         super().__init__(fn, arg_names, configs, *args, **kwargs)
         COMPILER_HASH.start_early()
-        self._engine = TuningEngine(options)
+        self._engine: TuningEngine = CopiedEngine(options)
         self._make_key = KeyMaker(self.arg_names, options.bucket or options.settings().bucket)
         if space is not None:
             self._configs = _DeferredConfigs(tuple(configs or ()), space)
@@ -74,7 +93,7 @@ class ForecastAutotuner(Autotuner):
     @property
     def nargs(self) -> dict[str, object] | None:
         """Positional arguments by name while this thread is inside a decision; else None."""
-        return getattr(self._local, "nargs", None)
+        return self._local.nargs
 
     @nargs.setter
     def nargs(self, value: dict[str, object] | None) -> None:

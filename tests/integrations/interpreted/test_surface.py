@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import triton
 from triton.runtime.autotuner import Autotuner
 
+from forecast_autotune import patch_triton, unpatch_triton
 from tests.integrations.interpreted.kernels import double, double_even
-from tests.integrations.interpreted.support import VERSION, Decorator, Vector, blocks, grid
+from tests.integrations.interpreted.support import VERSION, Decorator, Vector, blocks, grid, launch_timed
 
 EXTRAS = [
     "tolerance",
@@ -186,3 +189,33 @@ def test_unknown_names_are_refused(autotune: Decorator, parameter: str) -> None:
 def test_results_are_not_cached_on_disk_under_the_interpreter(autotune: Decorator) -> None:
     """`cache_results=True` is forced off: interpreted timings mean nothing to a later process."""
     assert autotune(configs=blocks(16, 32), key=["n"], cache_results=True)(double).cache_results is False
+
+
+def test_a_tuner_is_made_again_from_its_attributes(
+    autotune: Decorator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Libraries that change a list of configs make a tuner of the same class with Triton's parameters."""
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    first, vector = autotune(configs=blocks(16, 32), key=["n"])(double), Vector()
+    made = type(first)(first.fn, first.arg_names, first.configs, first.keys, None, None)
+    launch_timed(made, vector, {16: 2.0})
+    assert (vector.block, vector.doubled()) == (32, True)
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_a_deep_copy_is_a_tuner_of_its_own(
+    autotune: Decorator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, patched: bool
+) -> None:
+    """What was decided is known to the copy, what is decided later is its own; so with a patched tuner."""
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    first, vector = autotune(configs=blocks(16, 32), key=["n"])(double), Vector()
+    if patched:
+        patch_triton()
+    try:
+        launch_timed(first, vector, {16: 2.0})
+        made = copy.deepcopy(first)
+        launch_timed(made, Vector(80), {16: 2.0})
+    finally:
+        unpatch_triton()
+    assert (len(first.cache), len(made.cache)) == (1, 2)
+    assert made.nargs is None
