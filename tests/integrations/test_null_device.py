@@ -314,6 +314,21 @@ def test_an_argument_beats_the_variable(device: Any, monkeypatch: pytest.MonkeyP
     assert tuner.decision.measured == 3
 
 
+def test_what_another_benchmark_has_said_decides_nothing(device: Any, tmp_path: Path) -> None:
+    """A benchmark that answers at once is how people skip tuning; later processes are not served its choice."""
+    timed: list[float] = []
+
+    def skip(kernel_call: Any, quantiles: Any) -> list[float]:
+        timed.append(1.0)
+        return [1.0] * 3
+
+    listed = configs((8, 4), (3,))
+    for options, warps, calls in (({"do_bench": skip}, 8, 2), ({}, 4, 2), ({"do_bench": skip}, 8, 2)):
+        tuner = tuned(listed=listed, store=tmp_path / "store", **options)
+        launch(tuner)
+        assert (tuner.best_config.num_warps, len(timed)) == (warps, calls)
+
+
 def test_the_seconds_of_a_stored_decision_can_be_read_too(device: Any, tmp_path: Path) -> None:
     for evidence in (Evidence.MEASURED, Evidence.STORED):
         tuner = tuned(listed=configs((1, 8), (3,)), store=tmp_path / "store")

@@ -347,9 +347,9 @@ class TuningEngine:
         return self._listed[1], self._listed[2]
 
     def _problem(self, call: KernelCall, key: Key) -> Problem:
-        if self._kernel is None:
-            self._kernel = describe.kernel_record(call.tuner.fn)
-        return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.grid)
+        self._kernel = self._kernel or describe.kernel_record(call.tuner.fn)
+        own = has_own_benchmark(call.tuner)
+        return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.grid, own)
 
     def _task(
         self,

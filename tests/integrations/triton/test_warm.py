@@ -99,11 +99,12 @@ def test_a_bundle_of_warmed_misses_serves_a_fresh_machine_without_measuring_or_c
     assert not Store(fresh / "store").misses.all()
 
 
-def test_a_miss_is_tuned_with_the_launch_options_that_its_call_gave(
+def test_a_miss_is_tuned_with_the_launch_options_and_the_benchmark_of_its_call(
     patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     machine = use_machine(tmp_path, monkeypatch, MODE="skip")
     x = torch.ones(64, dtype=torch.float16)
+    monkeypatch.setitem(vars(warmed_kernels.scale), "do_bench", lambda kernel_call, quantiles: [1.0] * 3)
     warmed_kernels.scale[(1,)](x, x, 64, 0.5, maxnreg=32)
     (miss,) = Store(machine / "store").misses.all()
     use_machine(tmp_path, monkeypatch)

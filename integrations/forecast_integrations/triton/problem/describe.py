@@ -24,6 +24,7 @@ from forecast_autotune.records import (
 from forecast_autotune.variants.entry import CallGrid, signature
 from forecast_integrations.device import current_device, device_index, toolchain
 from forecast_integrations.triton.problem.launch_options import (
+    OWN_BENCHMARK,
     Options,
     call_options,
     options_identity,
@@ -288,9 +289,15 @@ def describe(
     named: NamedArguments,
     key: Sequence[object],
     grid: CallGrid,
+    own_benchmark: bool = False,
 ) -> Problem:
-    """The problem of one call. `named` holds positional and keyword arguments by name."""
+    """The problem of one call. `named` holds positional and keyword arguments by name.
+
+    One that a user's `own_benchmark` times is another problem: it may well invent its times.
+    """
     given, options = call_arguments(fn, named), call_options(fn.arg_names, named)
+    if own_benchmark:
+        options[OWN_BENCHMARK] = True
     fixed = None if callable(grid) else launch_grid(grid, named, {})
     made = Problem.of(
         kernel,

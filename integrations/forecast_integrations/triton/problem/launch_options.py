@@ -11,6 +11,8 @@ from forecast_integrations.triton.protocols import NamedArguments, is_descriptor
 
 Options = Mapping[str, object]
 """Plain values by name, in order of their names; what is no plain value is a pair of its type and text."""
+OWN_BENCHMARK = "do_bench"
+"""Among the options of a call that a benchmark function of the user's times, whose times are not comparable to ours."""
 
 
 def call_options(parameters: Sequence[str], named: NamedArguments) -> dict[str, object]:

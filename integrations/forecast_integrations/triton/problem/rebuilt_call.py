@@ -16,7 +16,7 @@ from forecast_autotune.records import Argument, Kernel, Problem
 from forecast_autotune.store.misses import Grids, Miss
 from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.problem.describe import DESCRIPTOR, FUNCTION
-from forecast_integrations.triton.problem.launch_options import Options, options_of
+from forecast_integrations.triton.problem.launch_options import OWN_BENCHMARK, Options, options_of
 from forecast_integrations.triton.protocols import Tuner
 
 MAX_TENSOR_BYTES = 1 << 36
@@ -169,7 +169,7 @@ def call_again(miss: Miss, elements: Mapping[str, int] | None = None) -> None:
 
 
 def _rebuilt_options(problem: Problem) -> Options:
-    found = options_of(problem)
+    found = {name: value for name, value in options_of(problem).items() if name != OWN_BENCHMARK}
     if strange := [n for n, v in found.items() if not isinstance(v, bool | int | float | str | None)]:
         raise RebuildError(
             f"launch option {', '.join(strange)} is no number or text: its value is not recorded"
