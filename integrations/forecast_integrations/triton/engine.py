@@ -163,7 +163,7 @@ class TuningEngine:
             tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
             pruned: list[LaunchConfig] = []
             try:
-                pruned += tuner.prune_configs(kwargs)  # functions of the user's, called once, as under Triton
+                pruned += describe.pruned_configs(tuner, kwargs)  # calls the user's functions, once
                 return self._resolve(tuner, key, args, kwargs, pruned)
             except Exception as error:
                 decided = key in tuner.cache or key in self.pending or key in self._captured

@@ -113,6 +113,8 @@ class Tuner(Protocol):
     arg_names: Sequence[str]
     keys: Sequence[str]
     configs: Sequence[LaunchConfig]
+    configs_top_k: object
+    """How many of them `perf_model` leaves: a number, or a fraction."""
     cache: MutableMapping[Key, LaunchConfig]
     """What is decided, by key."""
     best_config: LaunchConfig

@@ -290,6 +290,16 @@ def test_top_k_of_another_type_is_refused(autotune: Decorator, top_k: object) ->
         tuner[grid](*Vector().args)
 
 
+def test_a_top_k_that_keeps_none_is_refused(forecast: Decorator) -> None:
+    """Triton says that `min() arg is an empty sequence`; ours names what left no config."""
+    tuner = forecast(
+        configs=blocks(16, 32), key=["n"], prune_configs_by={"perf_model": prefer_large, "top_k": 0}
+    )(double)
+    with pytest.raises(ValueError, match="left none of 2 with top_k=0: let top_k be 1 at least"):
+        tuner[grid](*Vector().args)
+    assert tuner.cache == {}
+
+
 def test_top_k_alone_prunes_nothing(exhaustive: Decorator) -> None:
     """Without a perf_model there is nothing to rank by."""
     vector = Vector()

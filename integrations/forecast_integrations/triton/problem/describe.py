@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import (
     HOOK_VARIANT_PREFIX,
     OVERRIDE_DIGEST,
@@ -43,6 +44,7 @@ from forecast_integrations.triton.protocols import (
     LaunchConfig,
     NamedArguments,
     TensorDescriptor,
+    Tuner,
     is_descriptor,
     is_tensor,
 )
@@ -121,6 +123,17 @@ def _constant(value: object) -> Scalar:
     if isinstance(inner, tuple) and any(map(is_jit, inner)):
         return str(tuple(map(_constant, inner)))
     return to_scalar(value)
+
+
+def pruned_configs(tuner: Tuner, kwargs: dict[str, object]) -> Sequence[LaunchConfig]:
+    """What the user's own pruning leaves for a call. Raises `SettingsError` where that is nothing."""
+    found = list(tuner.prune_configs(kwargs))
+    if not found:
+        raise SettingsError(
+            f"prune_configs_by has to leave a config, and left none of {len(tuner.configs)} with "
+            f"top_k={tuner.configs_top_k!r}: let top_k be 1 at least, and early_config_prune keep one"
+        )
+    return found
 
 
 def configs_by_candidate(configs: Sequence[LaunchConfig]) -> dict[Candidate, LaunchConfig]:
