@@ -30,11 +30,12 @@ class TaskResults:
     def __init__(self, store: TuningStore, problem: Problem, candidates: CandidateList) -> None:
         self.problem = problem
         """The record that measurements are filed under."""
-        self.rows = [m for m in store.measurements(problem) if m.candidate in candidates.row_of]
-        """All measurements, in order."""
+        stored = [m for m in store.measurements(problem) if m.candidate in candidates.row_of]
+        self.rows = _without_doubtful_failures(stored, candidates)
+        """All measurements that count, in order."""
         self._earlier = tuple(self.rows)
         """Those that were there before this decision."""
-        self.labels = _without_doubtful_failures(latest_labels(self.rows), candidates)
+        self.labels = latest_labels(self.rows)
         """The latest measurement per candidate, of those that say something of it."""
         self.known = len(self.labels)
         """Labels that were there before this decision."""
@@ -109,17 +110,16 @@ def prefer_base(fast: Sequence[Measurement], tolerance: float) -> Measurement:
     return base if base.ms - best.ms <= least else best
 
 
-def _without_doubtful_failures(
-    labels: dict[Candidate, Measurement], candidates: CandidateList
-) -> dict[Candidate, Measurement]:
+def _without_doubtful_failures(rows: list[Measurement], candidates: CandidateList) -> list[Measurement]:
     """The same, but where all have failed before: then what a compiler has refused is tried again.
 
     A full disk or a broken compiler looks alike for all of them, and may be mended by now. What hung or broke the
     device is not tried again.
     """
+    labels = latest_labels(rows)
     if len(labels) < len(candidates) or any(m.ok for m in labels.values()):
-        return labels
-    return {c: m for c, m in labels.items() if m.outcome not in _MAY_BE_MENDED}
+        return rows
+    return [m for m in rows if m.outcome not in _MAY_BE_MENDED]
 
 
 def _fastest_of_base(fast: Sequence[Measurement]) -> Measurement | None:

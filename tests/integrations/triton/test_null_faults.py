@@ -175,7 +175,7 @@ def test_what_a_hook_raises_is_the_callers_to_see(
             raise hooks[0]
 
     def made() -> Any:
-        return tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store", pre_hook=hook, post_hook=None)
+        return tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store", pre_hook=hook, mode="exhaustive")
 
     with pytest.raises(error, match="busy"):
         launch(made())
@@ -229,7 +229,7 @@ def test_what_no_compiler_took_is_tried_again_in_the_next_process(
 def test_compiling_alone_decides_nothing(device: Any, tmp_path: Path) -> None:
     """`warmup=True` launches nothing: there is nothing to time, and the key is decided at the first launch."""
     x, listed = torch.empty(4096), configs((8, 2, 4), (3,))
-    tuner = tuned(double, listed, tmp_path / "store")
+    tuner = tuned(double, listed, tmp_path / "store", mode="exhaustive")
     tuner.run(x, x, 4096, grid=(32,), warmup=True)
     assert tables(tmp_path / "store") == []
     assert tuner.cache == {}
