@@ -45,15 +45,6 @@ class _DeferredConfigs:
         return found
 
 
-class CopiedEngine(TuningEngine):
-    """What decides a tuner's keys; a deep copy of the tuner gets one of its own, with the same options."""
-
-    def __deepcopy__(self, memo: dict[int, object]) -> CopiedEngine:
-        made = CopiedEngine(self.options)
-        made.last = self.last
-        return made
-
-
 class _ThreadArguments(threading.local):
     """The `nargs` of each thread; a deep copy has none."""
 
@@ -85,7 +76,7 @@ class ForecastAutotuner(Autotuner):
         self._configs: Sequence[LaunchConfig] | _DeferredConfigs = ()
         super().__init__(fn, arg_names, configs, *args, **kwargs)
         COMPILER_HASH.start_early()
-        self._engine: TuningEngine = CopiedEngine(options)
+        self._engine = TuningEngine(options)
         self._make_key = KeyMaker(self.arg_names, options.bucket or options.settings().bucket)
         if space is not None:
             self._configs = _DeferredConfigs(tuple(configs or ()), space)

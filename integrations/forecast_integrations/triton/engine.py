@@ -136,6 +136,12 @@ class TuningEngine:
         self.has_variants = self._sources is not None
         """Whether a key may be served by another source than the tuner's own."""
 
+    def __deepcopy__(self, memo: dict[int, object]) -> TuningEngine:
+        """One for a copy of the tuner, with the same options: nothing is under way there."""
+        made = TuningEngine(self.options)
+        made.last = self.last
+        return made
+
     def has_own_bucket(self) -> bool:
         """Whether a function of the user's has a part in keys, whose errors are the user's to see."""
         return callable(self.options.bucket)
@@ -365,9 +371,8 @@ class TuningEngine:
         if known is None:
             known = self._traced.setdefault(kind, TracedTexts())
         grids = LazyGrids(lambda: candidate_grids(call, grid, named))
-        trace = (
-            None if is_interpreted() else make_tracer(call, known, _trace_workers(settings), problem, grids)
-        )
+        workers = 1 if settings.compiler == "threads" else settings.worker_count()  # one means no children
+        trace = None if is_interpreted() else make_tracer(call, known, workers, problem, grids)
         task = TuningTask(problem, LazyCandidates(call.configs), grids, trace, mark)
         task.hears_failures = call.hears_failures()
         task.sources = LazySources(problem.kernel.source, call.functions)
@@ -380,11 +385,6 @@ class TuningEngine:
 def _is_final(served: Decision, kept: Decision | None) -> bool:
     """Whether what is served was decided before, for the same candidates under the same settings."""
     return kept is not None and kept.settings == served.settings and kept.chosen == served.chosen
-
-
-def _trace_workers(settings: Settings) -> int:
-    """How many children may trace at once; one means none."""
-    return 1 if settings.compiler == "threads" else settings.worker_count()
 
 
 def _measurer(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from triton.runtime.autotuner import Autotuner
 
 from forecast_integrations.triton.compile.compiler_hash import COMPILER_HASH
-from forecast_integrations.triton.decorator import CopiedEngine, ForecastAutotuner
+from forecast_integrations.triton.decorator import ForecastAutotuner
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
 from forecast_integrations.triton.problem.key import KeyMaker
 from forecast_integrations.triton.protocols import Tuner
@@ -47,7 +47,7 @@ def _run(self: Tuner, *args: object, **kwargs: object) -> object:
 
 def _adopt(tuner: Tuner) -> tuple[TuningEngine, KeyMaker]:
     options = DecoratorOptions()
-    parts = CopiedEngine(options), KeyMaker(tuner.arg_names, options.settings().bucket)
+    parts = TuningEngine(options), KeyMaker(tuner.arg_names, options.settings().bucket)
     tuner.__dict__["_forecast"] = parts
     return parts
 
