@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ pytest.importorskip("triton")
 if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 13):
     pytest.skip("rendering without a device is put together for torch 2.13", allow_module_level=True)
 
-from torch._inductor import config, ir
+from torch._inductor import config, ir, scheduler
 from torch._inductor.kernel.conv import conv2d_template
 from torch._inductor.kernel.mm import mm_template
 from torch._inductor.select_algorithm import (
+    AlgorithmSelectorCache,
     TritonTemplate,
     TritonTemplateCaller,
     get_algorithm_selector_cache,
 )
+from torch._inductor.utils import fresh_cache
 
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor.choices import deferred, records
@@ -30,7 +33,7 @@ from forecast_integrations.inductor.choices.records import candidate_of, templat
 from forecast_integrations.inductor.hooks import generation, selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.pruning import SelectionCall
-from tests.inductor_rendering import graph_to_render
+from tests.inductor_rendering import graph_to_render, inductor_output
 from tests.integrations.inductor.graphs import H200, serving
 from tests.integrations.null import by_launch_options
 
@@ -321,3 +324,55 @@ def test_a_template_that_is_described_otherwise_is_never_put_off(
     choices = convolutions()
     assert code_of == list(WARPS)
     assert {type(choice) for choice in choices} == {TritonTemplateCaller}
+
+
+def test_what_is_written_is_what_it_would_be_with_all_code_at_once(
+    code_of: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two convolutions and a product, lowered and scheduled as for a GPU; times are invented."""
+
+    def times(cls: type, choices: Any, *_: Any, **__: Any) -> dict[Any, float]:
+        return {choice: 1.0 + len(str(candidate_of(choice))) / 100 for choice in choices}
+
+    monkeypatch.setattr(records, "cuda_device", lambda *_: H200)
+    monkeypatch.setattr(AlgorithmSelectorCache, "benchmark_in_current_process", classmethod(times))
+    monkeypatch.setattr(AlgorithmSelectorCache, "make_precompile_fn", lambda *_, **__: lambda: {})
+    for name, found in {
+        "compile_kernel": (None, None),
+        "benchmark_fused_nodes": (1.0, ""),
+        "benchmark_codegened_module": (0.5, ""),
+    }.items():
+        monkeypatch.setattr(scheduler.Scheduler, name, lambda *_, found=found, **__: found)
+
+    def function(x: Any, one: Any, other: Any, weights: Any) -> Any:
+        once = torch.nn.functional.conv2d(x, one, padding=1).relu()
+        again = torch.nn.functional.conv2d(once, other, padding=1)
+        return again.mean((2, 3)) @ weights
+
+    half = torch.float16
+    inputs = [((8, 64, 28, 28), half), ((64, 64, 3, 3), half), ((64, 64, 3, 3), half), ((64, 512), half)]
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
+    written, generated = [], []
+    for all_at_once in (False, True):
+        with monkeypatch.context() as patch, config.patch(autotune_num_choices_displayed=0, **options):
+            if all_at_once:
+                patch.setattr(generation, "_comes_to_us", lambda *_: False)
+            code_of.clear()
+            session = serving(store=tmp_path / str(all_at_once))
+            context = HookContext(session)
+            for name, module in (("selection", selection), ("generation", generation)):
+                context.install(name, module.install)
+            try:
+                with fresh_cache():
+                    written.append(inductor_output(function, inputs, patch))
+            finally:
+                context.close()
+            assert session.warn_once.messages == []
+            generated.append(len(code_of))
+    assert without_paths(written[0]) == without_paths(written[1])
+    assert generated[0] < generated[1]
+
+
+def without_paths(code: str) -> str:
+    """Without the names of temporary files, which Inductor makes of their contents."""
+    return re.sub(r"/\S+|\bc[0-9a-z]{50,}", "PATH", code)
