@@ -65,6 +65,8 @@ def verify_stores(options: argparse.Namespace, output: Output) -> int:
 
 def compact_store(options: argparse.Namespace, output: Output) -> int:
     """Remove what no reader counts."""
+    from forecast_autotune.report.shown_text import shown_text
+
     root = own_root(options)
     counts = compact(StoreFolder(root))
     what = (
@@ -72,7 +74,7 @@ def compact_store(options: argparse.Namespace, output: Output) -> int:
         f"{count_text(counts.parts, 'unfinished file')}"
     )
     kept = f"; kept {count_text(counts.newer, 'line')} of a newer release" if counts.newer else ""
-    output.emit({**counts.to_json(), "store": str(root)}, f"{what} from {root}{kept}")
+    output.emit({**counts.to_json(), "store": str(root)}, f"{what}{kept}", shown_text(str(root), style="dim"))
     return 0
 
 

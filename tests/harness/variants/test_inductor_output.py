@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 13):
     pytest.skip("rendering without a device is put together for torch 2.13", allow_module_level=True)
 
+from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.store import Store
 from forecast_harness.sandbox.api import SandboxLane
@@ -180,7 +181,7 @@ def test_what_cannot_be_told_of_a_call_is_an_error(
 def test_a_hostile_text_is_refused_in_one_line(rest: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.py"
     path.write_text(f"async_compile.triton('k', 'pass')\n{rest}")
-    with pytest.raises(RecordError, match="cannot be read") as told:
+    with pytest.raises(UsageError, match="must be Python") as told:
         UserKernel.of(f"{path}:k")
     assert len(str(told.value)) < 1000
 

@@ -188,11 +188,11 @@ def check_syntax(what: str) -> None:
     if path.suffix != ".py" or not path.is_file():
         return
     try:
-        ast.parse(
-            path.read_bytes(), path.name
-        )  # it is imported next: limits on what others wrote protect nobody here
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"a kernel's file must be Python, and {path} is none: {error}") from error
+        # It is imported next: limits on what others wrote protect nobody here.
+        ast.parse(path.read_bytes(), path.name)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        why = str(error) or "it nests too deeply"
+        raise UsageError(f"a kernel's file must be Python, and {path} is none: {why}") from error
 
 
 def _own_file(where: str, name: str) -> str:
