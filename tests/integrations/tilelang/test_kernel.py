@@ -81,7 +81,9 @@ def test_measurements_are_of_this_processor_and_say_how_they_were_taken() -> Non
     tune_language(kernel, SPACE, store=store, settings=Settings(mode="exhaustive"))
     first = [m for m in store.measurements(kernel.problem) if not m.in_turns]
     assert len(first) == 4
-    assert all(m.ok and m.compile_s and m.repeats >= 3 for m in first)
+    assert all(m.ok and m.compile_s for m in first)
+    # One that cannot win is launched once or twice: on a busy machine that may be any but the fastest.
+    assert min(first, key=lambda m: m.ms).repeats >= 3
     assert {m.protocol for m in first} == {"host-clock-1"}
     assert kernel.problem.device == host_device()
     assert kernel.problem.device.backend == "cpu"
