@@ -14,6 +14,35 @@ H200 = {"multi_processor_count": 132, "cc": 90, "major": 9, "regs_per_multiproce
 LIMITS = {"max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024, "warp_size": 32}
 
 
+def answer_for_h200(patch: pytest.MonkeyPatch) -> None:
+    """Answer what Inductor asks of a device that is not there."""
+    import torch
+    from torch._inductor import scheduler
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    properties = DeviceProperties(type="cuda", index=0, **H200, **LIMITS)
+    told = SimpleNamespace(name="NVIDIA H200", minor=0, gcnArchName="", **H200, **LIMITS)
+    patch.setattr(DeviceProperties, "create", staticmethod(lambda device: properties))
+    patch.setattr(torch.cuda, "get_device_properties", lambda *device: told)
+    patch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    patch.setattr(torch.cuda, "current_device", lambda: 0)
+    patch.setattr(scheduler, "has_triton", lambda *device: True)
+
+
+def compile_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Leave choices and fused kernels uncompiled; a fused one takes half as long as what it is fused of."""
+    from torch._inductor.scheduler import Scheduler
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    patch.setattr(AlgorithmSelectorCache, "make_precompile_fn", lambda *_, **__: lambda: {})
+    for name, found in {
+        "compile_kernel": (None, None),
+        "benchmark_fused_nodes": (1.0, ""),
+        "benchmark_codegened_module": (0.5, ""),
+    }.items():
+        patch.setattr(Scheduler, name, lambda *_, found=found, **__: found)
+
+
 def inductor_output(
     function: Callable[..., Any], inputs: Sequence[tuple[tuple[int, ...], Any]], patch: pytest.MonkeyPatch
 ) -> str:
@@ -23,24 +52,16 @@ def inductor_output(
     The questions that are asked of the device are answered for an H200. Put together for torch 2.13.
     """
     import torch
-    from torch._inductor import scheduler
     from torch._inductor.debug import DebugContext
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.graph import GraphLowering
-    from torch._inductor.runtime.hints import DeviceProperties
     from torch._inductor.virtualized import V
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from forecast_integrations.triton.null_device import null_device
 
-    properties = DeviceProperties(type="cuda", index=0, **H200, **LIMITS)
-    told = SimpleNamespace(name="NVIDIA H200", minor=0, gcnArchName="", **H200, **LIMITS)
-    patch.setattr(DeviceProperties, "create", staticmethod(lambda device: properties))
-    patch.setattr(torch.cuda, "get_device_properties", lambda *device: told)
-    patch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
-    patch.setattr(torch.cuda, "current_device", lambda: 0)
-    patch.setattr(scheduler, "has_triton", lambda *device: True)
+    answer_for_h200(patch)
     with null_device():
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
@@ -59,7 +80,6 @@ def graph_to_render(patch: pytest.MonkeyPatch, clock: Callable[[Any], float]) ->
     """A graph in which templates can be rendered for an H200; `clock` is the null device's."""
     import torch
     from torch._inductor.graph import GraphLowering
-    from torch._inductor.runtime.hints import DeviceProperties
     from torch._inductor.utils import fresh_cache
     from torch._inductor.virtualized import V
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -67,9 +87,7 @@ def graph_to_render(patch: pytest.MonkeyPatch, clock: Callable[[Any], float]) ->
     from forecast_integrations.triton.null_device import null_device
 
     patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-    properties = DeviceProperties(type="cuda", index=0, **H200, **LIMITS)
-    patch.setattr(DeviceProperties, "create", staticmethod(lambda device: properties))
-    patch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    answer_for_h200(patch)
     lowering = GraphLowering(make_fx(lambda: torch.zeros(1))())
     with null_device(clock), fresh_cache(), V.set_graph_handler(lowering):
         yield lowering

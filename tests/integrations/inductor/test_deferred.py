@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 13):
     pytest.skip("rendering without a device is put together for torch 2.13", allow_module_level=True)
 
-from torch._inductor import config, ir, scheduler
+from torch._inductor import config, ir
 from torch._inductor.kernel.conv import conv2d_template
 from torch._inductor.kernel.mm import mm_template
 from torch._inductor.select_algorithm import (
@@ -33,7 +33,7 @@ from forecast_integrations.inductor.choices.records import candidate_of, templat
 from forecast_integrations.inductor.hooks import generation, selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.pruning import SelectionCall
-from tests.inductor_rendering import graph_to_render, inductor_output
+from tests.inductor_rendering import compile_nothing, graph_to_render, inductor_output
 from tests.integrations.inductor.graphs import H200, serving
 from tests.integrations.null import by_launch_options
 
@@ -336,13 +336,7 @@ def test_what_is_written_is_what_it_would_be_with_all_code_at_once(
 
     monkeypatch.setattr(records, "cuda_device", lambda *_: H200)
     monkeypatch.setattr(AlgorithmSelectorCache, "benchmark_in_current_process", classmethod(times))
-    monkeypatch.setattr(AlgorithmSelectorCache, "make_precompile_fn", lambda *_, **__: lambda: {})
-    for name, found in {
-        "compile_kernel": (None, None),
-        "benchmark_fused_nodes": (1.0, ""),
-        "benchmark_codegened_module": (0.5, ""),
-    }.items():
-        monkeypatch.setattr(scheduler.Scheduler, name, lambda *_, found=found, **__: found)
+    compile_nothing(monkeypatch)
 
     def function(x: Any, one: Any, other: Any, weights: Any) -> Any:
         once = torch.nn.functional.conv2d(x, one, padding=1).relu()

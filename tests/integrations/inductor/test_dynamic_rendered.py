@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ pytest.importorskip("triton")
 if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 13):
     pytest.skip("rendering without a device is put together for torch 2.13", allow_module_level=True)
 
-from torch._inductor import config, ir, scheduler
+from torch._inductor import config, ir
 from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
-from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
@@ -35,7 +33,7 @@ from forecast_integrations.inductor.choices.records import candidate_of, size_hi
 from forecast_integrations.inductor.hooks import generation, selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.triton.null_device import null_device
-from tests.inductor_rendering import H200, LIMITS
+from tests.inductor_rendering import answer_for_h200, compile_nothing
 from tests.integrations.inductor import graphs
 from tests.integrations.inductor.symbolic import symbolic_size
 
@@ -79,18 +77,11 @@ def block_rows(choice: Any) -> int:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[InventedClock]:
     """A GPU to lower for, whose times are invented."""
     told = InventedClock()
-    properties = DeviceProperties(type="cuda", index=0, **H200, **LIMITS)
-    device = SimpleNamespace(name="NVIDIA H200", minor=0, gcnArchName="", **H200, **LIMITS)
-    monkeypatch.setattr(DeviceProperties, "create", staticmethod(lambda device: properties))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: device)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    answer_for_h200(monkeypatch)
     monkeypatch.setattr(records, "cuda_device", lambda *_: graphs.H200)
-    monkeypatch.setattr(scheduler, "has_triton", lambda *_: True)
     taken = classmethod(lambda cls, *args, **kwargs: told(cls, *args, **kwargs))
     monkeypatch.setattr(AlgorithmSelectorCache, "benchmark_in_current_process", taken)
-    monkeypatch.setattr(AlgorithmSelectorCache, "make_precompile_fn", lambda *_, **__: lambda: {})
-    # Fused kernels are not compiled either: each is a little faster than what it is fused of.
+    compile_nothing(monkeypatch)
     swapped = ir.MultiTemplateBuffer.swap_as_triton_caller
 
     @contextlib.contextmanager
@@ -100,12 +91,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[InventedClock]:
             yield
 
     monkeypatch.setattr(ir.MultiTemplateBuffer, "swap_as_triton_caller", swap)
-    for name, found in {
-        "compile_kernel": (None, None),
-        "benchmark_fused_nodes": (1.0, ""),
-        "benchmark_codegened_module": (0.5, ""),
-    }.items():
-        monkeypatch.setattr(scheduler.Scheduler, name, lambda *_, found=found, **__: found)
     options = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
     with null_device(), fresh_cache(), config.patch(autotune_num_choices_displayed=0, **options):
         yield told
