@@ -42,7 +42,7 @@ from forecast_integrations.inductor.choices.compile_seconds import compile_secon
 from forecast_integrations.inductor.choices.records import is_library_kernel
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.operation_search import MIN_BATCH
-from forecast_integrations.inductor.session import MAX_ROUNDS, default_policy
+from forecast_integrations.inductor.session import LIBRARY_BEST_RISK, MAX_ROUNDS, default_policy
 
 TABLES = Path("benchmarks/data/model_choices_h200.jsonl.gz")
 FEWEST = 12
@@ -51,12 +51,14 @@ CORES = 16
 _UNKNOWN_S = 0.4
 """Seconds of a choice whose compilation was not recorded."""
 ARMS = {
-    "as listed": (False, False),
-    "by compile seconds": (False, True),
-    "library first": (True, False),
-    "both": (True, True),
+    "as listed": (False, False, False),
+    "by compile seconds": (False, True, False),
+    "library first": (True, False, False),
+    "both": (True, True, False),
+    "library trusted": (True, True, True),
 }
-"""(whether the library's kernels are known first, whether compile seconds are expected)."""
+"""(whether the library's kernels are known first, whether compile seconds are expected, and whether the library is
+taken without a measurement of other choices where none is likely to be faster and nothing follows it)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Replayed:
     """That was stated in the end."""
 
 
-def replay(table: Table, first: bool, by_seconds: bool) -> Replayed:
+def replay(table: Table, first: bool, by_seconds: bool, trusted: bool) -> Replayed:
     """One operation, round by round, as `OperationSearch` plans them."""
     settings, policy, surrogate = Settings(), default_policy(), default()
     rows = table.by_candidate()
@@ -99,6 +101,9 @@ def replay(table: Table, first: bool, by_seconds: bool) -> Replayed:
         )
         plan = policy.plan(state)
         risks.append(plan.risk)
+        if trusted and not tried and policy.trusts_library(plan, settings.risk):
+            risks[-1] = LIBRARY_BEST_RISK
+            break
         wanted = [c for c in (*plan.measure, *(plan.prefetch if tried else ())) if not is_library_kernel(c)]
         if not plan.measure or not wanted:
             break
@@ -112,7 +117,7 @@ def replay(table: Table, first: bool, by_seconds: bool) -> Replayed:
 def wave_seconds(operations: Sequence[Replayed]) -> float:
     """Of a model whose operations' rounds are compiled together, on `CORES` cores."""
     total = 0.0
-    for number in range(max(len(o.rounds) for o in operations)):
+    for number in range(max((len(o.rounds) for o in operations), default=0)):
         jobs = [s for o in operations if number < len(o.rounds) for s in o.rounds[number]]
         total += max(sum(jobs) / CORES, max(jobs))
     return total
@@ -142,8 +147,8 @@ def replays(arguments: argparse.Namespace) -> int:
             tables.append(table)
     result = ResultFile(arguments, "first rounds of torch.compile with the library's kernels timed first", 0)
     summary: dict[str, Any] = {"operations": len(tables), "models": len(models)}
-    for arm, (first, by_seconds) in ARMS.items():
-        done = {name: [replay(table, first, by_seconds) for table in mine] for name, mine in models.items()}
+    for arm, how in ARMS.items():
+        done = {name: [replay(table, *how) for table in mine] for name, mine in models.items()}
         flat = [one for mine in done.values() for one in mine]
         result.add(
             arm, {name: [dataclasses.asdict(one) for one in mine] for name, mine in sorted(done.items())}

@@ -130,7 +130,7 @@ def save_timings(
         search.compiled.update(m.candidate for m in fresh)
         search.add_measurements(fresh)
         search.add_measurements(replayed, replayed=True)
-    _add_rows(session, problem, fresh)
+    session.add_rows(problem, fresh)
 
 
 def _as_taken(taken: float | None, told: float) -> bool:
@@ -157,12 +157,4 @@ def save_failures(session: TuningSession, pending: PendingTimings, choices: Sequ
             rows.append(make_measurement(search.timed_problem, choice, math.inf, None, message))
     rows = [m for m in rows if m.candidate not in search.tried]
     search.add_measurements(rows)
-    _add_rows(session, search.timed_problem, rows)
-
-
-def _add_rows(session: TuningSession, problem: Problem, rows: Sequence[Measurement]) -> None:
-    for m in rows:
-        session.snapshot.add(problem, m)
-    if rows:
-        session.snapshot.store.sync()
-        session.tally.stored(len(rows))
+    session.add_rows(search.timed_problem, rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from forecast_autotune.features.candidate_list import CandidateList
@@ -20,7 +20,8 @@ from forecast_integrations.inductor.choice_timing import is_of_clock, times_call
 from forecast_integrations.inductor.choices.compile_seconds import compile_seconds
 from forecast_integrations.inductor.choices.pool import ChoicePool
 from forecast_integrations.inductor.inductor_seconds import OperationSeconds, inductor_seconds_saved
-from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.library_kernels import TRUSTED, LibraryKernels
+from forecast_integrations.inductor.session import LIBRARY_BEST_RISK, TuningSession
 
 MIN_CHOICES = 2
 """Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""
@@ -56,16 +57,12 @@ class OperationSearch:
         self.note = ""
         """What a user should know of how it was decided, besides the reason; may be empty."""
         self.candidates = CandidateList.of(list(candidates))
-        self.externs = [c for c in self.candidates if c in set(externs)]
+        self.library = LibraryKernels([c for c in self.candidates if c in set(externs)])
         self.tried: dict[Candidate, Measurement] = {}
         self.replayed: set[Candidate] = set()
         """Candidates whose time Inductor had in its own cache."""
         self._aside: set[Candidate] = set()
         """Candidates that took too long to compile."""
-        self.time_externs: Callable[[], Sequence[Measurement]] | None = None
-        """Times the externs before anything else is chosen, where that can be done."""
-        self._externs_ahead: dict[Candidate, Measurement] = {}
-        """What it said. They are timed again beside the others: what is decided must be timed alike."""
         self.predecided: Candidate | None = None
         """Decided before anything was measured: nothing is left for the clock."""
         self.decided_before = False
@@ -137,8 +134,10 @@ class OperationSearch:
         if (stored := self._stored(draft)) is not None:
             self.decided_before = True
             return self._predecide(stored, "decided before", draft)
-        if mode is Mode.TUNE and self.time_externs is not None and not self.measured:
-            self._externs_ahead = {m.candidate: m for m in self.time_externs() if m.ok}
+        if mode is Mode.TUNE and self.library.time is not None and not self.measured:
+            begin = time.perf_counter()
+            self.library.ahead = {m.candidate: m for m in self.library.time() if m.ok}
+            self.seconds.add_benchmark(time.perf_counter() - begin, len(self.library.ahead))
         forecasts = self._ask(draft=draft)
         if mode in _UNTIMED:
             return self._predecide(self._best_guess(forecasts), f"{mode} mode: not timed", draft)
@@ -149,6 +148,14 @@ class OperationSearch:
         incumbent = self._incumbent()
         if not plan.measure and incumbent is not None:
             return self._predecide(incumbent, plan.reason, draft)
+        trusted = self.library.trusted(self.policy, plan, self.session.settings.risk, self.measured)
+        if trusted is not None:
+            if not draft:  # nothing will be timed beside them
+                rows = [m for m in self.library.ahead.values() if m.candidate not in self.measured]
+                self.add_measurements(rows)
+                self.session.add_rows(self.timed_problem, rows)
+            self._plan = replace(plan, risk=LIBRARY_BEST_RISK)
+            return self._predecide(trusted, TRUSTED, draft)
         return self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
 
     def _stored(self, draft: bool) -> Candidate | None:
@@ -157,6 +164,8 @@ class OperationSearch:
             return None
         decision = session.snapshot.decision(self.problem)
         if decision is None or decision.chosen not in self.candidates.row_of:
+            return None
+        if self.library.overrules(decision, self.policy) and session.settings.mode is Mode.TUNE:
             return None
         lenient = session.settings.mode in (Mode.SKIP, Mode.FROZEN)
         if decision.chosen in self.of_other_clock and not lenient:
@@ -180,7 +189,7 @@ class OperationSearch:
         if (incumbent := self._incumbent()) is not None:
             return incumbent
         if forecasts is None:
-            return (self.externs or list(self.candidates))[0]
+            return (self.library.candidates or list(self.candidates))[0]
         best: Candidate = self.candidates[int(forecasts.order()[0])]
         return best
 
@@ -190,7 +199,7 @@ class OperationSearch:
 
     def with_baselines(self, wanted: Iterable[Candidate], forecasts: Forecasts | None) -> list[Candidate]:
         """The wanted ones and the externs, filled up to the least number with the best of the rest."""
-        kept = {*wanted, *self.externs}
+        kept = {*wanted, *self.library.candidates}
         for candidate in self.ranked(forecasts):
             if len(kept) >= MIN_CHOICES:
                 break
@@ -256,7 +265,7 @@ class OperationSearch:
         query = Query(
             self.timed_problem,
             self.candidates,
-            measured=(*self.rows, *(m for c, m in self._externs_ahead.items() if c not in self.measured)),
+            measured=(*self.rows, *(m for c, m in self.library.ahead.items() if c not in self.measured)),
             relatives=relatives,
             provisional=draft,
             once=mode in _UNTIMED,
@@ -290,7 +299,7 @@ class OperationSearch:
         settings = self.session.settings
         state = TuningState(
             forecasts,
-            {**self._externs_ahead, **self.tried, **self.measured},
+            {**self.library.ahead, **self.tried, **self.measured},
             new=len(self.tried),
             round=len(self.rounds),
             workers=workers,
@@ -372,11 +381,15 @@ class OperationSearch:
         # In a wider space than Inductor's own nobody knows what it would have listed.
         if self.session.settings.mode is not Mode.TUNE or self.session.exhaustive_space or not fresh:
             return 0.0
-        seconds = {c: self.tried[c].compile_s for c in fresh}
+        seconds = {c: s for c in fresh if (s := self.tried[c].compile_s) is not None}
+        if not seconds:  # nothing was compiled
+            expected = compile_seconds(self.timed_problem, self.candidates)
+            seconds = dict(zip(self.candidates, map(float, expected), strict=True))
+        left_out = [c for c in self.candidates if c not in self.resolved]
         return inductor_seconds_saved(
             self.candidates,
-            {c: s for c, s in seconds.items() if s is not None},
-            [c for c in self.candidates if c not in self.resolved],
+            seconds,
+            left_out,
             self.seconds,
             forecast_s=self.forecast_s,
             workers=compile_workers(),

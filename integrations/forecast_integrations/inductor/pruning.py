@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.settings import Mode
 from forecast_autotune.telemetry.decision_span import DecisionSpan
+from forecast_integrations.inductor.choices.epilogue import epilogue_ms
 from forecast_integrations.inductor.choices.pool import ChoicePool, ReservedChoices, annotate_choice
 from forecast_integrations.inductor.choices.records import (
     candidate_of,
@@ -121,13 +122,17 @@ def _time_ahead(
     callers: Callable[[], Sequence[ChoiceCaller]],
     operation: SelectionCall,
 ) -> None:
-    """Have a search time its externs, which are the `callers`, first: for one size, by a clock of the device."""
+    """Have a search time its externs, which are the `callers`, first: for one size, by a clock of the device.
+
+    It is also told what follows the operation.
+    """
+    search.library.epilogue_ms = epilogue_ms(operation.layout, search.problem.device)
     one_size = type(search) is OperationSearch
     if time_externs is None or not one_size or not search.times_calls:
         return
     if is_deterministic() or ranks_tune_together():
         return
-    search.time_externs = lambda: time_externs(search, callers(), operation)
+    search.library.time = lambda: time_externs(search, callers(), operation)
 
 
 def prune_before_compilation(

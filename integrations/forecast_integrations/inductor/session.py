@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.policy import Policy, RiskBounded, TuningState
-from forecast_autotune.records import Measurement, Plan, digest
+from forecast_autotune.records import Measurement, Plan, Problem, digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Surrogate
@@ -45,9 +46,14 @@ them while it lowers the rest of the graph; a second round has to be waited for,
 
 
 LIKELY_BEST_RISK = 0.5
-"""Where the library's kernel is known, and no choice is as likely as this to be faster by more than the tolerance,
-the first round has the policy's least number of choices. In all of 29 operations of whole models where that was so,
-no choice was faster by more (`benchmarks.inductor.model_choices`)."""
+"""Where the library's kernel is known, and no choice is said to be as likely as this to be faster by more than the
+tolerance, no choice is compiled, or the policy's least number where one could also compute what follows. In all of 29
+operations of whole models where that was so, no choice was faster by more (`benchmarks.inductor.model_choices`)."""
+LIBRARY_BEST_RISK = 1 / 31
+"""What is stated then: after none of 29, by the rule of succession."""
+EPILOGUE_SHARE = 0.15
+"""Of the time of the library's kernel, which a pass over its result takes: from there on a choice that is slower alone
+may be faster with what follows. The best of those choices take 1.11 times as long as the library in the median."""
 
 
 LONG_COMPILATION = 3.0
@@ -76,6 +82,20 @@ class FewRoundsPolicy(RiskBounded):
         kept = tuple(c for c in found.measure if c in quick or c == found.measure[0])
         return replace(found, measure=kept, prefetch=tuple(c for c in found.prefetch if c in quick))
 
+    def trusts_library(
+        self, first: Plan, risk: float, library_ms: float = 1.0, epilogue_ms: float = 0.0
+    ) -> bool:
+        """Whether the library's kernel is taken and no choice compiled: `first` is the plan that knows its time.
+
+        `risk` is what is accepted, `epilogue_ms` what a choice would save that computes what follows, too.
+        """
+        trusted = first.risk < self.likely and risk >= LIBRARY_BEST_RISK
+        return trusted and self.is_short(epilogue_ms, library_ms)
+
+    def is_short(self, epilogue_ms: float, library_ms: float) -> bool:
+        """Whether it hardly matters to the library's kernel what follows it."""
+        return epilogue_ms < EPILOGUE_SHARE * library_ms
+
     def of(self, share: float, candidates: int) -> int:
         """As otherwise, but for short lists."""
         few = min(SHORT_LIST_FIRST, math.ceil(SHORT_LIST_SHARE * candidates))
@@ -96,7 +116,7 @@ class FewRoundsPolicy(RiskBounded):
         return usual * fast_median(seconds, axis=0) / seconds
 
 
-def default_policy() -> RiskBounded:
+def default_policy() -> FewRoundsPolicy:
     """The policy for Inductor's own choices."""
     return FewRoundsPolicy()
 
@@ -176,6 +196,14 @@ class TuningSession:
         if len(self._first_plans) >= _MOST_PLANS:
             self._first_plans.clear()
         self._first_plans[id(forecasts)] = (forecasts, plan)
+
+    def add_rows(self, problem: Problem, rows: Sequence[Measurement]) -> None:
+        """Put measurements into the store."""
+        for m in rows:
+            self.snapshot.add(problem, m)
+        if rows:
+            self.snapshot.store.sync()
+            self.tally.stored(len(rows))
 
     @property
     def prunes(self) -> bool:

@@ -158,9 +158,9 @@ class RangeSearch(OperationSearch):
             return dict(timings)
         met = self._range.labels(self._range.measured[self.sizes.measured.index(self.sizes.hint)]).get(chosen)
         scale = met.ms / times[chosen] if met is not None and met.ok else 1.0
-        templates = [c for c in times if c not in self.externs]
-        told = {chosen, *self.externs}
-        if chosen in self.externs and templates:
+        templates = [c for c in times if c not in self.library.candidates]
+        told = {chosen, *self.library.candidates}
+        if chosen in self.library.candidates and templates:
             told.add(min(templates, key=lambda c: times[c]))
         return {c: ms * scale if c in told else math.inf for c, ms in times.items()}
 
