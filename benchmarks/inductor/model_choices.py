@@ -39,6 +39,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Query
 from forecast_integrations.inductor.choices.compile_seconds import compile_seconds
+from forecast_integrations.inductor.choices.graph_position import GraphPosition
 from forecast_integrations.inductor.choices.records import is_library_kernel
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.operation_search import MIN_BATCH
@@ -50,15 +51,30 @@ FEWEST = 12
 CORES = 16
 _UNKNOWN_S = 0.4
 """Seconds of a choice whose compilation was not recorded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayRules:
+    """What is known, and what is made of it."""
+
+    library_first: bool = False
+    """The library's kernels are known before the first round."""
+    by_seconds: bool = False
+    """Compile seconds are expected."""
+    trusted: bool = False
+    """The library is taken without a measurement of other choices where none is likely to be faster."""
+    by_share: bool = False
+    """Operations that are a small part of their model are not compiled for, or not in further rounds."""
+
+
 ARMS = {
-    "as listed": (False, False, False),
-    "by compile seconds": (False, True, False),
-    "library first": (True, False, False),
-    "both": (True, True, False),
-    "library trusted": (True, True, True),
+    "as listed": ReplayRules(),
+    "by compile seconds": ReplayRules(by_seconds=True),
+    "library first": ReplayRules(library_first=True),
+    "both": ReplayRules(library_first=True, by_seconds=True),
+    "library trusted": ReplayRules(library_first=True, by_seconds=True, trusted=True),
+    "by share": ReplayRules(library_first=True, by_seconds=True, trusted=True, by_share=True),
 }
-"""(whether the library's kernels are known first, whether compile seconds are expected, and whether the library is
-taken without a measurement of other choices where none is likely to be faster and nothing follows it)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,20 +84,21 @@ class Replayed:
     rounds: list[list[float]]
     """Recorded compile seconds of the choices of each round."""
     regret: float
+    best_ms: float
     first_risk: float
     """Before the first round: of stopping at what is known then."""
     risk: float
     """That was stated in the end."""
 
 
-def replay(table: Table, first: bool, by_seconds: bool, trusted: bool) -> Replayed:
+def replay(table: Table, arm: ReplayRules, position: GraphPosition) -> Replayed:
     """One operation, round by round, as `OperationSearch` plans them."""
     settings, policy, surrogate = Settings(), default_policy(), default()
     rows = table.by_candidate()
     names = list(rows)
     library = {c: rows[c] for c in names if is_library_kernel(c)}
-    known: dict[Candidate, Measurement] = dict(library) if first else {}
-    expected = compile_seconds(table.problem, names) if by_seconds else None
+    known: dict[Candidate, Measurement] = dict(library) if arm.library_first else {}
+    expected = compile_seconds(table.problem, names) if arm.by_seconds else None
     tried: dict[Candidate, Measurement] = {}
     waves: list[list[float]] = []
     risks: list[float] = []
@@ -101,8 +118,15 @@ def replay(table: Table, first: bool, by_seconds: bool, trusted: bool) -> Replay
         )
         plan = policy.plan(state)
         risks.append(plan.risk)
-        if trusted and not tried and policy.trusts_library(plan, settings.risk):
+        best_ms = min((m.ms for m in {**known, **tried}.values() if m.ok), default=math.inf)
+        if arm.trusted and not tried and policy.trusts_library(plan, settings.risk):
             risks[-1] = LIBRARY_BEST_RISK
+            break
+        if arm.by_share and (
+            not policy.is_worth_waiting(plan, best_ms, position)
+            if tried
+            else policy.is_small(best_ms, position)
+        ):
             break
         wanted = [c for c in (*plan.measure, *(plan.prefetch if tried else ())) if not is_library_kernel(c)]
         if not plan.measure or not wanted:
@@ -111,7 +135,13 @@ def replay(table: Table, first: bool, by_seconds: bool, trusted: bool) -> Replay
         tried |= {**library, **{c: rows[c] for c in wanted}}
     best = min(m.ms for m in rows.values() if m.ok)
     regret = min(m.ms for m in {**known, **tried}.values() if m.ok) / best - 1.0
-    return Replayed(waves, regret, risks[0], risks[-1])
+    return Replayed(waves, regret, best, risks[0], risks[-1])
+
+
+def position_in(tables: Sequence[Table]) -> GraphPosition:
+    """Of an operation of a model of these, each once; what follows it is not recorded."""
+    best = [min(m.ms for m in table.by_candidate().values() if m.ok) for table in tables]
+    return GraphPosition(0.0, sum(best))
 
 
 def wave_seconds(operations: Sequence[Replayed]) -> float:
@@ -121,6 +151,11 @@ def wave_seconds(operations: Sequence[Replayed]) -> float:
         jobs = [s for o in operations if number < len(o.rounds) for s in o.rounds[number]]
         total += max(sum(jobs) / CORES, max(jobs))
     return total
+
+
+def graph_regret(operations: Sequence[Replayed]) -> float:
+    """How much longer a model's operations take than with the best of their choices, each of them once."""
+    return sum(o.regret * o.best_ms for o in operations) / sum(o.best_ms for o in operations)
 
 
 def expected_over_recorded(tables: Sequence[Table]) -> list[float]:
@@ -148,7 +183,7 @@ def replays(arguments: argparse.Namespace) -> int:
     result = ResultFile(arguments, "first rounds of torch.compile with the library's kernels timed first", 0)
     summary: dict[str, Any] = {"operations": len(tables), "models": len(models)}
     for arm, how in ARMS.items():
-        done = {name: [replay(table, *how) for table in mine] for name, mine in models.items()}
+        done = {name: [replay(t, how, position_in(mine)) for t in mine] for name, mine in models.items()}
         flat = [one for mine in done.values() for one in mine]
         result.add(
             arm, {name: [dataclasses.asdict(one) for one in mine] for name, mine in sorted(done.items())}
@@ -157,6 +192,7 @@ def replays(arguments: argparse.Namespace) -> int:
             "compiled": sum(len(wave) for one in flat for wave in one.rounds),
             "wave_s": round(sum(map(wave_seconds, done.values())), 2),
             "regret": float(np.expm1(np.mean([math.log1p(one.regret) for one in flat]))),
+            "graph_regret": float(np.expm1(np.mean([math.log1p(graph_regret(m)) for m in done.values()]))),
             "beyond_2": float(np.mean([one.regret > 0.02 for one in flat])),
             "stated": float(np.mean([one.risk for one in flat])),
         }

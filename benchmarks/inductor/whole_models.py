@@ -17,7 +17,8 @@ an empty store. The arms:
     ..._again    a second process with the caches (and the store) that the arm before the dash has left
     ours_stored  a second process with the store of `ours` and empty caches
 
-A model's processes get ready side by side and compile one after the other; those of an arm that is timed stay
+A model's processes get ready side by side, which includes a call without torch.compile, as the device's libraries load
+their kernels at first use; then they compile one after the other. Those of an arm that is timed stay
 until all have, and time their passes in turns. `--null` compiles small models on a CPU. Rows go to
 FILE.rows.jsonl as they come; the same command goes on where it stopped, beginning a model's repeat anew that
 has not been timed. `--report` merges parts that were measured apart, in one environment, and prints where the
@@ -120,6 +121,7 @@ def compile_child(arguments: argparse.Namespace) -> None:
     compiles = not arm.endswith("_again")
     warm_up(given["mode"], device, compiles=compiles)
     model = model_of(name, device)
+    model.call(model.module)
     synchronize(device)
     print_row({"row": "ready"})
     sys.stdin.readline()

@@ -62,3 +62,10 @@ def inductor_seconds_saved(
     alone = RECOMPILE_RATIO * sum(seconds.values()) if compiles_twice else 0.0
     timing = len(left_out) * spent.benchmark / spent.benchmarked
     return max(0.0, pool + alone + timing - spent.later_rounds - forecast_s)
+
+
+def compile_workers() -> int:
+    """How many choices Inductor compiles at once."""
+    from torch._inductor import config
+
+    return int(config.compile_threads or 1)

@@ -19,9 +19,13 @@ from forecast_integrations.inductor.assembler_releases import inductor_compiles_
 from forecast_integrations.inductor.choice_timing import is_of_clock, times_calls
 from forecast_integrations.inductor.choices.compile_seconds import compile_seconds
 from forecast_integrations.inductor.choices.pool import ChoicePool
-from forecast_integrations.inductor.inductor_seconds import OperationSeconds, inductor_seconds_saved
-from forecast_integrations.inductor.library_kernels import TRUSTED, LibraryKernels
-from forecast_integrations.inductor.session import LIBRARY_BEST_RISK, TuningSession
+from forecast_integrations.inductor.inductor_seconds import (
+    OperationSeconds,
+    compile_workers,
+    inductor_seconds_saved,
+)
+from forecast_integrations.inductor.library_baseline import LibraryBaseline
+from forecast_integrations.inductor.session import TuningSession
 
 MIN_CHOICES = 2
 """Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""
@@ -57,7 +61,7 @@ class OperationSearch:
         self.note = ""
         """What a user should know of how it was decided, besides the reason; may be empty."""
         self.candidates = CandidateList.of(list(candidates))
-        self.library = LibraryKernels([c for c in self.candidates if c in set(externs)])
+        self.library = LibraryBaseline([c for c in self.candidates if c in set(externs)])
         self.tried: dict[Candidate, Measurement] = {}
         self.replayed: set[Candidate] = set()
         """Candidates whose time Inductor had in its own cache."""
@@ -148,14 +152,14 @@ class OperationSearch:
         incumbent = self._incumbent()
         if not plan.measure and incumbent is not None:
             return self._predecide(incumbent, plan.reason, draft)
-        trusted = self.library.trusted(self.policy, plan, self.session.settings.risk, self.measured)
-        if trusted is not None:
+        sufficient = self.library.sufficient(self.policy, plan, self.session.settings.risk, self.measured)
+        if sufficient is not None:
             if not draft:  # nothing will be timed beside them
                 rows = [m for m in self.library.ahead.values() if m.candidate not in self.measured]
                 self.add_measurements(rows)
                 self.session.add_rows(self.timed_problem, rows)
-            self._plan = replace(plan, risk=LIBRARY_BEST_RISK)
-            return self._predecide(trusted, TRUSTED, draft)
+            library, self._plan = sufficient
+            return self._predecide(library, self._plan.reason, draft)
         return self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
 
     def _stored(self, draft: bool) -> Candidate | None:
@@ -243,6 +247,8 @@ class OperationSearch:
         if forecasts is None:
             return []
         plan = self._next(forecasts, _batch_size(len(self.candidates)))
+        if not self.library.is_worth_waiting(self.policy, plan, self.measured):
+            return []
         limit = self.session.settings.max_measurements
         room = len(self.candidates) if limit is None else max(0, limit - len(self.tried))
         wanted = [*plan.measure, *plan.prefetch] if plan.measure else []
@@ -411,10 +417,3 @@ class OperationSearch:
 def _batch_size(count: int) -> int:
     """Candidates of a further round, of so many."""
     return MIN_BATCH if count <= LONG_LIST else max(MIN_BATCH, min(MAX_BATCH, compile_workers()))
-
-
-def compile_workers() -> int:
-    """How many choices Inductor compiles at once."""
-    from torch._inductor import config
-
-    return int(config.compile_threads or 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.settings import Mode
 from forecast_autotune.telemetry.decision_span import DecisionSpan
-from forecast_integrations.inductor.choices.epilogue import epilogue_ms
+from forecast_integrations.inductor.choices.graph_position import graph_position
 from forecast_integrations.inductor.choices.pool import ChoicePool, ReservedChoices, annotate_choice
 from forecast_integrations.inductor.choices.records import (
     candidate_of,
@@ -124,9 +124,9 @@ def _time_ahead(
 ) -> None:
     """Have a search time its externs, which are the `callers`, first: for one size, by a clock of the device.
 
-    It is also told what follows the operation.
+    It is also told where the operation stands in its graph.
     """
-    search.library.epilogue_ms = epilogue_ms(operation.layout, search.problem.device)
+    search.library.position = graph_position(operation.layout, search.problem.device)
     one_size = type(search) is OperationSearch
     if time_externs is None or not one_size or not search.times_calls:
         return

@@ -12,9 +12,11 @@ torch = pytest.importorskip("torch")
 from torch._inductor import config
 
 from forecast_autotune.records import Candidate
-from forecast_integrations.inductor import choice_timing, operation_search
+from forecast_integrations.inductor import choice_timing, operation_search, pruning
+from forecast_integrations.inductor.choices.graph_position import GraphPosition
+from forecast_integrations.inductor.library_baseline import SMALL, TRUSTED
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_codegen
-from forecast_integrations.inductor.session import FewRoundsPolicy
+from forecast_integrations.inductor.session import LIBRARY_BEST_RISK, FewRoundsPolicy
 from tests.integrations.inductor.graphs import graph, product_choices, product_inputs, serving
 from tests.integrations.inductor.test_choice_timing import (
     LIBRARY,
@@ -47,6 +49,59 @@ def test_where_the_library_is_known_to_be_far_ahead_less_is_measured(
     # In the next graph of this session, too, but not where it is decided.
     chosen_by(ours)
     assert device.taken.count(LIBRARY) == 2
+
+
+def stand_at(monkeypatch: pytest.MonkeyPatch, position: GraphPosition) -> None:
+    """Say where in its graph the next operation stands."""
+    monkeypatch.setattr(choice_timing, "can_time", lambda _: True)
+    monkeypatch.setattr(pruning, "graph_position", lambda *_: position)
+
+
+def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Benchmarked(monkeypatch)
+    stand_at(monkeypatch, GraphPosition(epilogue_ms=0.0))
+    ours = serving(lambda _: 3.0, tmp_path)
+    decision = chosen_by(ours)
+    assert device.taken == [LIBRARY]
+    assert (decision.reason, decision.median_ms, decision.measured) == (TRUSTED, 0.019, 1)
+    assert decision.stated_risk == LIBRARY_BEST_RISK
+    assert protocols(tmp_path) == {LIBRARY: [RECORDED]}
+    chosen_by(ours)
+    assert device.taken == [LIBRARY], "it is decided"
+    # Elsewhere a choice may compute what follows, too.
+    stand_at(monkeypatch, GraphPosition(epilogue_ms=0.01))
+    again = chosen_by(ours)
+    assert len(device.taken) > 2
+    assert again.reason != TRUSTED
+
+
+def test_what_is_likely_to_be_faster_is_compiled_and_what_is_asked_for_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Benchmarked(monkeypatch)
+    stand_at(monkeypatch, GraphPosition(epilogue_ms=0.0))
+    chosen_by(serving(lambda _: -9.0, tmp_path / "fast"))
+    assert len(set(device.taken)) > 1
+    device.taken.clear()
+    chosen_by(serving(lambda _: 3.0, tmp_path / "careful", risk=0.001))
+    assert len(set(device.taken)) > 1, "none of 29 operations is no proof for so small a risk"
+
+
+def test_an_operation_that_its_graph_hardly_notices_is_not_compiled_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Benchmarked(monkeypatch)
+    stand_at(monkeypatch, GraphPosition(epilogue_ms=0.0, products_ms=10.0))
+    ours = serving(lambda _: -9.0, tmp_path)
+    decision = chosen_by(ours)
+    assert device.taken == [LIBRARY]
+    assert decision.reason == SMALL
+    assert decision.stated_risk > 0.5, "it is not said to be fast"
+    stand_at(monkeypatch, GraphPosition(epilogue_ms=0.0, products_ms=0.02))
+    chosen_by(ours)
+    assert len(set(device.taken)) > 1, "another graph is all about it"
 
 
 def test_inputs_that_may_be_places_are_left_to_inductor(

@@ -13,7 +13,7 @@ from torch._inductor.ir import FixedLayout
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from forecast_integrations.inductor.choices.epilogue import epilogue_ms, has_own_pass
+from forecast_integrations.inductor.choices.graph_position import graph_position, has_own_pass
 from tests.integrations.inductor.graphs import H200, graph
 
 X, W = torch.randn(16, 32), torch.randn(32, 32)
@@ -59,12 +59,29 @@ def test_a_kernel_ends_where_something_later_is_needed() -> None:
     assert not has_own_pass(product_of(blocks, W, which=1))
 
 
-def test_milliseconds_are_of_one_result_written_and_read() -> None:
+def test_a_pass_is_one_result_written_and_read() -> None:
     node = product_of(lambda x, w: torch.relu(x @ w))
     with graph():
         layout = FixedLayout(torch.device("cpu"), torch.bfloat16, [4096, 4096])
-        assert epilogue_ms(layout, H200) == math.inf, "nobody says what follows"
+        nowhere = graph_position(layout, H200)
+        assert (nowhere.epilogue_ms, nowhere.share(1e-3)) == (math.inf, 1.0), "nobody says where it stands"
         V.graph.current_node = node
-        assert epilogue_ms(layout, H200) == pytest.approx(2 * 2 * 4096**2 / 4.8e9, rel=0.05)
+        found = graph_position(layout, H200)
+        assert found.epilogue_ms == pytest.approx(2 * 2 * 4096**2 / 4.8e9, rel=0.05)
         V.graph.current_node = product_of(lambda x, w: x @ w)
-        assert epilogue_ms(layout, H200) == 0.0
+        assert graph_position(layout, H200).epilogue_ms == 0.0
+
+
+def test_the_share_counts_operations_alike() -> None:
+    def two_alike_and_a_large_one(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(v, (x @ w) @ w, w) @ torch.ones(32, 1024)
+
+    node = product_of(two_alike_and_a_large_one, torch.randn(32))
+    with graph():
+        V.graph.current_node = node
+        found = graph_position(FixedLayout(torch.device("cpu"), torch.float32, [16, 32]), H200)
+    assert found.alike == 2
+    bytes_moved = 2 * (2 * 16 * 32 + 32 * 32) + (2 * 16 * 32 + 32 * 32 + 32) + 16 * 32 + 32 * 1024 + 16 * 1024
+    assert found.products_ms == pytest.approx(4 * bytes_moved / 4.8e9, rel=0.05)
+    assert found.share(found.products_ms / 8) == pytest.approx(0.25)
+    assert found.share(found.products_ms) == 1.0
