@@ -86,6 +86,8 @@ TIMED = ("plain", "ours", "untuned", "wide", "exhaustive")
 """Whose passes are timed, the first of them twice: to share an assembler chooses no other kernels."""
 PASSES = 10
 """Passes of a turn."""
+_FEW_CHOICES = "^(bias_addmm|triton_mm_0|cpp_.*)$"
+"""Names of choices of a first product of a process."""
 
 
 # --- children ---
@@ -108,8 +110,10 @@ def warm_up(mode: str, device: str, *, compiles: bool) -> None:
 
     if device == "cuda" and compiles:
         restart_compile_workers()
+    # Two choices are timed as any are; a whole list would take ten seconds of every process.
+    options = compile_options("plain", mode, device) | {"test_configs.autotune_choice_name_regex": _FEW_CHOICES}
     with torch.no_grad(), fresh_cache():
-        torch.compile(torch.nn.Linear(48, 40, device=device), options=compile_options("plain", mode, device))(
+        torch.compile(torch.nn.Linear(48, 40, device=device), options=options)(
             torch.randn(32, 48, device=device)
         )
 
