@@ -84,6 +84,14 @@ FOLLOWING = {f"{arm}_again": arm for arm in ("untuned", "plain", "ours")} | {"ou
 DEFAULT_ARMS = ("untuned", "plain", "shared", "ours")
 TIMED = ("plain", "ours", "untuned", "wide", "exhaustive")
 """Whose passes are timed, the first of them twice: to share an assembler chooses no other kernels."""
+_RATIOS = (
+    "beyond_plain_over_ours",
+    "first_call_over_untuned",
+    "latency_over_plain",
+    "latency_over_untuned",
+    "ours_again_over_untuned_again",
+)
+"""Of a model's summary, of which the geometric mean over models is told."""
 PASSES = 10
 """Passes of a turn."""
 _FEW_CHOICES = "^(bias_addmm|triton_mm_0|cpp_.*)$"
@@ -111,7 +119,9 @@ def warm_up(mode: str, device: str, *, compiles: bool) -> None:
     if device == "cuda" and compiles:
         restart_compile_workers()
     # Two choices are timed as any are; a whole list would take ten seconds of every process.
-    options = compile_options("plain", mode, device) | {"test_configs.autotune_choice_name_regex": _FEW_CHOICES}
+    options = compile_options("plain", mode, device) | {
+        "test_configs.autotune_choice_name_regex": _FEW_CHOICES
+    }
     with torch.no_grad(), fresh_cache():
         torch.compile(torch.nn.Linear(48, 40, device=device), options=options)(
             torch.randn(32, 48, device=device)
@@ -197,14 +207,12 @@ def summary(rows: RowFile) -> Row:
     for name in MODELS:
         arms = {arm: rows.pick(row="compile", model=name, arm=arm) for arm in (*FIRST_ARMS, *FOLLOWING)}
         arms = {arm: mine for arm, mine in arms.items() if mine}
-        if not {"plain", "ours"} <= set(arms):
+        if not {"plain", "untuned"} & set(arms) or "ours" not in arms:
             continue
         found[name] = model_summary(arms, rows.pick(row="latency", model=name))
     if len(found) > 1:
-        found["all"] = {
-            key: geometric_mean([one[key] for one in found.values() if one.get(key)])
-            for key in ("beyond_plain_over_ours", "first_call_over_untuned", "latency_over_plain")
-        }
+        ratios = {key: [one[key] for one in found.values() if one.get(key)] for key in _RATIOS}
+        found["all"] = {key: geometric_mean(values) for key, values in ratios.items() if values}
     return found
 
 
@@ -215,7 +223,6 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
         for key in ("tuning_s", "seconds")
     }
     tuning, whole = medians["tuning_s"], medians["seconds"]
-    latency = [r["ms"]["ours"] / r["ms"]["plain"] for r in latencies if {"plain", "ours"} <= set(r["ms"])]
     found: Row = {
         **medians,
         "parts": {
@@ -224,26 +231,30 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
             if all(part in r for r in mine for part in PARTS)
         },
         "timed": {arm: statistics.median(r.get("timed", 0) for r in mine) for arm, mine in arms.items()},
-        "tuning_plain_over_ours": tuning["plain"] / tuning["ours"] if tuning["ours"] else None,
-        "tuning_share_of_plain": tuning["plain"] / whole["plain"],
-        "seconds_plain_over_ours": whole["plain"] / whole["ours"],
-        "latency_over_plain": geometric_mean(latency),
         "latency_noise": max((r["noise"] for r in latencies), default=None),
         "repeats": min(map(len, arms.values())),
     }
+    for arm in ("plain", "untuned"):
+        if ratios := [r["ms"]["ours"] / r["ms"][arm] for r in latencies if {arm, "ours"} <= set(r["ms"])]:
+            found[f"latency_over_{arm}"] = geometric_mean(ratios)
+    if "plain" in whole:
+        found["tuning_plain_over_ours"] = tuning["plain"] / tuning["ours"] if tuning["ours"] else None
+        found["tuning_share_of_plain"] = tuning["plain"] / whole["plain"]
+        found["seconds_plain_over_ours"] = whole["plain"] / whole["ours"]
+        saved = statistics.median(r.get("saved_s", 0.0) for r in arms["ours"])
+        real = whole["plain"] - whole["ours"]
+        found["saved_s"] = {"said": saved, "real": real, "ratio": saved / real if real > 0 else None}
     if "shared" in tuning:
         found["tuning_shared_over_ours"] = tuning["shared"] / tuning["ours"] if tuning["ours"] else None
     if "untuned" in whole:
-        beyond = {arm: whole[arm] - whole["untuned"] for arm in ("plain", "ours")}
+        beyond = {arm: whole[arm] - whole["untuned"] for arm in ("plain", "ours") if arm in whole}
         found["beyond_untuned_s"] = beyond
-        found["beyond_plain_over_ours"] = beyond["plain"] / beyond["ours"] if beyond["ours"] > 0 else None
+        if "plain" in beyond:
+            found["beyond_plain_over_ours"] = beyond["plain"] / beyond["ours"] if beyond["ours"] > 0 else None
         found["first_call_over_untuned"] = whole["ours"] / whole["untuned"]
     settling = ("settling_s", "settling_calls", "settling_extra_s")
     if all(key in r for r in arms["ours"] for key in settling):
         found |= {key: statistics.median(r[key] for r in arms["ours"]) for key in settling}
-    saved = statistics.median(r.get("saved_s", 0.0) for r in arms["ours"])
-    real = whole["plain"] - whole["ours"]
-    found["saved_s"] = {"said": saved, "real": real, "ratio": saved / real if real > 0 else None}
     for arm, first in (("ours_again", "untuned_again"), ("ours_stored", "untuned")):
         if arm in whole and first in whole:
             found[f"{arm}_over_{first}"] = whole[arm] / whole[first]
