@@ -39,11 +39,10 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Query
 from forecast_integrations.inductor.choices.compile_seconds import compile_seconds
-from forecast_integrations.inductor.choices.graph_position import GraphPosition
+from forecast_integrations.inductor.choices.graph_position import GraphPosition, GraphProducts
 from forecast_integrations.inductor.choices.records import is_library_kernel
 from forecast_integrations.inductor.choices.surrogate import default
-from forecast_integrations.inductor.operation_search import MIN_BATCH
-from forecast_integrations.inductor.session import LIBRARY_BEST_RISK, MAX_ROUNDS, default_policy
+from forecast_integrations.inductor.session import LIBRARY_BEST_RISK, MAX_ROUNDS, MIN_BATCH, default_policy
 
 TABLES = Path("benchmarks/data/model_choices_h200.jsonl.gz")
 FEWEST = 12
@@ -119,13 +118,17 @@ def replay(table: Table, arm: ReplayRules, position: GraphPosition) -> Replayed:
         plan = policy.plan(state)
         risks.append(plan.risk)
         best_ms = min((m.ms for m in {**known, **tried}.values() if m.ok), default=math.inf)
-        if arm.trusted and not tried and policy.trusts_library(plan, settings.risk):
+        if (
+            arm.trusted
+            and not tried
+            and policy.trusts_library(plan, LIBRARY_BEST_RISK, settings.risk, best_ms, position)
+        ):
             risks[-1] = LIBRARY_BEST_RISK
             break
         if arm.by_share and (
-            not policy.is_worth_waiting(plan, best_ms, position)
+            not policy.is_worth_waiting(plan.risk, settings.risk, best_ms, position)
             if tried
-            else policy.is_small(best_ms, position)
+            else policy.is_small(settings.risk, best_ms, position)
         ):
             break
         wanted = [c for c in (*plan.measure, *(plan.prefetch if tried else ())) if not is_library_kernel(c)]
@@ -138,10 +141,11 @@ def replay(table: Table, arm: ReplayRules, position: GraphPosition) -> Replayed:
     return Replayed(waves, regret, best, risks[0], risks[-1])
 
 
-def position_in(tables: Sequence[Table]) -> GraphPosition:
-    """Of an operation of a model of these, each once; what follows it is not recorded."""
+def positions_in(tables: Sequence[Table]) -> list[GraphPosition]:
+    """Of the operations of a model, each of them once; what follows them is not recorded."""
     best = [min(m.ms for m in table.by_candidate().values() if m.ok) for table in tables]
-    return GraphPosition(0.0, sum(best))
+    products = GraphProducts({(number,): (1, ms) for number, ms in enumerate(best)})
+    return [GraphPosition(0.0, (number,), products) for number in range(len(tables))]
 
 
 def wave_seconds(operations: Sequence[Replayed]) -> float:
@@ -183,7 +187,10 @@ def replays(arguments: argparse.Namespace) -> int:
     result = ResultFile(arguments, "first rounds of torch.compile with the library's kernels timed first", 0)
     summary: dict[str, Any] = {"operations": len(tables), "models": len(models)}
     for arm, how in ARMS.items():
-        done = {name: [replay(t, how, position_in(mine)) for t in mine] for name, mine in models.items()}
+        done = {
+            name: [replay(t, how, position) for t, position in zip(mine, positions_in(mine), strict=True)]
+            for name, mine in models.items()
+        }
         flat = [one for mine in done.values() for one in mine]
         result.add(
             arm, {name: [dataclasses.asdict(one) for one in mine] for name, mine in sorted(done.items())}

@@ -18,13 +18,12 @@ an empty store. The arms:
     ours_stored  a second process with the store of `ours` and empty caches
 
 A model's processes get ready side by side, which includes a call without torch.compile, as the device's libraries load
-their kernels at first use; then they compile one after the other. Those of an arm that is timed stay
-until all have, and time their passes in turns. `--null` compiles small models on a CPU. Rows go to
-FILE.rows.jsonl as they come; the same command goes on where it stopped, beginning a model's repeat anew that
-has not been timed. `--report` merges parts that were measured apart, in one environment, and prints where the
-first call went and between which of our decisions most time passed. `--samples` also looks at the stack of the
-compiling thread, a hundred times a second. What torch and Triton load is read once before: no arm waits for the
-disk alone.
+their kernels at first use. Then they compile one after the other, half of the models' in the opposite order. Those of
+an arm that is timed stay until all have, and time their passes in turns. `--null` compiles small models on a CPU. Rows
+go to FILE.rows.jsonl as they come; the same command goes on where it stopped, beginning a model's repeat anew that has
+not been timed. `--report` merges parts that were measured apart, in one environment, and prints where the first call
+went and between which of our decisions most time passed. `--samples` also looks at the stack of the compiling thread, a
+hundred times a second. What torch and Triton load is read once before: no arm waits for the disk alone.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
 the whole first call. With us the configs of generated kernels are tuned on at later calls: settling_s is how long
@@ -339,7 +338,7 @@ def measure(arguments: argparse.Namespace) -> int:
             rows.drop(model=name, repeat=repeat)
             firsts = [arm for arm in FIRST_ARMS if arm in arguments.arms]
             order = [
-                *(firsts if repeat % 2 else firsts[::-1]),
+                *(firsts if (repeat + MODELS.index(name)) % 2 else firsts[::-1]),
                 *(a for a in FOLLOWING if a in arguments.arms),
             ]
             with contextlib.ExitStack() as open_ones:

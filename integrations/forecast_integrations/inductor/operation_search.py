@@ -24,15 +24,11 @@ from forecast_integrations.inductor.inductor_seconds import (
     compile_workers,
     inductor_seconds_saved,
 )
-from forecast_integrations.inductor.library_baseline import LibraryBaseline
-from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.library_baseline import NOT_WORTH_WAITING, LibraryBaseline
+from forecast_integrations.inductor.session import TuningSession, batch_size
 
 MIN_CHOICES = 2
 """Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""
-MIN_BATCH, LONG_LIST, MAX_BATCH = 4, 100, 16
-"""Candidates of a further round; among more than so many, one for each compile worker, up to the last number.
-Inductor compiles them in parallel and then times them, so that what the policy would only compile ahead costs
-no more than its timing."""
 _UNTIMED = (Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC)
 
 
@@ -61,7 +57,8 @@ class OperationSearch:
         self.note = ""
         """What a user should know of how it was decided, besides the reason; may be empty."""
         self.candidates = CandidateList.of(list(candidates))
-        self.library = LibraryBaseline([c for c in self.candidates if c in set(externs)])
+        library = [c for c in self.candidates if c in set(externs)]
+        self.library = LibraryBaseline(library, problem.device, session.policy, session.settings)
         self.tried: dict[Candidate, Measurement] = {}
         self.replayed: set[Candidate] = set()
         """Candidates whose time Inductor had in its own cache."""
@@ -137,11 +134,12 @@ class OperationSearch:
             return everything
         if (stored := self._stored(draft)) is not None:
             self.decided_before = True
-            return self._predecide(stored, "decided before", draft)
-        if mode is Mode.TUNE and self.library.time is not None and not self.measured:
-            begin = time.perf_counter()
-            self.library.ahead = {m.candidate: m for m in self.library.time() if m.ok}
-            self.seconds.add_benchmark(time.perf_counter() - begin, len(self.library.ahead))
+            kept = self.library.kept_for_fusion(stored, self.measured)
+            return (
+                self.with_baselines(kept, None) if kept else self._predecide(stored, "decided before", draft)
+            )
+        if mode is Mode.TUNE and not self.measured:
+            self.library.time_ahead(self.seconds)
         forecasts = self._ask(draft=draft)
         if mode in _UNTIMED:
             return self._predecide(self._best_guess(forecasts), f"{mode} mode: not timed", draft)
@@ -152,13 +150,13 @@ class OperationSearch:
         incumbent = self._incumbent()
         if not plan.measure and incumbent is not None:
             return self._predecide(incumbent, plan.reason, draft)
-        sufficient = self.library.sufficient(self.policy, plan, self.session.settings.risk, self.measured)
-        if sufficient is not None:
+        if (sufficient := self.library.sufficient(plan, self.measured)) is not None:
+            library, self._plan = sufficient
             if not draft:  # nothing will be timed beside them
+                self.library.taken = True
                 rows = [m for m in self.library.ahead.values() if m.candidate not in self.measured]
                 self.add_measurements(rows)
                 self.session.add_rows(self.timed_problem, rows)
-            library, self._plan = sufficient
             return self._predecide(library, self._plan.reason, draft)
         return self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
 
@@ -169,7 +167,7 @@ class OperationSearch:
         decision = session.snapshot.decision(self.problem)
         if decision is None or decision.chosen not in self.candidates.row_of:
             return None
-        if self.library.overrules(decision, self.policy) and session.settings.mode is Mode.TUNE:
+        if session.settings.mode is Mode.TUNE and self.library.overrules(decision):
             return None
         lenient = session.settings.mode in (Mode.SKIP, Mode.FROZEN)
         if decision.chosen in self.of_other_clock and not lenient:
@@ -246,8 +244,9 @@ class OperationSearch:
         forecasts = self._ask()
         if forecasts is None:
             return []
-        plan = self._next(forecasts, _batch_size(len(self.candidates)))
-        if not self.library.is_worth_waiting(self.policy, plan, self.measured):
+        plan = self._next(forecasts, batch_size(len(self.candidates)))
+        if plan.measure and not self.library.is_worth_waiting(plan, self.measured):
+            self.rounds.append(NOT_WORTH_WAITING)
             return []
         limit = self.session.settings.max_measurements
         room = len(self.candidates) if limit is None else max(0, limit - len(self.tried))
@@ -371,7 +370,11 @@ class OperationSearch:
             rounds=tuple(self.rounds),
             llm=asked,
         )
-        if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE) and self.tried and not self.altered:
+        if (
+            settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE)
+            and (self.tried or self.library.taken)
+            and not self.altered
+        ):
             self.session.snapshot.decide(self.problem, decision)
         return decision
 
@@ -384,18 +387,18 @@ class OperationSearch:
 
     def _saved_s(self, fresh: Sequence[Candidate]) -> float:
         """What Inductor would have taken on top; 0 where that is not known."""
-        # In a wider space than Inductor's own nobody knows what it would have listed.
-        if self.session.settings.mode is not Mode.TUNE or self.session.exhaustive_space or not fresh:
+        # Nobody knows what Inductor would list of a wider space; what was decided elsewhere was counted there.
+        unknown = self.session.exhaustive_space or self.library.overruled
+        if self.session.settings.mode is not Mode.TUNE or unknown or not fresh:
             return 0.0
         seconds = {c: s for c in fresh if (s := self.tried[c].compile_s) is not None}
-        if not seconds:  # nothing was compiled
+        if self.library.taken:
             expected = compile_seconds(self.timed_problem, self.candidates)
             seconds = dict(zip(self.candidates, map(float, expected), strict=True))
-        left_out = [c for c in self.candidates if c not in self.resolved]
         return inductor_seconds_saved(
             self.candidates,
             seconds,
-            left_out,
+            [c for c in self.candidates if c not in self.resolved],
             self.seconds,
             forecast_s=self.forecast_s,
             workers=compile_workers(),
@@ -403,7 +406,7 @@ class OperationSearch:
         )
 
     def _risk(self, untimed: int) -> float:
-        stored = self.session.snapshot.decision(self.problem) if self.predecided is not None else None
+        stored = self.session.snapshot.decision(self.problem) if self.decided_before else None
         if stored is not None and stored.chosen == self.predecided:
             return stored.stated_risk
         return self._plan.risk if untimed > 0 else 0.0
@@ -412,8 +415,3 @@ class OperationSearch:
         """The operation as a log line shows it."""
         shapes = ["x".join(map(str, a.shape)) for a in self.timed_problem.arguments if a.name != "out"]
         return f"{self.problem.kernel.name}({', '.join(shapes)})"
-
-
-def _batch_size(count: int) -> int:
-    """Candidates of a further round, of so many."""
-    return MIN_BATCH if count <= LONG_LIST else max(MIN_BATCH, min(MAX_BATCH, compile_workers()))

@@ -126,7 +126,10 @@ def _time_ahead(
 
     It is also told where the operation stands in its graph.
     """
-    search.library.position = graph_position(operation.layout, search.problem.device)
+    try:
+        search.library.position = graph_position(operation.layout, search.problem.device)
+    except Exception as error:
+        search.session.warn_once("see where an operation stands in its graph", error)
     one_size = type(search) is OperationSearch
     if time_externs is None or not one_size or not search.times_calls:
         return

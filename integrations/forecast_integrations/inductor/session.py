@@ -20,6 +20,7 @@ from forecast_autotune.telemetry.spans import configure, span
 from forecast_autotune.version import __version__
 from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.choices.graph_position import GraphPosition
+from forecast_integrations.inductor.inductor_seconds import compile_workers
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.snapshot import StoreSnapshot
 from forecast_integrations.inductor.summary import TorchCompileSummary
@@ -51,14 +52,13 @@ LIKELY_BEST_RISK = 0.5
 tolerance, no choice is compiled, or the policy's least number where one could also compute what follows. In all of 29
 operations of whole models where that was so, no choice was faster by more (`benchmarks.inductor.model_choices`)."""
 LIBRARY_BEST_RISK = 1 / 31
-"""What is stated then: after none of 29, by the rule of succession."""
-EPILOGUE_SHARE = 0.25
+"""What is stated then on a device that forecasts have measurements of: after none of 29, by the rule of succession."""
+FUSION_SHARE = 0.25
 """Of the time of the library's kernel, which a pass over its result takes by its bytes: from there on a choice that is
 slower alone may be faster with what follows. The best of those choices take 1.11 times as long as the library in the
 median and 1.25 in one of six, and a part of such a pass is in the cache."""
-SMALL_SHARE = 0.01
-"""Of the work of its graph, below which an operation is not worth a compilation: what compiles for a second, with what
-is fused to it for two or three, would change the graph's time by less than this."""
+SMALL_RISK = 0.05
+"""Whoever accepts less has small operations measured, too."""
 ROUND_GAIN = 0.03
 """The least product of an operation's share of its graph and of the risk of stopping that is worth to wait for
 another round: what is faster is so by some 7 %, so that 0.2 % of the graph's time is expected of it."""
@@ -67,6 +67,12 @@ another round: what is faster is so by some 7 %, so that 0.2 % of the graph's ti
 LONG_COMPILATION = 3.0
 """Times as long as half of a round's choices are expected to compile: then a choice is left for later. A round ends
 with its last compilation, and what takes so long while others wait is given up anyway (`hooks.precompilation`)."""
+
+
+MIN_BATCH, LONG_LIST, MAX_BATCH = 4, 100, 16
+"""Candidates of a further round; among more than so many, one for each compile worker, up to the last number.
+Inductor compiles them in parallel and then times them, so that what the policy would only compile ahead costs
+no more than its timing."""
 
 
 @dataclass(frozen=True)
@@ -91,22 +97,25 @@ class FewRoundsPolicy(RiskBounded):
         return replace(found, measure=kept, prefetch=tuple(c for c in found.prefetch if c in quick))
 
     def trusts_library(
-        self, first: Plan, risk: float, library_ms: float = 1.0, position: GraphPosition | None = None
+        self, first: Plan, stated: float, risk: float, library_ms: float, position: GraphPosition
     ) -> bool:
         """Whether the library's kernel is taken and no choice compiled: `first` is the plan that knows its time.
 
-        `risk` is what is accepted; without a `position`, nothing follows the operation.
+        `stated` is the risk that would be stated, `risk` what is accepted.
         """
-        follows = position is not None and position.epilogue_ms >= EPILOGUE_SHARE * library_ms
-        return first.risk < self.likely and risk >= LIBRARY_BEST_RISK and not follows
+        return first.risk < self.likely and stated <= risk and not self.may_fuse(library_ms, position)
 
-    def is_small(self, library_ms: float, position: GraphPosition) -> bool:
+    def may_fuse(self, library_ms: float, position: GraphPosition) -> bool:
+        """Whether a choice that is slower alone may be faster with what is fused to it."""
+        return position.fusion_ms >= FUSION_SHARE * library_ms
+
+    def is_small(self, risk: float, library_ms: float, position: GraphPosition) -> bool:
         """Whether an operation is not worth a compilation: its graph hardly takes longer for it."""
-        return position.share(library_ms) < SMALL_SHARE
+        return risk >= SMALL_RISK and position.is_small(library_ms)
 
-    def is_worth_waiting(self, plan: Plan, best_ms: float, position: GraphPosition) -> bool:
-        """Whether a further round is: what it may gain of the graph's time."""
-        return position.share(best_ms) * plan.risk >= ROUND_GAIN
+    def is_worth_waiting(self, stated: float, risk: float, best_ms: float, position: GraphPosition) -> bool:
+        """Whether a further round is: what it may gain of the graph's time, where `stated` is the risk without it."""
+        return position.share(best_ms) * stated >= min(ROUND_GAIN, risk)
 
     def of(self, share: float, candidates: int) -> int:
         """As otherwise, but for short lists."""
@@ -126,6 +135,11 @@ class FewRoundsPolicy(RiskBounded):
             return usual
         seconds = state.compile_s[rows]
         return usual * fast_median(seconds, axis=0) / seconds
+
+
+def batch_size(count: int) -> int:
+    """Candidates of a further round, of so many."""
+    return MIN_BATCH if count <= LONG_LIST else max(MIN_BATCH, min(MAX_BATCH, compile_workers()))
 
 
 def default_policy() -> FewRoundsPolicy:

@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch")
 from torch._inductor import config
 
 from forecast_autotune.records import Candidate
-from forecast_integrations.inductor import choice_timing, operation_search, pruning
-from forecast_integrations.inductor.choices.graph_position import GraphPosition
-from forecast_integrations.inductor.library_baseline import SMALL, TRUSTED
+from forecast_integrations.inductor import choice_timing, library_baseline, operation_search, pruning
+from forecast_integrations.inductor.choices.graph_position import GraphPosition, GraphProducts
+from forecast_integrations.inductor.choices.records import candidate_of
+from forecast_integrations.inductor.library_baseline import NOT_WORTH_WAITING, SMALL, TRUSTED
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_codegen
-from forecast_integrations.inductor.session import LIBRARY_BEST_RISK, FewRoundsPolicy
+from forecast_integrations.inductor.session import LIBRARY_BEST_RISK, FewRoundsPolicy, TuningSession
 from tests.integrations.inductor.graphs import graph, product_choices, product_inputs, serving
 from tests.integrations.inductor.test_choice_timing import (
     LIBRARY,
@@ -25,7 +26,7 @@ from tests.integrations.inductor.test_choice_timing import (
     chosen_by,
     protocols,
 )
-from tests.integrations.inductor.test_selection import log2_ms_of
+from tests.integrations.inductor.test_selection import log2_ms_of, lowered
 
 
 def test_where_the_library_is_known_to_be_far_ahead_less_is_measured(
@@ -55,13 +56,27 @@ def stand_at(monkeypatch: pytest.MonkeyPatch, position: GraphPosition) -> None:
     """Say where in its graph the next operation stands."""
     monkeypatch.setattr(choice_timing, "can_time", lambda _: True)
     monkeypatch.setattr(pruning, "graph_position", lambda *_: position)
+    monkeypatch.setattr(library_baseline, "is_measured_device", lambda _: True)
+
+
+def handed_on(ours: TuningSession) -> list[int]:
+    """The numbers of the choices that Inductor goes on with."""
+    with graph(), config.patch(max_autotune=True):
+        made, nodes, layout = lowered(32)
+        kept = pruning.prune_before_compilation(ours, SelectionCall("mm", nodes, layout), made)
+        return [int(dict(candidate_of(c).config.kwargs).get("i", LIBRARY)) for c in kept]  # type: ignore[arg-type]
+
+
+def in_a_graph_of(ms: float) -> GraphPosition:
+    """An operation without anything behind it, in a graph whose products take so long."""
+    return GraphPosition(0.0, ("mm",), GraphProducts({("mm",): (1, 0.0), ("large",): (1, ms)}))
 
 
 def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Benchmarked(monkeypatch)
-    stand_at(monkeypatch, GraphPosition(epilogue_ms=0.0))
+    stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
     ours = serving(lambda _: 3.0, tmp_path)
     decision = chosen_by(ours)
     assert device.taken == [LIBRARY]
@@ -71,7 +86,7 @@ def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
     chosen_by(ours)
     assert device.taken == [LIBRARY], "it is decided"
     # Elsewhere a choice may compute what follows, too.
-    stand_at(monkeypatch, GraphPosition(epilogue_ms=0.01))
+    stand_at(monkeypatch, GraphPosition(fusion_ms=0.01))
     again = chosen_by(ours)
     assert len(device.taken) > 2
     assert again.reason != TRUSTED
@@ -81,7 +96,7 @@ def test_what_is_likely_to_be_faster_is_compiled_and_what_is_asked_for_is_obeyed
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Benchmarked(monkeypatch)
-    stand_at(monkeypatch, GraphPosition(epilogue_ms=0.0))
+    stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
     chosen_by(serving(lambda _: -9.0, tmp_path / "fast"))
     assert len(set(device.taken)) > 1
     device.taken.clear()
@@ -89,17 +104,60 @@ def test_what_is_likely_to_be_faster_is_compiled_and_what_is_asked_for_is_obeyed
     assert len(set(device.taken)) > 1, "none of 29 operations is no proof for so small a risk"
 
 
+def test_on_a_device_without_measurements_the_stated_risk_is_the_forecasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Benchmarked(monkeypatch)
+    stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    monkeypatch.setattr(library_baseline, "is_measured_device", lambda _: False)
+    decision = chosen_by(serving(lambda _: 3.0, tmp_path))
+    assert device.taken == [LIBRARY]
+    assert decision.stated_risk < LIBRARY_BEST_RISK, "nothing comes near"
+
+
+def test_a_decision_for_the_library_leaves_choices_to_be_fused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Benchmarked(monkeypatch)
+    stand_at(monkeypatch, GraphPosition(fusion_ms=0.01))
+    ours = serving(lambda _: 3.0, tmp_path)
+    decided = chosen_by(ours)
+    assert dict(decided.chosen.config.kwargs) == {}, "the library's kernel"
+    taken = list(device.taken)
+    assert len(handed_on(ours)) > 1, "it may be faster with what follows"
+    assert device.taken == taken, "and nothing is timed again"
+    stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    assert handed_on(ours) == [LIBRARY]
+    assert device.taken == taken
+
+
+def test_a_further_round_is_waited_for_where_it_may_gain_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Benchmarked(monkeypatch)
+    stand_at(monkeypatch, in_a_graph_of(1.5))  # more than 1 % of it, and less than 3 %
+    ours = serving(lambda _: -9.0, tmp_path)
+    decision = chosen_by(ours)
+    assert decision.rounds[-1] == NOT_WORTH_WAITING
+    assert decision.stated_risk > ours.settings.risk
+    first = len(set(device.taken))
+    stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    again = chosen_by(ours)
+    assert again.rounds[-1] != NOT_WORTH_WAITING, "it is all of another graph"
+    assert len(set(device.taken)) > first
+
+
 def test_an_operation_that_its_graph_hardly_notices_is_not_compiled_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Benchmarked(monkeypatch)
-    stand_at(monkeypatch, GraphPosition(epilogue_ms=0.0, products_ms=10.0))
+    stand_at(monkeypatch, in_a_graph_of(10.0))
     ours = serving(lambda _: -9.0, tmp_path)
     decision = chosen_by(ours)
     assert device.taken == [LIBRARY]
     assert decision.reason == SMALL
     assert decision.stated_risk > 0.5, "it is not said to be fast"
-    stand_at(monkeypatch, GraphPosition(epilogue_ms=0.0, products_ms=0.02))
+    stand_at(monkeypatch, in_a_graph_of(0.02))
     chosen_by(ours)
     assert len(set(device.taken)) > 1, "another graph is all about it"
 

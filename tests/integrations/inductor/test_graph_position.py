@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -13,7 +15,14 @@ from torch._inductor.ir import FixedLayout
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from forecast_integrations.inductor.choices.graph_position import graph_position, has_own_pass
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.records import Device
+from forecast_integrations.inductor.choices.graph_position import (
+    GraphPosition,
+    GraphProducts,
+    graph_position,
+    has_own_pass,
+)
 from tests.integrations.inductor.graphs import H200, graph
 
 X, W = torch.randn(16, 32), torch.randn(32, 32)
@@ -59,17 +68,35 @@ def test_a_kernel_ends_where_something_later_is_needed() -> None:
     assert not has_own_pass(product_of(blocks, W, which=1))
 
 
-def test_a_pass_is_one_result_written_and_read() -> None:
-    node = product_of(lambda x, w: torch.relu(x @ w))
+def test_a_pass_behind_a_view_is_one() -> None:
+    assert has_own_pass(product_of(lambda x, w: torch.relu((x @ w).reshape(2, 8, 32))))
+    assert has_own_pass(product_of(lambda x, w: torch.split(x @ w, 16, 1)[0] * 2.0))
+    assert has_own_pass(product_of(lambda x, w: (x @ w).to(torch.float16)))
+    assert not has_own_pass(product_of(lambda x, w: (x @ w).reshape(2, 8, 32).sum(1)))
+
+
+def position_of(node: torch.fx.Node, *size: int, device: Device = H200) -> GraphPosition:
     with graph():
-        layout = FixedLayout(torch.device("cpu"), torch.bfloat16, [4096, 4096])
-        nowhere = graph_position(layout, H200)
-        assert (nowhere.epilogue_ms, nowhere.share(1e-3)) == (math.inf, 1.0), "nobody says where it stands"
         V.graph.current_node = node
-        found = graph_position(layout, H200)
-        assert found.epilogue_ms == pytest.approx(2 * 2 * 4096**2 / 4.8e9, rel=0.05)
-        V.graph.current_node = product_of(lambda x, w: x @ w)
-        assert graph_position(layout, H200).epilogue_ms == 0.0
+        return graph_position(FixedLayout(torch.device("cpu"), torch.bfloat16, list(size)), device)
+
+
+def test_a_pass_is_one_result_written_and_read() -> None:
+    with graph():
+        nowhere = graph_position(FixedLayout(torch.device("cpu"), torch.bfloat16, [16, 32]), H200)
+    assert (nowhere.fusion_ms, nowhere.share(1e-3)) == (math.inf, 1.0), "nobody says where it stands"
+    found = position_of(product_of(lambda x, w: torch.relu(x @ w)), 4096, 4096)
+    assert found.fusion_ms == pytest.approx(2 * 2 * 4096**2 / 4.8e9, rel=0.05)
+    assert position_of(product_of(lambda x, w: x @ w), 4096, 4096).fusion_ms == 0.0
+
+
+def test_an_operand_that_is_made_of_fewer_bytes_may_be_made_in_the_kernel() -> None:
+    def weights_in_whole_numbers(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return x @ v.to(torch.float32).t()
+
+    node = product_of(weights_in_whole_numbers, torch.ones(64, 32, dtype=torch.int8))
+    assert position_of(node, 16, 64).fusion_ms == pytest.approx(2 * 4 * 64 * 32 / 4.8e9, rel=0.05)
+    assert position_of(product_of(lambda x, w: (2.0 * x) @ w), 16, 32).fusion_ms == 0.0, "of as many bytes"
 
 
 def test_the_share_counts_operations_alike() -> None:
@@ -77,11 +104,49 @@ def test_the_share_counts_operations_alike() -> None:
         return torch.addmm(v, (x @ w) @ w, w) @ torch.ones(32, 1024)
 
     node = product_of(two_alike_and_a_large_one, torch.randn(32))
-    with graph():
-        V.graph.current_node = node
-        found = graph_position(FixedLayout(torch.device("cpu"), torch.float32, [16, 32]), H200)
-    assert found.alike == 2
+    found = position_of(node, 16, 32)
     bytes_moved = 2 * (2 * 16 * 32 + 32 * 32) + (2 * 16 * 32 + 32 * 32 + 32) + 16 * 32 + 32 * 1024 + 16 * 1024
-    assert found.products_ms == pytest.approx(4 * bytes_moved / 4.8e9, rel=0.05)
-    assert found.share(found.products_ms / 8) == pytest.approx(0.25)
-    assert found.share(found.products_ms) == 1.0
+    assert found.products.ms == pytest.approx(4 * bytes_moved / 4.8e9, rel=0.05)
+    assert found.share(found.products.ms / 8) == pytest.approx(0.25), "two of an eighth"
+    assert found.share(found.products.ms) == 1.0
+
+
+def test_what_is_not_known_is_all_of_its_graph() -> None:
+    node = product_of(lambda x, w: x @ w)
+    assert position_of(node, 16, 32, device=replace(H200, name="NVIDIA Z900")).share(1e-9) == 1.0
+    other = next(iter(node.graph.nodes))
+    assert position_of(other, 16, 32).share(1e-9) == 1.0, "an operation that is not among the products"
+
+
+def test_inputs_named_like_operations_are_none() -> None:
+    # AOTAutograd names what a backward graph is given after what made it.
+    traced = torch.fx.Graph()
+    saved = traced.placeholder("convolution")
+    node = traced.call_function(torch.ops.aten.mm.default, (saved, saved))
+    traced.output(node)
+    assert set(position_of(node, 16, 32).products.least_ms) == {("mm", ())}
+
+
+def test_many_small_ones_are_not_small() -> None:
+    products = GraphProducts({(number,): (1, 0.009) for number in range(100)} | {("large",): (1, 0.1)})
+    found = [GraphPosition(0.0, (number,), products).is_small(0.009) for number in range(100)]
+    assert found == [True] * 5 + [False] * 95
+    assert GraphPosition(0.0, (0,), products).is_small(0.009), "it has been counted"
+
+
+def test_a_convolutions_bias_and_its_transposition() -> None:
+    def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, transposed: bool) -> torch.Tensor:
+        size = (8, 3, 3) if transposed else (8, 8, 3, 3)
+        weights = torch.ones(8, *size) if transposed else torch.ones(*size)
+        picture = torch.ones(1, 8, 32, 32)
+        return torch.ops.aten.convolution(picture, weights, b, [2, 2], [1, 1], [1, 1], transposed, [0, 0], 1)
+
+    def node_of(*bias: torch.Tensor | None, transposed: bool = False) -> torch.fx.Node:
+        traced = make_fx(partial(convolve, transposed=transposed))(X, W, *bias)
+        return next(n for n in traced.graph.nodes if n.target is torch.ops.aten.convolution.default)
+
+    assert has_own_pass(node_of(torch.ones(8)))
+    assert not has_own_pass(node_of(None))
+    spec = device_spec(replace(H200, name="NVIDIA H200"))
+    products = position_of(node_of(None, transposed=True), 1, 8, 63, 63).products
+    assert products.ms >= 2.0 * 8 * 32 * 32 * 8 * 9 / (spec.tensor_tflops * 1e9)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from forecast_autotune.features.devices import DeviceSpec, device_spec
+from forecast_autotune.features.devices import DeviceSpec, device_spec, is_known_device
 from forecast_autotune.records import Device
 from forecast_integrations.inductor.choices.records import size_hints
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch._inductor.graph import GraphLowering
     from torch._inductor.ir import Layout
 
+_Kind: TypeAlias = "tuple[object, ...]"
 _MOST_NODES = 200
 """Nodes that are looked at behind one operation."""
 _COPIES = ("_to_copy", "clone", "convert_element_type")
@@ -26,29 +27,68 @@ _REDUCTIONS = frozenset(
     | {"amax", "amin", "max", "min", "argmax", "argmin", "prod", "any", "all"}
 )
 """Words in names of operations that read all of a row; not every release of torch marks them."""
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+_PRODUCTS = frozenset(
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "_int_mm",
+        "_scaled_mm",
+        "_grouped_mm",
+        "_scaled_grouped_mm",
+    }
+)
+_UPCAST = 0.6
+"""Share of an operand's bytes up to which what it is computed from is worth to be read in its place."""
+SMALL_SHARE, SMALL_SUM = 0.01, 0.05
+"""Of the work of its graph, below which an operation is small; and what all small ones may be together."""
+
+
+@dataclass
+class GraphProducts:
+    """The products and convolutions of one graph."""
+
+    least_ms: dict[_Kind, tuple[int, float]] = field(default_factory=dict)
+    """By kind and sizes, how many there are, and the least milliseconds of one."""
+    small: dict[_Kind, float] = field(default_factory=dict)
+    """Shares of the graph's work that passed for small."""
+
+    @property
+    def ms(self) -> float:
+        """The least milliseconds of all."""
+        return sum(count * ms for count, ms in self.least_ms.values())
 
 
 @dataclass(frozen=True)
 class GraphPosition:
     """What a decision on one operation is worth to its graph."""
 
-    epilogue_ms: float = math.inf
-    """Milliseconds that are saved where what follows is computed in the operation's own kernel: its result is then
-    neither written nor read once more. 0 where nothing follows that is computed element by element, or where that
-    goes into the kernel of a reduction, which reads the result anyway; inf where it is not known what follows."""
-    products_ms: float = 0.0
-    """Least milliseconds of all products and convolutions of the graph; 0 where it is not known."""
-    alike: int = 1
-    """Operations of the graph that compute the same from tensors of the same sizes."""
+    fusion_ms: float = math.inf
+    """Milliseconds that are saved where what follows is computed in the operation's own kernel, or an operand that is
+    made of fewer bytes: it is then neither written nor read. 0 where nothing follows that is computed element by
+    element, or where that goes into the kernel of a reduction, which reads the result anyway; inf where it is not
+    known what follows."""
+    kind: _Kind = ()
+    products: GraphProducts = field(default_factory=GraphProducts)
 
     def share(self, ms: float) -> float:
-        """The share of the graph's products that operations like this one take, of `ms` each; at most 1."""
-        return min(1.0, self.alike * ms / self.products_ms) if self.products_ms > 0 else 1.0
+        """The share of the graph's work that operations like this one take, of `ms` each; 1 where it is not known."""
+        total, (alike, _) = self.products.ms, self.products.least_ms.get(self.kind, (0, 0.0))
+        return min(1.0, alike * ms / total) if total > 0 and alike else 1.0
+
+    def is_small(self, ms: float) -> bool:
+        """Whether the graph hardly takes longer for operations like this one, and all others that are as small."""
+        share = self.share(ms)
+        others = sum(found for kind, found in self.products.small.items() if kind != self.kind)
+        if share >= SMALL_SHARE or share + others > SMALL_SUM:
+            return False
+        self.products.small[self.kind] = share
+        return True
 
 
-_LEAST_MS: WeakKeyDictionary[GraphLowering, dict[tuple[object, ...], tuple[int, float]]] = WeakKeyDictionary()
-"""Per graph: by kind and sizes, how many products there are, and the least milliseconds of one."""
+_OF_GRAPHS: WeakKeyDictionary[GraphLowering, GraphProducts] = WeakKeyDictionary()
 
 
 def graph_position(layout: Layout | None, device: Device) -> GraphPosition:
@@ -59,67 +99,81 @@ def graph_position(layout: Layout | None, device: Device) -> GraphPosition:
     if node is None or layout is None:
         return GraphPosition()
     spec = device_spec(device)
-    products = _LEAST_MS.get(V.graph)
+    products = _OF_GRAPHS.get(V.graph)
     if products is None:
-        products = _LEAST_MS[V.graph] = _products(node.graph.nodes, spec)
-    alike, _ = products.get(_kind(node), (1, 0.0))
-    moved = 2.0 * layout.dtype.itemsize * math.prod(size_hints(layout.size))
-    return GraphPosition(
-        moved / (spec.memory_gb_s * 1e6) if has_own_pass(node) else 0.0,
-        sum(count * ms for count, ms in products.values()),
-        alike,
-    )
+        # Shares would be wrong by the error of the rates.
+        nodes = node.graph.nodes if is_known_device(device) else ()
+        products = _OF_GRAPHS[V.graph] = _products(nodes, spec)
+    moved = _upcast_bytes(node)
+    if has_own_pass(node):
+        moved += layout.dtype.itemsize * math.prod(size_hints(layout.size))
+    return GraphPosition(2.0 * moved / (spec.memory_gb_s * 1e6), _kind(node), products)
 
 
 def has_own_pass(node: torch.fx.Node) -> bool:
     """Whether a kernel would follow that only computes element by element from the node's result."""
-    known, waiting, found = {node}, [node], False
+    known, waiting = {node}, [node]
+    found = _name(node) == "convolution" and node.args[2] is not None  # its bias is added apart
     while waiting and len(known) < _MOST_NODES:
         for user in waiting.pop().users:
             if user in known:
                 continue
-            if _is_pointwise(user.target):
+            if _is_pointwise(user):
                 found = True
                 # What needs a result that is computed later cannot be in the same kernel.
                 if any(other not in known and other > node for other in user.all_input_nodes):
                     continue
-            elif _is_reduction(user.target):
+            elif _is_reduction(user):
                 return False
-            elif not _is_view(user.target):
+            elif not _is_view(user):
                 continue
             known.add(user)
             waiting.append(user)
     return found
 
 
-def _products(
-    nodes: Sequence[torch.fx.Node], spec: DeviceSpec
-) -> dict[tuple[object, ...], tuple[int, float]]:
-    found: dict[tuple[object, ...], tuple[int, float]] = {}
+def _upcast_bytes(node: torch.fx.Node) -> int:
+    """Bytes of operands that are made for this operation alone, element by element, of far fewer bytes."""
+    total = 0
+    for operand in node.all_input_nodes:
+        while _is_view(operand) and len(operand.users) == 1 and operand.all_input_nodes:
+            operand = operand.all_input_nodes[0]
+        if not _is_pointwise(operand) or len(operand.users) > 1:
+            continue
+        if sum(map(_bytes, operand.all_input_nodes)) <= _UPCAST * _bytes(operand):
+            total += _bytes(operand)
+    return total
+
+
+def _products(nodes: Iterable[torch.fx.Node], spec: DeviceSpec) -> GraphProducts:
+    found: dict[_Kind, tuple[int, float]] = {}
     for node in nodes:
-        if _name(node.target) in _PRODUCTS:
+        if _name(node) in _PRODUCTS:
             kind = _kind(node)
             count, ms = found.get(kind, (0, 0.0))
             found[kind] = (count + 1, ms or _least_ms(node, spec))
-    return found
+    return GraphProducts(found)
 
 
-def _kind(node: torch.fx.Node) -> tuple[object, ...]:
+def _kind(node: torch.fx.Node) -> _Kind:
     """What an operation computes, and from tensors of which sizes."""
-    return (_name(node.target), *map(_sizes, node.all_input_nodes))
+    return (_name(node), *map(_sizes, node.all_input_nodes))
 
 
 def _least_ms(node: torch.fx.Node, spec: DeviceSpec) -> float:
     """Milliseconds of arithmetic on tensor cores or of bytes, whichever takes longer, by the datasheet."""
-    tensors = [*node.all_input_nodes, node]
-    moved = sum(_itemsize(tensor) * math.prod(_sizes(tensor)) for tensor in tensors)
-    depth = 1
-    if _name(node.target) == "convolution":
+    inputs, made = node.all_input_nodes, math.prod(_sizes(node))
+    if _name(node) == "convolution":
         depth = math.prod(_sizes(node.args[1])[1:])
-    elif tensors[:-1]:  # the last factor but one is [.., m, k]
-        depth = (_sizes(tensors[-3] if len(tensors) > 2 else tensors[0]) or (1,))[-1]
-    flops = 2.0 * math.prod(_sizes(node)) * depth
-    return max(flops / (spec.tensor_tflops * 1e9), moved / (spec.memory_gb_s * 1e6))
+        if (
+            len(node.args) > 6 and node.args[6]
+        ):  # transposed: every element of the input meets the whole kernel
+            made = math.prod(_sizes(node.args[0]))
+    else:  # the first factor is [.., m, k]; what is added comes before it
+        factor = inputs[1] if _name(node) in ("addmm", "baddbmm") and len(inputs) > 2 else inputs[0]
+        depth = (_sizes(factor) or (1,))[-1]
+    moved = sum(map(_bytes, [*inputs, node]))
+    return max(2.0 * made * depth / (spec.tensor_tflops * 1e9), moved / (spec.memory_gb_s * 1e6))
 
 
 def _sizes(node: Any) -> tuple[int, ...]:
@@ -128,24 +182,27 @@ def _sizes(node: Any) -> tuple[int, ...]:
     return tuple(n if isinstance(n, int) else 1 for n in getattr(value, "shape", ()))
 
 
-def _itemsize(node: Any) -> int:
-    return int(getattr(getattr(node.meta.get("val"), "dtype", None), "itemsize", 0))
+def _bytes(node: torch.fx.Node) -> int:
+    itemsize = getattr(getattr(node.meta.get("val"), "dtype", None), "itemsize", 0)
+    return int(itemsize) * math.prod(_sizes(node))
 
 
-def _is_view(target: Any) -> bool:
-    return target is operator.getitem or bool(getattr(target, "is_view", False))
+def _is_view(node: torch.fx.Node) -> bool:
+    return node.target is operator.getitem or bool(getattr(node.target, "is_view", False))
 
 
-def _is_pointwise(target: Any) -> bool:
+def _is_pointwise(node: torch.fx.Node) -> bool:
     import torch
 
-    return torch.Tag.pointwise in getattr(target, "tags", ()) or _name(target) in _COPIES
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or _name(node) in _COPIES
 
 
-def _is_reduction(target: Any) -> bool:
-    return bool(_REDUCTIONS.intersection(_name(target).split("_")))
+def _is_reduction(node: torch.fx.Node) -> bool:
+    return bool(_REDUCTIONS.intersection(_name(node).split("_")))
 
 
-def _name(target: Any) -> str:
-    """The name of an operation without its library and overload."""
-    return str(getattr(target, "__name__", target)).partition(".")[0]
+def _name(node: torch.fx.Node) -> str:
+    """The name of an operation without its library and overload; "" of what computes nothing."""
+    if node.op != "call_function":
+        return ""
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
