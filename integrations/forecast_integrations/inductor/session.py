@@ -44,7 +44,8 @@ is rounds that cost. So there are few and wide ones."""
 SHORT_LIST_FIRST, SHORT_LIST_SHARE = 8, 0.35
 """Of short lists, so many choices go into the first round, but no more than that share. Inductor compiles
 them while it lowers the rest of the graph; a second round has to be waited for, 0.3 to 1.3 s each: 11 of the
-13 s that a ConvNet of 30 operations took to tune (H200)."""
+13 s that a ConvNet of 30 operations took to tune (H200). Where all choices of a list are no more than that, and no more
+than there are workers, there is one round."""
 
 
 LIKELY_BEST_RISK = 0.5
@@ -123,10 +124,13 @@ class FewRoundsPolicy(RiskBounded):
         return max(few, super().of(share, candidates))
 
     def batch(self, state: TuningState, seen: int, risk: float) -> int:
-        """As otherwise, but for a first round that a known time makes small."""
+        """As otherwise, but for a first round that a known time makes small, and for lists that fit one wave."""
         if state.new:
             return super().batch(state, seen, risk)
-        return self.least if seen and risk < self.likely else super().batch(state, 0, risk)
+        if seen and risk < self.likely:
+            return self.least
+        total = len(state.forecasts)
+        return total if total <= min(SHORT_LIST_FIRST, compile_workers()) else super().batch(state, 0, risk)
 
     def weights(self, state: TuningState, rows: npt.NDArray[np.intp]) -> Array:
         """As otherwise, by the seconds that each is expected to compile."""

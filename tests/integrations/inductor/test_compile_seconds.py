@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+
+from torch._inductor import config
 
 from forecast_autotune.policy import TuningState
 from forecast_autotune.records import Argument, Candidate, Config, Kernel, Measurement, Outcome, Problem
@@ -83,6 +86,23 @@ def state(
     forecasts = Forecasts(CANDIDATES, mean, np.full(len(mean), 0.2), mean)
     ahead = {} if best_ms is None else {LIBRARY: Measurement("p", LIBRARY, Outcome.OK, best_ms)}
     return TuningState(forecasts, ahead, compile_s=None if compile_s is None else np.array(compile_s))
+
+
+@pytest.fixture(autouse=True)
+def few_workers() -> Iterator[None]:
+    """A list of six does not fit them."""
+    with config.patch(compile_threads=2):
+        yield
+
+
+def test_a_short_list_that_fits_the_workers_has_one_round() -> None:
+    policy = FewRoundsPolicy(least=2)
+    for workers, expected in ((16, 6), (6, 6), (5, 3)):
+        with config.patch(compile_threads=workers):
+            assert len(policy.plan(state()).measure) == expected
+            assert len(policy.plan(state(0.5)).measure) == 2, "hardly anything can be faster"
+    with config.patch(compile_threads=16):
+        assert set(policy.plan(state(1.1)).measure) == set(CANDIDATES[1:])
 
 
 def test_a_first_round_is_small_where_hardly_anything_can_be_faster() -> None:
