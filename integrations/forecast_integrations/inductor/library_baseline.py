@@ -20,8 +20,6 @@ NOT_WORTH_WAITING = "the operation is too small a part of its graph for another 
 """Reasons that hold at one place of a graph."""
 _MOST_TIMING_S = 0.05
 """Seconds to time one choice."""
-_KEPT_FOR_FUSION = 3
-"""Choices beside a stored decision."""
 
 
 class LibraryBaseline:
@@ -101,5 +99,8 @@ class LibraryBaseline:
             return []
         if not policy.may_fuse(decided.ms, self.position):
             return []
+        from torch._inductor import config
+
         others = [m for c, m in measured.items() if m.ok and c not in self.candidates]
-        return [m.candidate for m in sorted(others, key=lambda m: m.ms)[:_KEPT_FOR_FUSION]]
+        most = max(1, int(getattr(config, "max_epilogue_benchmarked_choices", 1)))  # that Inductor tries
+        return [m.candidate for m in sorted(others, key=lambda m: m.ms)[:most]]

@@ -134,10 +134,7 @@ class OperationSearch:
             return everything
         if (stored := self._stored(draft)) is not None:
             self.decided_before = True
-            kept = self.library.kept_for_fusion(stored, self.measured)
-            return (
-                self.with_baselines(kept, None) if kept else self._predecide(stored, "decided before", draft)
-            )
+            return self._predecide(stored, "decided before", draft)
         if mode is Mode.TUNE and not self.measured:
             self.library.time_ahead(self.seconds)
         forecasts = self._ask(draft=draft)
@@ -181,10 +178,11 @@ class OperationSearch:
 
     def _predecide(self, chosen: Candidate, reason: str, draft: bool) -> list[Candidate]:
         self.rounds.append(reason)
-        if draft:
-            return self.with_baselines([chosen], self._forecasts)
-        self.predecided = chosen
-        return [chosen]
+        if not draft:
+            self.predecided = chosen
+        obeyed = self.times_calls and self.session.settings.mode is Mode.TUNE  # without a clock, see `rounds`
+        kept = self.library.kept_for_fusion(chosen, self.measured) if obeyed else []
+        return self.with_baselines([chosen, *kept], self._forecasts) if draft or kept else [chosen]
 
     def _best_guess(self, forecasts: Forecasts | None) -> Candidate:
         """The best measured, else the best forecast, else the library's kernel."""

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch._inductor import config
 
 from forecast_autotune.records import Candidate
+from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import choice_timing, library_baseline, operation_search, pruning
 from forecast_integrations.inductor.choices.graph_position import GraphPosition, GraphProducts
 from forecast_integrations.inductor.choices.records import candidate_of
@@ -89,6 +90,7 @@ def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
     stand_at(monkeypatch, GraphPosition(fusion_ms=0.01))
     again = chosen_by(ours)
     assert len(device.taken) > 2
+    assert device.taken.count(LIBRARY) == 2, "it is timed beside the others"
     assert again.reason != TRUSTED
 
 
@@ -124,11 +126,28 @@ def test_a_decision_for_the_library_leaves_choices_to_be_fused(
     decided = chosen_by(ours)
     assert dict(decided.chosen.config.kwargs) == {}, "the library's kernel"
     taken = list(device.taken)
-    assert len(handed_on(ours)) > 1, "it may be faster with what follows"
-    assert device.taken == taken, "and nothing is timed again"
+    kept = handed_on(ours)
+    assert kept[0] == LIBRARY
+    assert len(kept) == 2, "one may be faster with what follows"
+    for mode in (Mode.TUNE, Mode.FROZEN, Mode.SKIP):
+        again = chosen_by(serving(lambda _: 3.0, tmp_path, mode=mode))
+        assert again.chosen == decided.chosen
+        assert device.taken == taken, "nothing is timed again"
+        assert len(handed_on(serving(lambda _: 3.0, tmp_path, mode=mode))) == (2 if mode is Mode.TUNE else 1)
     stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
     assert handed_on(ours) == [LIBRARY]
-    assert device.taken == taken
+
+
+def test_where_inductor_times_otherwise_a_decision_is_all_that_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Benchmarked(monkeypatch)
+    stand_at(monkeypatch, GraphPosition(fusion_ms=0.01))
+    ours = serving(lambda _: 3.0, tmp_path)
+    chosen_by(ours)
+    monkeypatch.setattr(operation_search, "times_calls", lambda *_: False)
+    monkeypatch.setattr(operation_search, "is_of_clock", lambda *_, **__: True)
+    assert handed_on(ours) == [LIBRARY]
 
 
 def test_a_further_round_is_waited_for_where_it_may_gain_something(
@@ -141,6 +160,8 @@ def test_a_further_round_is_waited_for_where_it_may_gain_something(
     assert decision.rounds[-1] == NOT_WORTH_WAITING
     assert decision.stated_risk > ours.settings.risk
     first = len(set(device.taken))
+    careful = chosen_by(serving(lambda _: -9.0, tmp_path / "careful", risk=0.01))
+    assert careful.rounds[-1] != NOT_WORTH_WAITING, "who accepts little has small ones measured like others"
     stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
     again = chosen_by(ours)
     assert again.rounds[-1] != NOT_WORTH_WAITING, "it is all of another graph"
@@ -160,6 +181,7 @@ def test_an_operation_that_its_graph_hardly_notices_is_not_compiled_for(
     stand_at(monkeypatch, in_a_graph_of(0.02))
     chosen_by(ours)
     assert len(set(device.taken)) > 1, "another graph is all about it"
+    assert device.taken.count(LIBRARY) == 2, "it is timed beside the others"
 
 
 def test_inputs_that_may_be_places_are_left_to_inductor(

@@ -58,6 +58,12 @@ def test_what_goes_into_a_reduction_has_none(reduce: Callable[[torch.Tensor], to
     assert not has_own_pass(product_of(lambda x, w: reduce((x @ w) * 2.0)))
 
 
+def test_what_is_pooled_or_sent_to_others_is_computed_before() -> None:
+    pooled = torch.ops.aten.max_pool2d_with_indices.default
+    assert has_own_pass(product_of(lambda x, w: pooled(torch.relu(x @ w).reshape(1, 1, 16, 32), [2, 2])[0]))
+    assert has_own_pass(product_of(lambda x, w: torch.relu(x @ w).cumsum(0)))
+
+
 def test_a_kernel_ends_where_something_later_is_needed() -> None:
     # The residual's sum comes before the second product, which it is added to; only then is it reduced.
     def blocks(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ _MOST_NODES = 200
 _COPIES = ("_to_copy", "clone", "convert_element_type")
 _REDUCTIONS = frozenset(
     {"softmax", "norm", "sum", "logsumexp", "mean", "var", "std"}
-    | {"amax", "amin", "max", "min", "argmax", "argmin", "prod", "any", "all"}
+    | {"amax", "amin", "max", "min", "argmax", "argmin", "prod"}
 )
 """Words in names of operations that read all of a row; not every release of torch marks them."""
 _PRODUCTS = frozenset(
@@ -198,7 +198,9 @@ def _is_pointwise(node: torch.fx.Node) -> bool:
 
 
 def _is_reduction(node: torch.fx.Node) -> bool:
-    return bool(_REDUCTIONS.intersection(_name(node).split("_")))
+    words = _name(node).split("_")
+    # What is pooled has windows that overlap: Inductor computes it before.
+    return bool(_REDUCTIONS.intersection(words)) and not any(word.startswith("pool") for word in words)
 
 
 def _name(node: torch.fx.Node) -> str:
