@@ -151,7 +151,7 @@ def positions_in(tables: Sequence[Table]) -> list[GraphPosition]:
 def wave_seconds(operations: Sequence[Replayed]) -> float:
     """Of a model whose operations' rounds are compiled together, on `CORES` cores."""
     total = 0.0
-    for number in range(max((len(o.rounds) for o in operations), default=0)):
+    for number in range(max(len(o.rounds) for o in operations)):
         jobs = [s for o in operations if number < len(o.rounds) for s in o.rounds[number]]
         total += max(sum(jobs) / CORES, max(jobs))
     return total

@@ -36,7 +36,9 @@ class LibraryBaseline:
         self.position = GraphPosition()
         self.taken = self.overruled = False
         """Whether one was taken and nothing else tried; whether a stored decision does not hold at this place."""
-        self._device, self._policy, self._risk = device, policy, settings.risk
+        self._device, self._risk = device, settings.risk
+        self._policy = policy if isinstance(policy, FewRoundsPolicy) else None
+        """None: the user's own decides alone."""
 
     def time_ahead(self, seconds: OperationSeconds) -> None:
         """Time them, where that can be done, and count what it takes."""
@@ -57,7 +59,7 @@ class LibraryBaseline:
         """
         known = {c: m for c, m in {**self.ahead, **measured}.items() if m.ok}
         policy = self._policy
-        if not known or not isinstance(policy, FewRoundsPolicy) or not known.keys() <= set(self.candidates):
+        if not known or policy is None or not known.keys() <= set(self.candidates):
             return None
         best = min((c for c in self.candidates if c in known), key=lambda c: known[c].ms)
         stated = LIBRARY_BEST_RISK if is_measured_device(self._device) else first.risk
@@ -70,7 +72,7 @@ class LibraryBaseline:
     def is_worth_waiting(self, plan: Plan, measured: Mapping[Candidate, Measurement]) -> bool:
         """Whether a further round may gain what it is waited for, by the operation's part in its graph."""
         best_ms = min((m.ms for m in measured.values() if m.ok), default=None)
-        if best_ms is None or not isinstance(self._policy, FewRoundsPolicy):
+        if best_ms is None or self._policy is None:
             return True
         return self._policy.is_worth_waiting(plan.risk, self._risk, best_ms, self.position)
 
@@ -81,7 +83,7 @@ class LibraryBaseline:
 
     def _is_overruled(self, reason: tuple[str, ...], stated: float, ms: float | None) -> bool:
         policy = self._policy
-        if not isinstance(policy, FewRoundsPolicy) or ms is None:
+        if policy is None or ms is None:
             return False
         if reason == (TRUSTED,):
             return policy.may_fuse(ms, self.position)
@@ -95,7 +97,7 @@ class LibraryBaseline:
     ) -> list[Candidate]:
         """The best measured choices, where the library's kernel is decided on and one of them may fuse what follows."""
         policy, decided = self._policy, measured.get(chosen)
-        if chosen not in self.candidates or decided is None or not isinstance(policy, FewRoundsPolicy):
+        if policy is None or decided is None or chosen not in self.candidates:
             return []
         if not policy.may_fuse(decided.ms, self.position):
             return []

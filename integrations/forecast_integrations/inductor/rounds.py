@@ -82,8 +82,10 @@ def _known_timings(search: OperationSearch, choices: list[ChoiceCaller]) -> Choi
     """Times that need not be taken again, failures included."""
     if search.session.settings.mode is not Mode.TUNE or search.failed:
         return {}
-    apart = set(search.library.candidates) if search.library.overruled else ()  # timed with nothing beside it
-    known = {c: _time(search, c) for c in choices if candidate_of(c) in search.measured.keys() - apart}
+    # What was timed with nothing beside it is timed again.
+    apart = search.library.candidates if search.library.overruled else ()
+    rows = search.measured.keys() - apart
+    known = {c: _time(search, c) for c in choices if candidate_of(c) in rows}
     # When all of them failed elsewhere, Inductor must hear so from its own clock.
     return {} if len(known) == len(choices) and all(map(math.isinf, known.values())) else known
 

@@ -84,6 +84,8 @@ class FewRoundsPolicy(RiskBounded):
     share: float = MAX_SHARE
     likely: float = LIKELY_BEST_RISK
     longest: float = LONG_COMPILATION
+    fusion: float = FUSION_SHARE
+    gain: float = ROUND_GAIN
 
     def plan(self, state: TuningState) -> Plan:
         """As otherwise, without the choices that would hold up a round; one of the best promise is kept."""
@@ -108,7 +110,7 @@ class FewRoundsPolicy(RiskBounded):
 
     def may_fuse(self, library_ms: float, position: GraphPosition) -> bool:
         """Whether a choice that is slower alone may be faster with what is fused to it."""
-        return position.fusion_ms >= FUSION_SHARE * library_ms
+        return position.fusion_ms >= self.fusion * library_ms
 
     def is_small(self, risk: float, library_ms: float, position: GraphPosition) -> bool:
         """Whether an operation is not worth a compilation: its graph hardly takes longer for it."""
@@ -117,7 +119,7 @@ class FewRoundsPolicy(RiskBounded):
     def is_worth_waiting(self, stated: float, risk: float, best_ms: float, position: GraphPosition) -> bool:
         """Whether a further round is: what it may gain of the graph's time, where `stated` is the risk without it."""
         share = position.share(best_ms)
-        return risk < SMALL_RISK or share >= 1.0 or share * stated >= ROUND_GAIN
+        return risk < SMALL_RISK or share >= 1.0 or share * stated >= self.gain
 
     def of(self, share: float, candidates: int) -> int:
         """As otherwise, but for short lists."""

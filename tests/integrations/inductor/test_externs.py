@@ -54,10 +54,17 @@ def test_where_the_library_is_known_to_be_far_ahead_less_is_measured(
 
 
 def stand_at(monkeypatch: pytest.MonkeyPatch, position: GraphPosition) -> None:
-    """Say where in its graph the next operation stands."""
+    """Say where in its graph the next operation stands, on a device that forecasts have measurements of."""
     monkeypatch.setattr(choice_timing, "can_time", lambda _: True)
     monkeypatch.setattr(pruning, "graph_position", lambda *_: position)
     monkeypatch.setattr(library_baseline, "is_measured_device", lambda _: True)
+
+
+def benchmarked_at(monkeypatch: pytest.MonkeyPatch, position: GraphPosition) -> Benchmarked:
+    """A device whose next operation stands there."""
+    device = Benchmarked(monkeypatch)
+    stand_at(monkeypatch, position)
+    return device
 
 
 def handed_on(ours: TuningSession) -> list[int]:
@@ -76,8 +83,7 @@ def in_a_graph_of(ms: float) -> GraphPosition:
 def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Benchmarked(monkeypatch)
-    stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.0))
     ours = serving(lambda _: 3.0, tmp_path)
     decision = chosen_by(ours)
     assert device.taken == [LIBRARY]
@@ -97,8 +103,7 @@ def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
 def test_what_is_likely_to_be_faster_is_compiled_and_what_is_asked_for_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Benchmarked(monkeypatch)
-    stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.0))
     chosen_by(serving(lambda _: -9.0, tmp_path / "fast"))
     assert len(set(device.taken)) > 1
     device.taken.clear()
@@ -109,8 +114,7 @@ def test_what_is_likely_to_be_faster_is_compiled_and_what_is_asked_for_is_obeyed
 def test_on_a_device_without_measurements_the_stated_risk_is_the_forecasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Benchmarked(monkeypatch)
-    stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.0))
     monkeypatch.setattr(library_baseline, "is_measured_device", lambda _: False)
     decision = chosen_by(serving(lambda _: 3.0, tmp_path))
     assert device.taken == [LIBRARY]
@@ -120,8 +124,7 @@ def test_on_a_device_without_measurements_the_stated_risk_is_the_forecasts(
 def test_a_decision_for_the_library_leaves_choices_to_be_fused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Benchmarked(monkeypatch)
-    stand_at(monkeypatch, GraphPosition(fusion_ms=0.01))
+    device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.01))
     ours = serving(lambda _: 3.0, tmp_path)
     decided = chosen_by(ours)
     assert dict(decided.chosen.config.kwargs) == {}, "the library's kernel"
@@ -141,8 +144,7 @@ def test_a_decision_for_the_library_leaves_choices_to_be_fused(
 def test_where_inductor_times_otherwise_a_decision_is_all_that_is_handed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Benchmarked(monkeypatch)
-    stand_at(monkeypatch, GraphPosition(fusion_ms=0.01))
+    benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.01))
     ours = serving(lambda _: 3.0, tmp_path)
     chosen_by(ours)
     monkeypatch.setattr(operation_search, "times_calls", lambda *_: False)
@@ -153,8 +155,7 @@ def test_where_inductor_times_otherwise_a_decision_is_all_that_is_handed_on(
 def test_a_further_round_is_waited_for_where_it_may_gain_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Benchmarked(monkeypatch)
-    stand_at(monkeypatch, in_a_graph_of(1.5))  # more than 1 % of it, and less than 3 %
+    device = benchmarked_at(monkeypatch, in_a_graph_of(1.5))  # more than 1 % of it, and less than 3 %
     ours = serving(lambda _: -9.0, tmp_path)
     decision = chosen_by(ours)
     assert decision.rounds[-1] == NOT_WORTH_WAITING
@@ -171,8 +172,7 @@ def test_a_further_round_is_waited_for_where_it_may_gain_something(
 def test_an_operation_that_its_graph_hardly_notices_is_not_compiled_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Benchmarked(monkeypatch)
-    stand_at(monkeypatch, in_a_graph_of(10.0))
+    device = benchmarked_at(monkeypatch, in_a_graph_of(10.0))
     ours = serving(lambda _: -9.0, tmp_path)
     decision = chosen_by(ours)
     assert device.taken == [LIBRARY]

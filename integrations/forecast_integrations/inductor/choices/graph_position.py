@@ -165,10 +165,8 @@ def _least_ms(node: torch.fx.Node, spec: DeviceSpec) -> float:
     inputs, made = node.all_input_nodes, math.prod(_sizes(node))
     if _name(node) == "convolution":
         depth = math.prod(_sizes(node.args[1])[1:])
-        if (
-            len(node.args) > 6 and node.args[6]
-        ):  # transposed: every element of the input meets the whole kernel
-            made = math.prod(_sizes(node.args[0]))
+        if len(node.args) > 6 and node.args[6]:
+            made = math.prod(_sizes(node.args[0]))  # transposed: all of the input meets the whole kernel
     else:  # the first factor is [.., m, k]; what is added comes before it
         factor = inputs[1] if _name(node) in ("addmm", "baddbmm") and len(inputs) > 2 else inputs[0]
         depth = (_sizes(factor) or (1,))[-1]
