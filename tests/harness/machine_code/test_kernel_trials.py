@@ -33,7 +33,7 @@ from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.machine_code.noting_host import NotingHost, ReadyHost
 from tests.harness.machine_code.translated_builds import StartedBuilder, TranslatedBuilder
-from tests.harness.variant_kernels import DOUBLE, subject, variant, vector_call
+from tests.harness.variant_kernels import CONFIGS, DOUBLE, subject, variant, vector_call
 
 PLAN = VerificationPlan(cases=1)
 
@@ -239,3 +239,16 @@ def test_a_gate_refuses_what_need_not_be_verified(
         "broken": ReasonCode.FAILS,
     }
     assert (gate.compiled, gate.checked, gate.failure) == (3, 2, "")
+
+
+def test_a_verdict_does_not_wait_until_configs_of_others_are_chosen(trials: KernelTrials) -> None:
+    source, learned = f"{DOUBLE}\n# timed\n", trials._tracer._timings
+    with trials._tracing:  # as while configs of another node are forecast
+        timed = [(CONFIGS[0].to_json(), [1e-3])]
+        teaching = threading.Thread(target=trials.learn, args=(job("timed", source), timed, []))
+        teaching.start()
+        teaching.join(60)
+        assert not teaching.is_alive()
+    assert (source, CONFIGS[0]) not in learned
+    trials.configs(job("next", DOUBLE))
+    assert (source, CONFIGS[0]) in learned

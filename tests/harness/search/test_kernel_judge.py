@@ -268,8 +268,18 @@ def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: VariantTracer) -
         assert same is not None
         for name in ("mean", "sd", "p_fail"):
             assert getattr(same, name) == pytest.approx(getattr(before, name))
-        # Small blocks are forecast to be slow, and turn out to be fast.
+        # Small blocks are forecast to be slow, and turn out to be fast. Nobody traces what was timed for a forecast.
         taught.learn(SIBLING, {c: [1e-5 * 2**i] for i, c in enumerate(configs)})
+        unread = taught.forecast(TUNABLE, configs)
+        assert unread is not None
+        assert unread.mean == pytest.approx(before.mean)
+        taught.prepare_source(TUNABLE, rival=SIBLING, beside=configs[0])
+        taught.learn(SIBLING, {})
+        level = taught.forecast(TUNABLE, configs)
+        assert level is not None
+        assert level.mean[0] == pytest.approx(math.log2(1e-2), abs=1.0), "the rival's config was traced"
+        taught.prepare_source(SIBLING)
+        taught.learn(SIBLING, {})
         after = taught.forecast(TUNABLE, configs)
         assert after is not None
         assert sizes([configs[i] for i in after.order]) == sorted(sizes(configs), key=lambda n: int(str(n)))

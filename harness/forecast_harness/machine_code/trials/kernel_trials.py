@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from forecast_harness.machine_code.trials.target_trials import (
 )
 from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
 from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS
+from forecast_harness.search.forecasters.timings import Timing
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.kernels.call_values import HOST_PERIOD, fill_tensor
@@ -103,6 +105,8 @@ class KernelTrials:
         self.base_build: tuple[TrialConfig, BuildResult] | None = None
         """A config in which the base kernel runs, and what it was compiled to."""
         self._tracer, self._tracing = VariantTracer(target, folder), threading.Lock()
+        self._to_learn: deque[tuple[str, Mapping[Config, Timing]]] = deque()
+        """What was timed since the last forecast: a verdict does not wait until others' configs are chosen."""
 
     def learn_results(self, runner: RunnerClient, builder: SourceBuilder) -> None:
         """Launch the base kernel at every call: what it changes are its results.
@@ -146,9 +150,12 @@ class KernelTrials:
         most = max(1, job.trials)
         if len(able) > most:
             check()
-            self._tracer.prepare_source(source)  # which several threads may do at a time
+            # Several threads may do so at a time.
+            self._tracer.prepare_source(source, rival=job.against.source, beside=beside)
         with self._tracing:  # for which many nodes may wait
             check()
+            while self._to_learn:
+                self._tracer.learn(*self._to_learn.popleft())
             chosen = self._tracer.best_configs(source, able, most, beside)
         return [c.to_json() for c in chosen], ""
 
@@ -170,10 +177,9 @@ class KernelTrials:
         self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
     ) -> None:
         """Have later choices heed what was timed."""
-        with self._tracing:
-            if job.against_config:
-                self._tracer.learn(job.against.source, {Config.from_json(job.against_config): list(rival)})
-            self._tracer.learn(job.node.source, {Config.from_json(c): list(s) for c, s in timed})
+        if job.against_config:
+            self._to_learn.append((job.against.source, {Config.from_json(job.against_config): list(rival)}))
+        self._to_learn.append((job.node.source, {Config.from_json(c): list(s) for c, s in timed}))
 
     def close(self) -> None:
         """End the sandbox of forecasts."""

@@ -124,6 +124,11 @@ class SourceTraces:
         self._add(source, ())  # the latest
         return found
 
+    def known(self, source: str) -> tuple[CallTrace, ...]:
+        """A trace per call, of configs that were traced before: nothing is traced for it, and nobody is waited for."""
+        with self._lock:
+            return self._found.get(source, ())
+
     def keep(self, configs: Mapping[str, Collection[Config]]) -> None:
         """Never forget these configs of these sources; no longer those that were named before."""
         with self._lock:

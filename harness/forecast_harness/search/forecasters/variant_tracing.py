@@ -135,7 +135,7 @@ class VariantTracer:
         First comes the one that `is_compatible` the rival's config `beside`, where there is one: whichever source is
         better, it should be seen under equal conditions. Without forecasts, a spread over all others.
         """
-        first = [c for c in configs if beside is not None and is_compatible(c, beside)][:1]
+        first = _first(configs, beside)
         rest, left = [c for c in configs if c not in first], n - len(first)
         if left <= 0 or len(rest) <= left:
             return [*first, *rest[:left]]
@@ -147,16 +147,23 @@ class VariantTracer:
         sources = [n.source for n in nodes if n.source not in self._ranked]
         self._prepare(sources, _RANKED_ASSIGNMENTS)
 
-    def prepare_source(self, *sources: str) -> None:
-        """Trace what forecasts of these sources' configs will ask for, all together."""
-        self._prepare(sources, MAX_TRACED_ASSIGNMENTS)
+    def prepare_source(self, *sources: str, rival: str = "", beside: Config | None = None) -> None:
+        """Trace, all together, what forecasts of these sources' configs will ask for.
 
-    def _prepare(self, sources: Sequence[str], assignments: int) -> None:
-        asked: dict[str, list[Config]] = {}
+        `rival`, `beside`: the source that they will be timed beside, and its config: timings of one source move the
+        forecasts of others only where what was timed is traced.
+        """
+        self._prepare(sources, MAX_TRACED_ASSIGNMENTS, rival, beside)
+
+    def _prepare(
+        self, sources: Sequence[str], assignments: int, rival: str = "", beside: Config | None = None
+    ) -> None:
+        asked: dict[str, list[Config]] = {rival: [beside]} if rival and beside is not None else {}
         for source in sources:
             with suppress(RecordError):
                 if configs := configs_for(self._target, source):
-                    asked[source] = _spread(configs, assignments)
+                    wanted = [*_spread(configs, assignments), *_first(configs, beside)]
+                    asked[source] = list(dict.fromkeys([*asked.get(source, []), *wanted]))
         with suppress(ForecastAutotuneError):  # what it meets there, `best_forecast` says of each
             self._traces.prepare(asked)
 
@@ -201,7 +208,8 @@ class VariantTracer:
         if not traces or any(all(t.texts[c] is None for c in configs) for t in traces):
             return None
         kin = self._kin_timings(source)
-        timed = {s: self._traces.get(s, [c for o, c in kin if o == s]) for s in {s for s, _ in kin}}
+        # What is not traced yet says nothing here: many nodes may wait for this forecast.
+        timed = {s: self._traces.known(s) for s in {s for s, _ in kin}}
         means, variances, fails = [], [], []
         for call in calls or range(len(traces)):
             own = traces[call]
@@ -209,7 +217,7 @@ class VariantTracer:
             timings = dict[Candidate, Timing]()
             for (other, config), timing in kin.items():
                 # One that cannot be traced says nothing: of what it is alike is not known.
-                if timed[other] and timed[other][call].texts[config] is not None:
+                if timed[other] and timed[other][call].texts.get(config) is not None:
                     candidate = Candidate(config) if other == source else Candidate(config, digest(other))
                     rows[candidate], timings[candidate] = (timed[other][call], config), timing
             texts = {assignment_of(c): s for c, (t, x) in rows.items() if (s := t.texts[x]) is not None}
@@ -239,6 +247,11 @@ class VariantTracer:
 
 def _forecast_key(source: str, configs: Sequence[Config]) -> str:
     return digest(source, [c.to_json() for c in configs])
+
+
+def _first(configs: Sequence[Config], beside: Config | None) -> list[Config]:
+    """The config that a source is timed in before all others: the one that suits its rival's, if there is one."""
+    return [c for c in configs if beside is not None and is_compatible(c, beside)][:1]
 
 
 def _spread(configs: Sequence[Config], assignments: int = MAX_TRACED_ASSIGNMENTS) -> list[Config]:

@@ -233,6 +233,8 @@ class KernelJudge(SandboxNodeJudge):
         decided = decided_config(self._target, node.source)
         if not fixed and decided in able:
             fixed = (decided,)  # the store has tuned this source already
+        if not fixed and len(able) > trials:
+            self._tracer.prepare_source(node.source, rival=against.source, beside=beside)
         chosen = list(fixed) or self._tracer.best_configs(node.source, able, max(1, trials), beside)
         raced: list[Mapping[str, float]] = []
         for number in range(contests):
