@@ -55,7 +55,7 @@ def search_target(target: str, path: str, options: Any, budget: int = 100_000) -
         folder = Path(parent) / "search"
         command = [sys.executable, "-m", "forecast_autotune", "search", target, "--device", options.device]
         command += ["--path", path, "--seconds", f"{options.seconds:g}", "--trials", str(options.trials)]
-        command += ["--gpu-budget", str(budget), "--k", "8", "--surrogate", options.surrogate]
+        command += ["--gpu-budget", str(budget), "--surrogate", options.surrogate]
         command += ["--seed", str(options.seed), "--out", str(folder)]
         command += ["--lanes", str(options.lanes)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

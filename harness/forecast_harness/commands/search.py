@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,6 +161,9 @@ def _search(
         if early is not None:
             stack.callback(early.close)
         target, seeds = open_target(options.target, device=device)
+        if device != "cpu" and options.ray is None and options.path != "host-code":
+            # Kernels are compiled ahead of the device that times them: what is decided now is timed much later.
+            settings = replace(settings, depth=settings.depth + 1)
         # Whatever can be wrong with the options is told before the pack is checked, which takes seconds.
         proposers = _proposers(settings, target, stack)
         forecaster = open_forecaster(settings.surrogate, target)
