@@ -68,6 +68,29 @@ def test_lanes_are_taken_in_the_order_in_which_they_became_free() -> None:
     assert [lanes.take() for _ in made] == made
 
 
+def test_a_quick_job_goes_before_a_long_one_that_waits_for_longer(pool: ThreadPoolExecutor) -> None:
+    lanes, first, second = FreeLanes(), lane(), lane()
+    long = pool.submit(lanes.take)
+    assert waits(long)
+    quick = pool.submit(lanes.take, quick=True)
+    assert waits(quick)
+    lanes.put(first)
+    assert quick.result(10) is first
+    assert waits(long)
+    lanes.put(second)
+    assert long.result(10) is second
+
+
+def test_a_long_job_takes_what_quick_ones_that_wait_do_not_need(pool: ThreadPoolExecutor) -> None:
+    lanes, made = FreeLanes(), [lane() for _ in range(2)]
+    quick, long = pool.submit(lanes.take, quick=True), pool.submit(lanes.take)
+    assert waits(quick)
+    assert waits(long)
+    for one in made:
+        lanes.put(one)
+    assert {quick.result(10), long.result(10)} == set(made)
+
+
 def test_nobody_waits_once_no_lane_comes(pool: ThreadPoolExecutor) -> None:
     lanes = FreeLanes()
     waiting = [pool.submit(lanes.take, quick=quick) for quick in (False, True)]

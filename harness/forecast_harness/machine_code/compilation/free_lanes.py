@@ -9,7 +9,10 @@ from forecast_harness.sandbox.lane import SandboxLane
 
 
 class FreeLanes:
-    """Some lanes are kept for quick jobs, which need not wait for long ones; any other lane does either."""
+    """Some lanes are kept for quick jobs, which need not wait for long ones; any other lane does either.
+
+    What is to be compiled next depends on quick jobs, so that they go first: a long one that waits is one of many.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -17,6 +20,7 @@ class FreeLanes:
         self._others: deque[SandboxLane] = deque()
         self._own: set[SandboxLane] = set()
         """Lanes that are kept for quick jobs, free or not."""
+        self._quick_waiting = 0
         self._none_comes = False
 
     def keep(self, lane: SandboxLane) -> None:
@@ -40,7 +44,15 @@ class FreeLanes:
     def take(self, *, quick: bool = False) -> SandboxLane | None:
         """The lane that has been free the longest; waits for one. None where none comes."""
         with self._changed:
-            self._changed.wait_for(lambda: (quick and self._kept) or self._others or self._none_comes)
-            if quick and self._kept:
-                return self._kept.popleft()
-            return self._others.popleft() if self._others else None
+            self._quick_waiting += quick
+            try:
+                self._changed.wait_for(lambda: self._none_comes or self._has_one(quick))
+            finally:
+                self._quick_waiting -= quick
+            found = self._kept if quick and self._kept else self._others
+            return found.popleft() if found else None
+
+    def _has_one(self, quick: bool) -> bool:
+        if quick:
+            return bool(self._kept or self._others)
+        return len(self._others) > max(0, self._quick_waiting - len(self._kept))
