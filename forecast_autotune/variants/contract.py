@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from forecast_autotune import python_parser
@@ -57,6 +58,7 @@ class Contract:
         )
 
 
+@lru_cache(maxsize=256)  # a search asks for every config of a source, and at every call
 def read_contract(source: str, kernel: str) -> Contract:
     """Read a variant's source. Raises `RecordError` naming the rule it breaks, and the line."""
     try:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -221,6 +222,21 @@ class SandboxJob:
             parts = name.split("/")
             if not all(p and p not in (".", "..") and "\0" not in p for p in parts) or len(name) > 200:
                 raise SandboxError(f"a file's name must be a relative path without '..', got {name!r:.80}")
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write a job's files below a new folder, for whichever user reads them. It may be done hundreds of times."""
+    folder.mkdir(parents=True)
+    folders = {folder}
+    for name, text in files.items():
+        path = folder / name
+        if path.parent not in folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folders |= {p for p in path.parents if p.is_relative_to(folder)}
+        path.write_text(text)
+        path.chmod(0o444)
+    for made in folders:
+        made.chmod(0o755)  # whatever the umask: the candidate may be another user
 
 
 def printable(text: str) -> str:

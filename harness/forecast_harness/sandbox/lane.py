@@ -30,6 +30,7 @@ from forecast_harness.sandbox.jobs import (
     TensorArrays,
     WireError,
     describe_end,
+    write_files,
 )
 from forecast_harness.sandbox.warm_process import (
     ServerProcess,
@@ -230,17 +231,6 @@ class SandboxLane:
         spent = time.perf_counter() - began
         return JobResult(fault.status, fault, value, arrays, spent, end["err"], end["out"], detail, sang)
 
-    def _place(self, place: Path, job: SandboxJob) -> None:
-        (place / FILES_FOLDER).mkdir(parents=True)
-        place.chmod(0o711)
-        for name, text in job.files.items():
-            path = place / FILES_FOLDER / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            path.chmod(0o444)
-        for folder in (place / FILES_FOLDER, *(p for p in (place / FILES_FOLDER).rglob("*") if p.is_dir())):
-            folder.chmod(0o755)  # whatever the umask: the candidate may be another user
-
     def _converse(
         self, job: SandboxJob, limits: ResourceLimits
     ) -> tuple[dict[str, Any] | None, TensorArrays, dict[str, Any]]:
@@ -248,7 +238,8 @@ class SandboxLane:
         self._jobs += 1
         place = self._scratch / f"job-{self._jobs}"
         try:
-            self._place(place, job)
+            write_files(place / FILES_FOLDER, job.files)
+            place.chmod(0o711)
             return self._talk(job, limits, place)
         finally:
             shutil.rmtree(place, ignore_errors=True)

@@ -52,6 +52,7 @@ class NoveltyFilter:
         return None
 
 
+@lru_cache(maxsize=4096)
 def node_identity(target_id: str, language: str, source: str) -> str:
     """A node's id: digest of the target, the language and the source without comments and layout.
 

@@ -41,6 +41,9 @@ NO_CUDA_ON_CPU = (
     "a CUDA kernel can only be searched on a CUDA device, and this run has none: give a device, or search a pack "
     "with torch solutions on the CPU"
 )
+_MOST_SUBJECTS_READ = 16
+_subjects_read: dict[int, tuple[object, tuple[BaseKernel, ...]]] = {}
+"""Of the latest targets, with what they were read of, which is never changed: its `id` is no other's meanwhile."""
 _FILE_HEADER = re.compile(r"^# --- file: (\w+)$", re.MULTILINE)
 
 
@@ -88,7 +91,13 @@ def subjects_of(target: SearchTarget) -> tuple[BaseKernel, ...]:
     """What variants of a kernel target are verified against. Raises `RecordError` for another kind."""
     if target.kind is not TargetKind.KERNEL:
         raise RecordError(f"{target.name} is a {target.kind}, not a kernel")
-    return tuple(BaseKernel.from_json(s) for s in target.payload["subjects"])
+    told = target.payload["subjects"]
+    # A search asks for them several times a node; they may be long.
+    if (read := _subjects_read.get(id(told))) is None or read[0] is not told:
+        while len(_subjects_read) >= _MOST_SUBJECTS_READ:
+            _subjects_read.popitem()
+        read = _subjects_read[id(told)] = told, tuple(BaseKernel.from_json(s) for s in told)
+    return read[1]
 
 
 def advice_of(target: SearchTarget) -> dict[str, Advice]:

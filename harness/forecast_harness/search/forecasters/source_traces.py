@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from forecast_autotune.features.traced_texts import decode_facts
+from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records import Argument, Config, Device, digest
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
 from forecast_harness.sandbox.jobs import JobResult
@@ -34,15 +36,27 @@ class CallTrace:
     arguments: tuple[Argument, ...]
     texts: Mapping[Config, str | None]
     grids: Mapping[Config, tuple[int, ...] | None]
+    facts: Mapping[Config, TtirFacts | None]
+    """What was read of a config's text at its grid; None for a text that cannot be read, or none."""
 
     def only(self, configs: Collection[Config]) -> CallTrace:
         """Without all other configs."""
         known = [c for c in configs if c in self.texts]
-        return CallTrace(self.arguments, {c: self.texts[c] for c in known}, {c: self.grids[c] for c in known})
+        return CallTrace(
+            self.arguments,
+            {c: self.texts[c] for c in known},
+            {c: self.grids[c] for c in known},
+            {c: self.facts[c] for c in known},
+        )
 
     def joined(self, more: CallTrace) -> CallTrace:
         """With other configs, too."""
-        return CallTrace(self.arguments, {**self.texts, **more.texts}, {**self.grids, **more.grids})
+        return CallTrace(
+            self.arguments,
+            {**self.texts, **more.texts},
+            {**self.grids, **more.grids},
+            {**self.facts, **more.facts},
+        )
 
 
 class SourceTraces:
@@ -178,13 +192,20 @@ def _read(result: JobResult, configs: Sequence[Config]) -> tuple[CallTrace, ...]
     """Empty where they could not be traced."""
     if result.status is not JobStatus.OK:
         return ()
-    return tuple(
-        CallTrace(
-            tuple(Argument.from_json(a) for a in said["arguments"]),
-            dict(zip(configs, said["ttir"], strict=True)),
-            dict(zip(configs, [None if g is None else tuple(g) for g in said["grids"]], strict=True)),
-        )
-        for said in result.value
+    return tuple(_read_call(said, configs) for said in result.value)
+
+
+def _read_call(said: Mapping[str, Any], configs: Sequence[Config]) -> CallTrace:
+    facts = {int(number): decode_facts(encoded) for number, encoded in said["facts"].items()}
+    which = dict(zip(configs, said["which"], strict=True))
+    grids = {
+        c: None if g is None else tuple(map(int, g)) for c, g in zip(configs, said["grids"], strict=True)
+    }
+    return CallTrace(
+        tuple(Argument.from_json(a) for a in said["arguments"]),
+        {c: None if n is None else said["ttir"][n] for c, n in which.items()},
+        grids,
+        {c: None if n is None else facts[n][grids[c]] for c, n in which.items()},
     )
 
 

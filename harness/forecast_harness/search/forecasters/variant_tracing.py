@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
 from forecast_autotune.surrogates.default import default_surrogate
@@ -220,7 +221,10 @@ class VariantTracer:
                 if timed[other] and timed[other][call].texts.get(config) is not None:
                     candidate = Candidate(config) if other == source else Candidate(config, digest(other))
                     rows[candidate], timings[candidate] = (timed[other][call], config), timing
-            texts = {assignment_of(c): s for c, (t, x) in rows.items() if (s := t.texts[x]) is not None}
+            texts = TracedTexts(own.arguments)
+            for candidate, (trace, config) in rows.items():
+                if (text := trace.texts[config]) is not None:
+                    texts.add(assignment_of(candidate), text, {trace.grids[config]: trace.facts[config]})
             grids = {c: g for c, (t, x) in rows.items() if (g := t.grids[x]) is not None}
             kernel = Kernel(self._subjects[0].kernel, source=source, source_sha256=digest(source))
             problem = Problem.of(kernel, own.arguments, self._device)

@@ -7,6 +7,8 @@ is, or touch the clock.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -108,7 +110,7 @@ def compare(
 def trace(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """The TTIR of source 0 under the launches of each call in `calls`, on its tensors, without launching.
 
-    The value has `ttir` (text or None by number) and `grids` of every call.
+    The value has, of every call, `ttir` (each text once), `which` (the number of a launch's text, or None) and `grids`.
     """
     from triton.backends.compiler import GPUTarget
 
@@ -119,22 +121,28 @@ def trace(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
     target = GPUTarget("cuda", int(payload["arch"]), 32)
     found = []
     for call, launches in zip(state["calls"], payload["calls"], strict=True):
-        texts: list[str | None] = []
+        numbers: dict[str, int | None] = {}
+        texts: list[str] = []
+        which: list[int | None] = []
         grids: list[list[int] | None] = []
         for how in launches:
             named = {**call.views, **how["scalars"]}
-            try:
-                given = entry.arguments(how["grid"], named, how["meta"], {})
-                tracer: KernelTracer = state.get("tracer") or KernelTracer.of(entry.kernel, target)
-                state["tracer"] = tracer
-                texts.append(tracer.text((), {**given, **how["meta"]}))
-            except (FeatureError, ValueError):
-                texts.append(None)
+            traced_with = json.dumps([how["scalars"], how["meta"], how["grid"]], sort_keys=True)
+            if traced_with not in numbers:  # warps and stages are no part of it
+                numbers[traced_with] = None
+                with contextlib.suppress(FeatureError, ValueError):
+                    given = entry.arguments(how["grid"], named, how["meta"], {})
+                    tracer: KernelTracer = state.get("tracer") or KernelTracer.of(entry.kernel, target)
+                    state["tracer"] = tracer
+                    text = tracer.text((), {**given, **how["meta"]})
+                    numbers[traced_with] = len(texts)
+                    texts.append(text)
+            which.append(numbers[traced_with])
             try:
                 grids.append(list(entry.launch_grid(how["grid"], named, how["meta"], how["options"])))
             except Exception:  # whatever the variant's own grid function raises
                 grids.append(None)
-        found.append({"ttir": texts, "grids": grids})
+        found.append({"ttir": texts, "which": which, "grids": grids})
     return CellAnswer(found)
 
 

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forecast_autotune.features.candidate_list import Grid
+from forecast_autotune.features.traced_texts import encode_facts
 from forecast_autotune.records import Config, Outcome
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault, JobContext
 from forecast_harness.search.judging.kernels.timed_calls import TimedCall
@@ -156,8 +158,9 @@ def race(work: JobContext) -> CellAnswer:
 def trace(work: JobContext) -> CellAnswer:
     """The TTIR of one source under its `configs`, for each of `subjects`; opens no device.
 
-    The payload has `subjects`, `source`, `configs` and `arch` (compute capability times ten). The value is a
-    list with `ttir`, `grids` and `arguments` for every subject.
+    The payload has `subjects`, `source`, `configs` and `arch` (compute capability times ten). The value is a list with
+    `ttir` (each text once), `which` (the number of each config's, or None), `grids`, `arguments` and `facts` for every
+    subject: what `encode_facts` reads of each text, at the grids that it is launched with.
     """
     asked = work.payload
     calls = [TimedCall.of(BaseKernel.from_json(s)) for s in asked["subjects"]]
@@ -167,12 +170,30 @@ def trace(work: JobContext) -> CellAnswer:
         about = {"device": "cpu", "empty": True, "subjects": asked["subjects"]}
         _prepare_cell(cell, about, calls, SOURCE_FILES[1:])
         said = cell.ask(f"{CELL_MODULE}:trace", {"calls": launches, "arch": asked["arch"]}).value
-    return CellAnswer(
-        [
-            {**one, "arguments": [a.to_json() for a in call.drawn.arguments]}
-            for call, one in zip(calls, said, strict=True)
-        ]
-    )
+    return CellAnswer([_with_facts(call, one, len(configs)) for call, one in zip(calls, said, strict=True)])
+
+
+def _with_facts(call: TimedCall, said: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """What a cell says of a call, with what is read of it here, where nobody waits for it.
+
+    Raises `ValueError` for an answer of another form.
+    """
+    arguments = tuple(call.drawn.arguments)
+    texts, which, grids = (list(said[name]) for name in ("ttir", "which", "grids"))
+    known = {None, *range(len(texts))}
+    if len(which) != count or len(grids) != count or not known.issuperset(which):
+        raise ValueError("a trace names texts that are not there")
+    launched: dict[int, dict[Grid, None]] = {}
+    for number, grid in zip(which, grids, strict=True):
+        if number is not None:
+            launched.setdefault(number, {})[None if grid is None else tuple(map(int, grid))] = None
+    return {
+        "ttir": [str(text) for text in texts],
+        "which": which,
+        "grids": grids,
+        "arguments": [a.to_json() for a in arguments],
+        "facts": {str(n): encode_facts(str(texts[n]), arguments, at) for n, at in launched.items()},
+    }
 
 
 def _prepare_cell(
