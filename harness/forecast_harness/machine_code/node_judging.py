@@ -59,8 +59,8 @@ _FIRST_CONFIGS = 2
 """Configs of which one must not be hopeless for others to be compiled."""
 _BEHIND_BEST = 1.1
 """Times the seconds of the source's best config so far, at which another one is given up."""
-_PATIENCE_S, _PATIENCE, _LOOK_S = 8.0, 3.0, 0.5
-"""Least seconds, and times what others took, for which a config is waited for; how often that is looked at."""
+_PATIENCE_S, _PATIENCE, _LOOK_S = 4.0, 3.0, 0.5
+"""Least seconds, and times what others of its source took, that a config may compile; how often that is looked at."""
 _UNPAIRED_SD = 0.1
 """Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
 _RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=0)
@@ -225,19 +225,19 @@ class MachineCodeJudge:
         rival = self._rival(job, configs[0])
         trial = NodeTrial(job, configs, note, *rival)
         failure = NodeRefused(Outcome.COMPILE_ERROR, "compile", "no config was built")
-        usual_s, late = 0.0, 0
+        usual_s: float | None = None
+        late = 0
         for number in range(len(configs)):
             if number not in building:  # one of the first may win: all others are compiled at once
                 left = range(number, len(configs)) if number >= _FIRST_CONFIGS else (number,)
                 building |= {n: self._build(job.node, configs[n]) for n in left}
             try:
-                began = time.perf_counter()
                 with self._runner.spending("builds"):
                     built = self._built_in_time(building[number], usual_s)
                 if built is None:
                     late += 1
                     continue
-                usual_s = max(usual_s, time.perf_counter() - began)
+                usual_s = max(usual_s or 0.0, built.seconds)
                 self._time_config(trial, number, built)
             except NodeRefused as refused:
                 failure = refused
@@ -255,19 +255,21 @@ class MachineCodeJudge:
         found = self._given_up(trial) if self._is_hopeless(trial) else self._raced(trial)
         return replace(found, facts={**found.facts, "late_configs": late}) if late else found
 
-    def _built_in_time(self, building: Future[BuildResult], usual_s: float) -> BuildResult | None:
-        """What a config is compiled to; None for one that takes far longer than another of its source did.
+    def _built_in_time(self, building: Future[BuildResult], usual_s: float | None) -> BuildResult | None:
+        """What a config is compiled to; None for one that compiles far longer than another of its source did.
 
-        The search's next batch waits for all nodes of this one: where most workers have nothing to do, that is for
-        this config alone. `usual_s`: what others were waited for; 0 for the first, which is waited for in any case.
+        The search's next batches wait for all nodes of this one, and what takes so long to compile is rarely fast.
+        `usual_s`: the longest that others took; None for the first, which is waited for in any case.
         """
-        until = time.perf_counter() + max(_PATIENCE_S, _PATIENCE * usual_s)
+        patience, until = max(_PATIENCE_S, _PATIENCE * (usual_s or 0.0)), math.inf
         while True:
             with suppress(TimeoutError):
                 return building.result(_LOOK_S)
             self._work.check()
-            most_idle = self._builder.idle > self._builder.count // 2
-            if usual_s and most_idle and time.perf_counter() > until:
+            now = time.perf_counter()
+            if usual_s is not None and building.running():  # not while it waits for a worker
+                until = min(until, now - _LOOK_S + patience)
+            if now > until:
                 building.cancel()
                 return None
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import SettingsError
+from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.tuning.task import utc_now
 from forecast_harness.search.archives import open_archive
 from forecast_harness.search.history.answer_store import AnswerStore
@@ -105,7 +106,8 @@ def search(
         log = SearchLog.open(path, context)
     else:
         log = SearchLog.create(path, Started(context, target, tuple(seeds), utc_now()))
-    with log:
+    # Forecasts are of small matrices, and who compiles for this search needs the processors.
+    with log, single_threaded_blas():
         state = replay_events(log.events)
         if state.stopped is None or state.stopped.interrupted:
             run = _SearchRunner(log, state, folder, proposers, forecaster, lanes, watch, began)
