@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -21,8 +22,10 @@ from forecast_harness.search.forecasters.timings import Timing
 from forecast_harness.search.forecasters.triton import UNTESTED_DIFFERENCE_SD, TritonForecaster
 from forecast_harness.search.forecasters.variant_tracing import (
     MAX_TRACED_ASSIGNMENTS,
+    ConfigForecasts,
     VariantTracer,
     is_compatible,
+    most_promising,
 )
 from forecast_harness.search.history.events import (
     ConfirmationJob,
@@ -251,6 +254,20 @@ def test_the_rivals_config_is_timed_first_where_a_source_can_run_it(tracer: Vari
     for other in (replace(worst, num_warps=32), Config.of({"BLOCK": 2})):
         assert tracer.best_configs(TUNABLE, configs, 4, other) == tracer.best_configs(TUNABLE, configs, 4)
     assert is_compatible(Config.of({"BLOCK": 16}), Config.of({"BLOCK": 16, "SPLIT": 2}))
+
+
+def test_no_config_is_explored_that_compiles_far_longer_than_the_promising_ones() -> None:
+    sizes_of = [(block, warps) for block in (64, 128, 256, 4096) for warps in (1, 4)]
+    configs = [replace(Config.of({"BLOCK": block}), num_warps=warps) for block, warps in sizes_of]
+    work = {c: block / warps for c, (block, warps) in zip(configs, sizes_of, strict=True)}
+    means = np.array([work[c] for c in configs])  # the least work is forecast to be the fastest
+    found = ConfigForecasts(tuple(configs), means, np.ones(8), np.zeros(8))
+    *top, explored = most_promising(found, configs, 4)
+    assert [work[c] for c in top] == [16, 32, 64]
+    assert work[explored] in (64, 128)
+    monsters = [c for c in configs if work[c] > 128]
+    only = ConfigForecasts((*top, *monsters), np.arange(6.0), np.ones(6), np.zeros(6))
+    assert most_promising(only, [*top, *monsters], 4)[-1] in monsters, "where there is nothing else"
 
 
 def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: VariantTracer) -> None:

@@ -24,6 +24,7 @@ from forecast_harness.search.forecasters.source_traces import RunJobs, SourceTra
 from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import advice_of, configs_for, subjects_of
+from forecast_harness.variants.verification.config_choice import work_of_a_warp
 
 MAX_TRACED_ASSIGNMENTS = 16
 """Of one source; configs that differ in warps and stages alone have one trace."""
@@ -31,8 +32,10 @@ MAX_FORECAST_CONFIGS = 1024
 """Of one source, spread over longer lists."""
 _RANKED_ASSIGNMENTS = 4
 """Of those traced, by which sources are ranked: to read what one of them does takes milliseconds."""
-MAX_KIN_TIMINGS = 128
-"""Of other sources, the latest, that a forecast heeds."""
+MAX_KIN_TIMINGS = 64
+"""Of other sources, the latest, that a forecast heeds: those of eight sources, as a search times them."""
+_MOST_EXPLORED_WORK = 2.0
+"""Times the work of a warp under the most promising configs that one drawn from the rest may have."""
 UNTRACEABLE_P_FAIL = 0.9
 """P(fails) of a config that does not get as far as IR."""
 _MAX_CACHED_FORECASTS = 4096
@@ -74,8 +77,13 @@ def most_promising(found: ConfigForecasts | None, configs: Sequence[Config], n: 
     if found is None:
         return [c.config for c in farthest_point_sample([Candidate(c) for c in configs], n)]
     top = [found.configs[i] for i in found.order[: n - (n > 2)]]
-    rest = [Candidate(c) for c in configs if c not in set(top)]
-    return top if n <= 2 else [*top, farthest_point_sample(rest, 1)[0].config]
+    if n <= 2:
+        return top
+    rest = [c for c in configs if c not in set(top)]
+    # What spills compiles for many times as long as all others, and a batch waits for it.
+    most = _MOST_EXPLORED_WORK * max(map(work_of_a_warp, top))
+    quick = [c for c in rest if work_of_a_warp(c) <= most]
+    return [*top, farthest_point_sample([Candidate(c) for c in quick or rest], 1)[0].config]
 
 
 class VariantTracer:
