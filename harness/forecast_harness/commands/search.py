@@ -161,11 +161,11 @@ def _search(
         if early is not None:
             stack.callback(early.close)
         target, seeds = open_target(options.target, device=device)
-        if device != "cpu" and options.ray is None and options.path != "host-code":
-            # Kernels are compiled ahead of the device that times them: what is decided now is timed much later.
-            settings = replace(settings, depth=settings.depth + 1)
+        # Kernels are compiled ahead of the device that times them: what is decided now is timed much later.
+        ahead = device != "cpu" and options.ray is None and options.path != "host-code"
+        settings = replace(settings, depth=settings.depth + ahead)
         # Whatever can be wrong with the options is told before the pack is checked, which takes seconds.
-        proposers = _proposers(settings, target, stack)
+        proposers = _proposers(settings, target, stack, apart=ahead)
         forecaster = open_forecaster(settings.surrogate, target)
         if forecaster is not None:
             stack.callback(forecaster.close)
@@ -243,14 +243,14 @@ def _settings(options: argparse.Namespace) -> SearchSettings:
 
 
 def _proposers(
-    settings: SearchSettings, target: SearchTarget, stack: contextlib.ExitStack
+    settings: SearchSettings, target: SearchTarget, stack: contextlib.ExitStack, *, apart: bool
 ) -> dict[str, Proposer]:
-    """All proposers by names that are unique and can stand before the slash of an arm."""
+    """All proposers by names that are unique and can stand before the slash of an arm; see `open_proposer`."""
     from forecast_harness.search.proposers import open_proposer
 
     found: dict[str, Proposer] = {}
     for spec in settings.proposers:
-        proposer = open_proposer(spec, target)
+        proposer = open_proposer(spec, target, apart=apart)
         stack.callback(proposer.close)
         name = proposer.name.replace("/", "_")
         numbered = (f"{name}-{n}" for n in range(2, len(settings.proposers) + 2))

@@ -82,6 +82,7 @@ def shingles(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
     return (tuple(tokens[i : i + NGRAM_LENGTH]) for i in range(max(1, len(tokens) - NGRAM_LENGTH + 1)))
 
 
+@lru_cache(maxsize=1024)
 def canonical_tokens(language: str, source: str) -> tuple[str, ...]:
     """The tokens of a source as `signature` compares them."""
     if language in _PYTHON_LANGUAGES:

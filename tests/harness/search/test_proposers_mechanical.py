@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sys
+from typing import NoReturn
 
 import pytest
 
@@ -11,8 +14,10 @@ from forecast_harness.packs.load import load_pack
 from forecast_harness.rewrites.torch import rewrites_of
 from forecast_harness.rewrites.torch.protocol import InputFacts
 from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
-from forecast_harness.search.proposers import open_proposer
+from forecast_harness.sandbox.jobs import SandboxError
+from forecast_harness.search.proposers import open_proposer, triton_rewrites
 from forecast_harness.search.proposers.cuda_rewrites import constants_of
+from forecast_harness.search.proposers.rewriting import RewritingLanes
 from forecast_harness.search.proposers.target_facts import pack_facts
 from forecast_harness.search.records import SearchTarget, TargetKind
 from forecast_harness.search.targets import solution_of
@@ -20,6 +25,7 @@ from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 from tests.harness.search.proposal_examples import node, pack_target, plain_target, request
 from tests.harness.small import checked_only
+from tests.harness.variant_kernels import SOFTMAX, rows, softmax_call, subject
 
 SMALL = VerificationPlan(cases=3, timed=4)
 
@@ -187,3 +193,30 @@ def test_a_kernels_variants_keep_its_contract() -> None:
     assert answer.nodes
     wanted = read_contract(KERNEL, "scale").parameters
     assert all(read_contract(n.source, "scale").parameters == wanted for n in answer.nodes)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+def test_kernels_rewritten_in_another_process_are_those_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    base = subject(SOFTMAX, softmax_call(9, 70), grid=rows)
+    target = SearchTarget(
+        TargetKind.KERNEL, "kernel", "id", "triton", "kernel", "", {"subjects": [base.to_json()]}
+    )
+    seed, broken = node(target, SOFTMAX), node(target, "def kernel(:\n")
+    here = open_proposer("mechanical", target)
+    asked = request(target, seed, n=6)
+    wanted, refused = here.propose(asked), here.propose(request(target, broken, n=6))
+    assert wanted.nodes
+    monkeypatch.setattr(triton_rewrites, "kernel_rewrites", None)
+    with contextlib.closing(open_proposer("mechanical", target, apart=True)) as proposer:
+        assert proposer.propose(asked) == wanted
+        assert proposer.propose(request(target, broken, n=6)) == refused
+        assert refused.exhausted
+    with contextlib.closing(open_proposer("mechanical", target, apart=True)) as proposer:
+        monkeypatch.undo()
+        monkeypatch.setattr(RewritingLanes, "rewrites", _no_lane)
+        assert proposer.propose(asked) == wanted, "where no sandbox can be opened"
+
+
+def _no_lane(lanes: RewritingLanes, source: str) -> NoReturn:
+    raise SandboxError("no lane can be opened here")

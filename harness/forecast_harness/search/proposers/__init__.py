@@ -9,8 +9,8 @@ from forecast_harness.search.records import SearchTarget
 SPEC_FORMS = "mechanical, recorded:PATH, llm:SPEC or external:COMMAND"
 
 
-def open_proposer(spec: str, target: SearchTarget) -> Proposer:
-    """The proposer that `spec` names, for `target`.
+def open_proposer(spec: str, target: SearchTarget, *, apart: bool = False) -> Proposer:
+    """The proposer that `spec` names, for `target`; `apart`: what takes long is done in other processes.
 
     `spec`: `mechanical`; `recorded:` and a folder or a `.jsonl[.gz]` file; `llm:` and what
     FORECAST_AUTOTUNE_LLM accepts; `external:` and a command line. Raises `SettingsError` for another, or
@@ -20,7 +20,7 @@ def open_proposer(spec: str, target: SearchTarget) -> Proposer:
     if kind == "mechanical" and not rest:
         from forecast_harness.search.proposers.mechanical import RewriteProposer
 
-        return RewriteProposer(target)
+        return RewriteProposer(target, apart=apart)
     if kind == "recorded" and rest:
         from forecast_harness.search.proposers.recorded import RecordedProposer
 

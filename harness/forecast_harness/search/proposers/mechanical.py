@@ -7,6 +7,7 @@ parent). No style ends before all have: a parent is exhausted when everything th
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections import OrderedDict
@@ -18,9 +19,11 @@ from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.rewrites.torch.constants import cross_constants
 from forecast_harness.rewrites.torch.registry import RewrittenSource, rewrites_of
 from forecast_harness.rewrites.torch.source_code import ParsedSource
+from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.search.history.events import ProposalRequest, Proposed
 from forecast_harness.search.proposers import cuda_rewrites, triton_rewrites
 from forecast_harness.search.proposers.drafts import Draft, draft_identity, draw_seed, new_nodes
+from forecast_harness.search.proposers.rewriting import RewritingLanes
 from forecast_harness.search.proposers.target_facts import target_facts
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 
@@ -37,8 +40,10 @@ class RewriteProposer:
     name = "mechanical"
     styles: Sequence[str] = STYLES
 
-    def __init__(self, target: SearchTarget) -> None:
+    def __init__(self, target: SearchTarget, *, apart: bool = False) -> None:
+        """`apart`: kernels are rewritten in processes of their own, where a sandbox can be opened."""
         self._target = target
+        self._lanes = RewritingLanes(target) if apart and target.kind is TargetKind.KERNEL else None
         self._facts = target_facts(target)
         self._mutex = threading.Lock()
         self._cache: OrderedDict[str, Future[tuple[tuple[str, RewrittenSource], ...]]] = OrderedDict()
@@ -69,9 +74,11 @@ class RewriteProposer:
         return Proposed(request.id, nodes, problem=problem, exhausted=len(found) <= request.n)
 
     def close(self) -> None:
-        """Forget what is kept."""
+        """Forget what is kept, and end what is under way."""
         with self._mutex:
             self._cache.clear()
+        if self._lanes is not None:
+            self._lanes.close()
 
     def _all_rewrites(self, parent: Node) -> tuple[tuple[str, RewrittenSource], ...]:
         """Everything that rewrites make of a parent, with the ids that it would have."""
@@ -84,17 +91,23 @@ class RewriteProposer:
                     self._cache.popitem(last=False)
         if known is not None:
             return known.result()
-        provenance = Provenance(Origin.REWRITE)
         try:
-            found = tuple(
-                (draft_identity(self._target, Draft(made.text, provenance, parent.language)), made)
-                for made in self._rewrite(parent)
-            )
+            found = self._with_identities(parent)
         except BaseException as error:
             making.set_exception(error)
             raise
         making.set_result(found)
         return found
+
+    def _with_identities(self, parent: Node) -> tuple[tuple[str, RewrittenSource], ...]:
+        if self._lanes is not None and parent.language == "triton":
+            with contextlib.suppress(SandboxError):
+                return self._lanes.rewrites(parent.source)
+        provenance = Provenance(Origin.REWRITE)
+        return tuple(
+            (draft_identity(self._target, Draft(made.text, provenance, parent.language)), made)
+            for made in self._rewrite(parent)
+        )
 
     def _rewrite(self, parent: Node) -> list[RewrittenSource]:
         if parent.language == "cuda":

@@ -1,0 +1,69 @@
+"""Rewrites of a kernel worked out in processes of their own.
+
+Reading and rewriting one source takes a second of Python. The process of a search has none to spare: while others
+compile, it forecasts, chooses, and hands on what comes. A lane forgets everything between two sources.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_harness.rewrites.torch.registry import RewrittenSource
+from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxError, SandboxJob
+from forecast_harness.sandbox.judge_process import JobContext
+from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
+from forecast_harness.search.novelty import node_identity
+from forecast_harness.search.proposers.triton_rewrites import kernel_rewrites
+from forecast_harness.search.records import SearchTarget
+
+_LANES = 2
+"""A batch expands as many parents."""
+_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
+
+
+class RewritingLanes:
+    """Rewrites of sources of one kernel target. Any thread may ask; a lane opens when it is first needed."""
+
+    def __init__(self, target: SearchTarget) -> None:
+        self._target, self._lanes = target, TracingLanes(None, _LIMITS, _LANES)
+
+    def rewrites(self, source: str) -> tuple[tuple[str, RewrittenSource], ...]:
+        """What `kernel_rewrites` makes of a source, each with the id that its node would have.
+
+        Raises `RecordError` for what is no kernel, and `SandboxError` where no lane can do it.
+        """
+        payload = {
+            "target": self._target.id,
+            "source": source,
+            "entry": self._target.entry,
+            "payload": {
+                name: self._target.payload[name]
+                for name in ("subjects", "source_sha256")
+                if name in self._target.payload
+            },
+        }
+        (result,) = self._lanes.run([SandboxJob(f"{__name__}:rewrite", payload)])
+        if result.status is not JobStatus.OK:
+            raise SandboxError(f"rewrites could not be worked out in a process of their own: {result.detail}")
+        if "refused" in result.value:
+            raise RecordError(result.value["refused"])
+        return tuple(
+            (identity, RewrittenSource(tuple(names), text, note))
+            for identity, names, text, note in result.value["made"]
+        )
+
+    def close(self) -> None:
+        """End the lanes."""
+        self._lanes.close()
+
+
+def rewrite(work: JobContext) -> dict[str, Any]:
+    """The job: `kernel_rewrites` of the payload's `source`, under `made`; `refused` says why there are none."""
+    asked = work.payload
+    try:
+        made = kernel_rewrites(asked["source"], asked["entry"], asked["payload"])
+    except RecordError as error:
+        return {"refused": str(error)}
+    ids = (node_identity(asked["target"], "triton", one.text) for one in made)
+    return {"made": [[i, list(one.names), one.text, one.note] for i, one in zip(ids, made, strict=True)]}
