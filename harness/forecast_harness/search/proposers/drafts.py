@@ -24,11 +24,13 @@ class Draft:
     """Empty: the target's."""
     parents: tuple[str, ...] = ()
     """Ids of the nodes it was made of; empty: the first parent of the request."""
+    identity: str = ""
+    """The id of its node, where that is known already."""
 
 
 def draft_identity(target: SearchTarget, draft: Draft) -> str:
     """The id that a draft's node has."""
-    return node_identity(target.id, draft.language or target.language, draft.source)
+    return draft.identity or node_identity(target.id, draft.language or target.language, draft.source)
 
 
 def node_from_draft(request: ProposalRequest, draft: Draft) -> Node:

@@ -67,7 +67,7 @@ class RewriteProposer:
         weights = [1.0 / (1.0 + _RANK_DISCOUNT * place) for place in range(len(left))]
         draws = [chance.random() ** (1.0 / weight) for weight in weights]
         order = sorted(range(len(left)), key=lambda i: (_style_of(left[i][1]) != style, -draws[i], i))
-        drafts = [_draft_of(request, *left[i][:2]) for i in order]
+        drafts = [_draft_of(request, *left[i]) for i in order]
         found = new_nodes(request, drafts, request.n + 1)
         nodes = found[: request.n]
         problem = "" if nodes else f"every rewrite of {parent.id} is known already"
@@ -136,7 +136,9 @@ def _style_of(made: RewrittenSource) -> str:
     return kinds.get(made.names, "single" if len(made.names) == 1 else "combined")
 
 
-def _draft_of(request: ProposalRequest, source_parent: str, made: RewrittenSource) -> Draft:
+def _draft_of(
+    request: ProposalRequest, source_parent: str, made: RewrittenSource, identity: str = ""
+) -> Draft:
     first = request.parents[0]
     parents = (first.id,) if source_parent == first.id else (first.id, source_parent)
     provenance = Provenance(
@@ -145,4 +147,4 @@ def _draft_of(request: ProposalRequest, source_parent: str, made: RewrittenSourc
         parent=first.provenance.note[:80],
         note=made.note[:300],
     )
-    return Draft(made.text, provenance, first.language, parents)
+    return Draft(made.text, provenance, first.language, parents, identity)
