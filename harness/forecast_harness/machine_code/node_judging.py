@@ -270,7 +270,7 @@ class MachineCodeJudge:
             if usual_s is not None and building.running():  # not while it waits for a worker
                 until = min(until, now - _LOOK_S + patience)
             if now > until:
-                building.cancel()
+                self._builder.end(building)
                 return None
 
     def _rival(self, job: NodeJob, config: TrialConfig) -> tuple[Mapping[str, Program], Mapping[str, float]]:

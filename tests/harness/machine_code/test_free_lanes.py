@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as NotYet
 
 import pytest
 
-from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
+from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, CompileWorkers
 from forecast_harness.machine_code.compilation.free_lanes import FreeLanes
 from forecast_harness.sandbox.jobs import JobStatus, ResourceLimits, SandboxError, SandboxJob
 from forecast_harness.sandbox.lane import SandboxLane
@@ -115,3 +115,23 @@ def test_other_jobs_run_while_every_worker_compiles(monkeypatch: pytest.MonkeyPa
         assert not busy.done()
         workers.give_up(0.0)
         assert isinstance(busy.exception(30), SandboxError), "it had not ended by itself"
+
+
+def test_a_compilation_that_nobody_waits_for_frees_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = ResourceLimits(wall_s=60.0)
+    quick = SandboxJob("tests.harness.machine_code.lane_jobs:say", {"word": "quick"}, {})
+    long = SandboxJob("tests.harness.machine_code.lane_jobs:sleep", {"seconds": 60.0}, {})
+    with CompileWorkers({"arch": 90}, 1) as workers:
+        monkeypatch.setattr(workers, "_job", lambda request: long)
+        first, second = (workers.submit(BuildRequest("x", "", "run", ())) for _ in range(2))
+        while not workers._compiling:
+            pass
+        workers.end(second)
+        assert second.cancelled(), "it had not begun"
+        workers.end(first)
+        assert first.result(30).infrastructure
+        assert not workers._compiling
+        (found,) = workers.run_jobs([quick], limits)
+        assert (found.status, found.value) == (JobStatus.OK, "quick")
+        workers.end(first)  # it has ended: nothing else is
+        assert workers.idle == 1

@@ -40,6 +40,9 @@ class TranslatedBuilder:
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         return self._pool.submit(self._build, request)
 
+    def end(self, building: Future[BuildResult]) -> None:
+        building.cancel()
+
     def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
         return self._workers.run_jobs(jobs, limits)
 

@@ -32,6 +32,9 @@ class WrittenBuilder:
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         return self._pool.submit(self._build, request)
 
+    def end(self, building: Future[BuildResult]) -> None:
+        building.cancel()
+
     def close(self) -> None:
         self._pool.shutdown()
 

@@ -140,6 +140,9 @@ class CompileWorkers:
         self._pending, self._pending_lock = 0, threading.Lock()
         self._began: dict[SandboxLane, float] = {}
         """Of the jobs under way, by lane."""
+        self._building: dict[Future[BuildResult], BuildRequest] = {}
+        self._compiling: dict[int, SandboxLane] = {}
+        """The lanes of requests under way, by the request's `id`."""
         self._closed = False
         self._scratch = scratch
         self._open: list[SandboxLane] = []
@@ -220,8 +223,21 @@ class CompileWorkers:
                     return done
         self._add_pending(1)
         submitted = self._pool.submit(self._build, request)
-        submitted.add_done_callback(lambda _: self._add_pending(-1))
+        self._building[submitted] = request
+        submitted.add_done_callback(self._note_built)
         return submitted
+
+    def _note_built(self, built: Future[BuildResult]) -> None:
+        self._building.pop(built, None)
+        self._add_pending(-1)
+
+    def end(self, building: Future[BuildResult]) -> None:
+        """End a compilation that nobody waits for any more, so that its worker is free for another."""
+        if building.cancel() or (request := self._building.get(building)) is None:
+            return
+        with self._pending_lock:  # the lane does no other job meanwhile
+            if (lane := self._compiling.get(id(request))) is not None:
+                lane.give_up()
 
     def _add_pending(self, count: int) -> None:
         with self._pending_lock:
@@ -244,7 +260,13 @@ class CompileWorkers:
         kept = self.answers.get(job) if self.answers is not None else None
         return kept or self._run_job(job, limits, quick=True)
 
-    def _run_job(self, job: SandboxJob, limits: ResourceLimits, quick: bool = False) -> JobResult:
+    def _run_job(
+        self,
+        job: SandboxJob,
+        limits: ResourceLimits,
+        quick: bool = False,
+        request: BuildRequest | None = None,
+    ) -> JobResult:
         """On the next free worker. Raises `SandboxError` where it is given up, and after the end."""
         lane = self._lanes.take(quick=quick)
         if lane is None:
@@ -253,19 +275,23 @@ class CompileWorkers:
             if self._closed:
                 raise SandboxError("the compile workers have ended")
             self._began[lane] = time.monotonic()
+            if request is not None:
+                self._compiling[id(request)] = lane
             result = lane.run(job, limits)
             if self.answers is not None:
                 self.answers.put(job, result)
             return result
         finally:
             self._began.pop(lane, None)
+            with self._pending_lock:
+                self._compiling.pop(id(request), None)
             self._lanes.put(lane)
 
     def _build(self, request: BuildRequest) -> BuildResult:
         if request.cuda is not None:
             return self._build_cuda(request, request.cuda)
         try:
-            result = self._run_job(self._job(request), COMPILE_LIMITS)
+            result = self._run_job(self._job(request), COMPILE_LIMITS, request=request)
         except SandboxError as error:
             return BuildResult(request, infrastructure=str(error)[:2000])
         return self._answer(request, result)
@@ -299,7 +325,7 @@ class CompileWorkers:
                 asked.signature,
                 asked.config,
                 arch,
-                lambda job: self._run_job(job, COMPILE_LIMITS),
+                lambda job: self._run_job(job, COMPILE_LIMITS, request=request),
             )
             programs = launched_programs(
                 request.candidate, compiled, asked.signature, arch, cases, asked.config

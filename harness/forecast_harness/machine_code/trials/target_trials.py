@@ -50,6 +50,9 @@ class SourceBuilder(Protocol):
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         """Compile on the next free worker."""
 
+    def end(self, building: Future[BuildResult]) -> None:
+        """End a compilation that nobody waits for any more."""
+
     def give_up(self, after_s: float = LONG_S) -> None:
         """End what has taken so many seconds already: nobody waits for it any more."""
 
