@@ -163,7 +163,8 @@ def _search(
         target, seeds = open_target(options.target, device=device)
         # Kernels are compiled ahead of the device that times them: what is decided now is timed much later.
         ahead = device != "cpu" and options.ray is None and options.path != "host-code"
-        settings = replace(settings, depth=settings.depth + ahead)
+        depth = _depth_in_log(folder) if options.resume else None
+        settings = replace(settings, depth=depth or settings.depth + ahead)
         # Whatever can be wrong with the options is told before the pack is checked, which takes seconds.
         proposers = _proposers(settings, target, stack, apart=ahead)
         forecaster = open_forecaster(settings.surrogate, target)
@@ -240,6 +241,15 @@ def _settings(options: argparse.Namespace) -> SearchSettings:
         trials=options.trials,
         seed=options.seed,
     )
+
+
+def _depth_in_log(folder: Path) -> int | None:
+    """Of the search that is to be resumed, which may have begun on another path; None where none is told."""
+    from forecast_harness.search.history.events import Started
+    from forecast_harness.search.history.log import read_log
+
+    events = read_log(folder / _LOG) if (folder / _LOG).is_file() else []
+    return events[0].context.settings.depth if events and isinstance(events[0], Started) else None
 
 
 def _proposers(

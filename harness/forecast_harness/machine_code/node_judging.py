@@ -237,8 +237,8 @@ class MachineCodeJudge:
                 if built is None:
                     late += 1
                     continue
-                usual_s = max(usual_s or 0.0, built.seconds)
                 self._time_config(trial, number, built)
+                usual_s = max(usual_s or 0.0, built.seconds)
             except NodeRefused as refused:
                 failure = refused
                 if number == 0 and refused.outcome is Outcome.INCORRECT:
@@ -256,20 +256,17 @@ class MachineCodeJudge:
         return replace(found, facts={**found.facts, "late_configs": late}) if late else found
 
     def _built_in_time(self, building: Future[BuildResult], usual_s: float | None) -> BuildResult | None:
-        """What a config is compiled to; None for one that compiles far longer than another of its source did.
+        """What a config is compiled to; None for one that compiles far longer than others of its source did.
 
         The search's next batches wait for all nodes of this one, and what takes so long to compile is rarely fast.
-        `usual_s`: the longest that others took; None for the first, which is waited for in any case.
+        `usual_s`: the longest that others took which run; where none does yet, any is waited for.
         """
-        patience, until = max(_PATIENCE_S, _PATIENCE * (usual_s or 0.0)), math.inf
+        patience = math.inf if usual_s is None else max(_PATIENCE_S, _PATIENCE * usual_s)
         while True:
             with suppress(TimeoutError):
                 return building.result(_LOOK_S)
             self._work.check()
-            now = time.perf_counter()
-            if usual_s is not None and building.running():  # not while it waits for a worker
-                until = min(until, now - _LOOK_S + patience)
-            if now > until:
+            if self._builder.seconds_of(building) > patience:
                 self._builder.end(building)
                 return None
 

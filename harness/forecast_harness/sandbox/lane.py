@@ -193,6 +193,8 @@ class SandboxLane:
         Raises `SandboxError` if the lane is not open, its server cannot be replaced, or the job was given up.
         """
         with self._run_lock:
+            if self._given_up and self._server is not None:
+                self._stop()  # told so when the job before was done already: it ends, soon
             self._given_up = False
             began = time.perf_counter()
             level = self.level

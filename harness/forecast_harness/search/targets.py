@@ -95,7 +95,7 @@ def subjects_of(target: SearchTarget) -> tuple[BaseKernel, ...]:
     # A search asks for them several times a node; they may be long.
     if (read := _subjects_read.get(id(told))) is None or read[0] is not told:
         while len(_subjects_read) >= _MOST_SUBJECTS_READ:
-            _subjects_read.popitem()
+            _subjects_read.pop(next(iter(_subjects_read)), None)
         read = _subjects_read[id(told)] = told, tuple(BaseKernel.from_json(s) for s in told)
     return read[1]
 

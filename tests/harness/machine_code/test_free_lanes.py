@@ -12,6 +12,7 @@ from forecast_harness.machine_code.compilation.compile_workers import BuildReque
 from forecast_harness.machine_code.compilation.free_lanes import FreeLanes
 from forecast_harness.sandbox.jobs import JobStatus, ResourceLimits, SandboxError, SandboxJob
 from forecast_harness.sandbox.lane import SandboxLane
+from tests.waiting import wait_until
 
 
 def lane() -> SandboxLane:
@@ -124,8 +125,8 @@ def test_a_compilation_that_nobody_waits_for_frees_its_worker(monkeypatch: pytes
     with CompileWorkers({"arch": 90}, 1) as workers:
         monkeypatch.setattr(workers, "_job", lambda request: long)
         first, second = (workers.submit(BuildRequest("x", "", "run", ())) for _ in range(2))
-        while not workers._compiling:
-            pass
+        wait_until(lambda: workers.seconds_of(first) > 0.3, "the compilation")
+        assert workers.seconds_of(second) == 0.0, "it waits for a worker"
         workers.end(second)
         assert second.cancelled(), "it had not begun"
         workers.end(first)

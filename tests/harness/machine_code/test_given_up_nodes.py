@@ -105,6 +105,9 @@ def test_a_config_is_waited_for_unless_it_compiles_far_longer_than_others(
     monkeypatch.setattr(node_judging, "_PATIENCE", 0.0)
     monkeypatch.setattr(node_judging, "_LOOK_S", 0.05)
     submit, slow, asked = tuned.builder.submit, Future[BuildResult](), list[BuildRequest]()
+    ended: list[Future[BuildResult]] = []
+    tuned.builder.end = ended.append  # type: ignore[method-assign]
+    tuned.builder.seconds_of = lambda building: float(building.running())  # type: ignore[method-assign]
 
     def delayed(request: BuildRequest) -> Future[BuildResult]:
         if request.options.get("num_warps") != 2:
@@ -124,6 +127,7 @@ def test_a_config_is_waited_for_unless_it_compiles_far_longer_than_others(
         found = judging.result(60)
     assert found.outcome is Outcome.OK
     assert (found.measurements, found.facts.get("late_configs", 0)) == ((3, 1) if begun else (4, 0))
+    assert ended == ([slow] if begun else [])
 
 
 def test_nodes_that_wait_for_their_configs_are_given_up_before_they_are_chosen(

@@ -307,6 +307,9 @@ def test_a_job_that_is_given_up_ends_with_its_processes_and_the_lane_goes_on() -
             hanging.result(60)
         wait_until(lambda: not any(is_running(pid) for pid in (server, *started)))
         assert run(opened, "honest").status is JobStatus.OK
+        with opened._run_lock:  # as between a job's answer and the end of its `run`
+            opened.give_up()
+        assert run(opened, "honest").status is JobStatus.OK, "the next job is another one"
 
 
 @on_linux

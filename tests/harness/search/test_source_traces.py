@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from forecast_autotune.records import Config
 from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, SandboxJob
 from forecast_harness.search.forecasters.source_traces import SourceTraces
@@ -36,7 +38,11 @@ class Sandboxes:
             return JobResult(JobStatus.CANDIDATE_ERROR, Fault.EXCEPTION)
         texts = [f"ttir of {c['num_warps']} warps" for c in job.payload["configs"]]
         arguments = [a.to_json() for a in vector_call(1000)]
+        if job.payload["source"] == "lost" and len(self.asked) == 1:
+            return JobResult(JobStatus.INFRA_ERROR, Fault.SERVER_LOST)
         which, grids = list(range(len(texts))), [[1]] * len(texts)
+        if job.payload["source"] == "odd":
+            return JobResult(JobStatus.OK, value=[{"ttir": texts, "which": [True], "grids": 5, "facts": {}}])
         facts = {str(n): [[[1], None]] for n in which}  # texts that nobody can read
         value = [{"ttir": texts, "which": which, "grids": grids, "arguments": arguments, "facts": facts}]
         return JobResult(JobStatus.OK, value=value)
@@ -93,3 +99,45 @@ def test_a_source_of_which_a_part_cannot_be_traced_has_no_trace() -> None:
     with contextlib.closing(SourceTraces(TARGET)) as traces:
         traces.trace_in(failing, lambda: 8)
         assert traces.get("one", many) == ()
+
+
+def test_what_is_lost_with_a_sandbox_is_traced_by_who_asks_next() -> None:
+    cells = Sandboxes()
+    with contextlib.closing(SourceTraces(TARGET)) as traces:
+        traces.trace_in(cells)
+        traces.prepare({"lost": CONFIGS[:2], "one": CONFIGS[:1]})
+        assert traces.known("lost") == ()
+        (found,) = traces.get("lost", CONFIGS[:2])
+    assert warps(list(found.texts)) == [1, 2]
+
+
+def test_an_answer_of_another_form_is_no_trace() -> None:
+    with contextlib.closing(SourceTraces(TARGET)) as traces:
+        traces.trace_in(Sandboxes())
+        traces.prepare({"odd": CONFIGS[:1], "one": CONFIGS[:1]})
+        assert traces.get("odd", CONFIGS[:1]) == ()
+        assert traces.known("one")
+
+
+@pytest.mark.parametrize(
+    "grid", [5, ["x"], [0], [-1], [1.5], [True], [], [1] * 4, [10**39], [1 << 31], {"x": 1}, None]
+)
+def test_a_grid_that_no_device_launches_is_none(grid: object) -> None:
+    pytest.importorskip("torch")
+    from forecast_harness.search.judging.kernels.race import _with_facts
+    from forecast_harness.search.judging.kernels.timed_calls import TimedCall
+
+    said = {"ttir": ["no module"], "which": [0, None], "grids": [grid, [2, 3]]}
+    found = _with_facts(TimedCall.of(BASE), said, 2)
+    assert found["grids"] == [None, [2, 3]]
+    assert found["facts"] == {"0": [[None, None]]}
+
+
+@pytest.mark.parametrize("which", [[True, None], [1, None], [-1, None], ["0", None], [0], [0, None, None]])
+def test_texts_that_are_not_there_are_no_trace(which: list[object]) -> None:
+    pytest.importorskip("torch")
+    from forecast_harness.search.judging.kernels.race import _with_facts
+    from forecast_harness.search.judging.kernels.timed_calls import TimedCall
+
+    with pytest.raises(ValueError, match="a trace"):
+        _with_facts(TimedCall.of(BASE), {"ttir": ["no module"], "which": which, "grids": [[1], [1]]}, 2)

@@ -231,11 +231,21 @@ class CompileWorkers:
         self._building.pop(built, None)
         self._add_pending(-1)
 
+    def seconds_of(self, building: Future[BuildResult]) -> float:
+        """For how long a compilation has been under way; 0 while it waits for a worker, and once it has ended."""
+        with self._pending_lock:
+            lane = self._compiling.get(id(self._building.get(building)))
+            began = None if lane is None else self._began.get(lane)
+        return 0.0 if began is None else time.monotonic() - began
+
     def end(self, building: Future[BuildResult]) -> None:
-        """End a compilation that nobody waits for any more, so that its worker is free for another."""
+        """End a compilation that nobody waits for any more, so that its worker is free for another.
+
+        One that waits for a worker and cannot be cancelled goes on.
+        """
         if building.cancel() or (request := self._building.get(building)) is None:
             return
-        with self._pending_lock:  # the lane does no other job meanwhile
+        with self._pending_lock:  # the lane is lent to no other job meanwhile
             if (lane := self._compiling.get(id(request))) is not None:
                 lane.give_up()
 

@@ -50,6 +50,9 @@ class SourceBuilder(Protocol):
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         """Compile on the next free worker."""
 
+    def seconds_of(self, building: Future[BuildResult]) -> float:
+        """For how long a compilation has been under way; 0 while it waits for a worker, and once it has ended."""
+
     def end(self, building: Future[BuildResult]) -> None:
         """End a compilation that nobody waits for any more."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
 from forecast_harness.search.records import SearchTarget
 from forecast_harness.search.targets import subjects_of
 
-_MOST_KEPT = 64
+_MOST_KEPT = 128
 """Sources whose traces are kept whole, the latest; of others it is what `keep` has named."""
 TRACE_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
 _TRACE_JOB = "forecast_harness.search.judging.kernels.race:trace"
@@ -106,7 +107,8 @@ class SourceTraces:
             parts = [(s, part) for s, c in missing.items() for part in _parts(c, each)]
             results = self._run([self._job(source, configs) for source, configs in parts])
             for (source, configs), result in zip(parts, results, strict=True):
-                self._add(source, _read(result, configs))
+                if result.status is not JobStatus.INFRA_ERROR:  # which says nothing about the source
+                    self._add(source, _read(result, configs))
         finally:
             with self._lock:
                 for source, done in ours.items():
@@ -129,14 +131,15 @@ class SourceTraces:
         wanted = list(configs)
         self.prepare({source: wanted})
         with self._lock:
-            found = self._found.get(source, ())
-            missing = self._missing(source, wanted) if found else []
-        if missing:
+            found = self._found.get(source)
+            missing = self._missing(source, wanted)
+        if missing:  # others have traced less of it, or have failed
             (result,) = self._run([self._job(source, missing)])
             more = _read(result, missing)
-            return self._add(source, more) if more else ()
+            failed = result.status is JobStatus.INFRA_ERROR or found
+            return () if not more and failed else self._add(source, more)
         self._add(source, ())  # the latest
-        return found
+        return found or ()
 
     def known(self, source: str) -> tuple[CallTrace, ...]:
         """A trace per call, of configs that were traced before: nothing is traced for it, and nobody is waited for."""
@@ -192,7 +195,9 @@ def _read(result: JobResult, configs: Sequence[Config]) -> tuple[CallTrace, ...]
     """Empty where they could not be traced."""
     if result.status is not JobStatus.OK:
         return ()
-    return tuple(_read_call(said, configs) for said in result.value)
+    with suppress(ValueError, TypeError, KeyError, IndexError, OverflowError):
+        return tuple(_read_call(said, configs) for said in result.value)
+    return ()
 
 
 def _read_call(said: Mapping[str, Any], configs: Sequence[Config]) -> CallTrace:

@@ -18,14 +18,26 @@ _PROCESSORS_PER_LANE = 2
 class TracingLanes:
     """Lanes without a device for short jobs. Any thread may ask."""
 
-    def __init__(self, folder: Path | None, limits: ResourceLimits, count: int = 0) -> None:
-        """`folder` is for scratch files; `count`: lanes at most, 0 for what suits the machine."""
+    def __init__(
+        self,
+        folder: Path | None,
+        limits: ResourceLimits,
+        count: int = 0,
+        *,
+        warm: Sequence[str] = ("torch", "triton"),
+    ) -> None:
+        """`folder` is for scratch files; `count`: lanes at most, 0 for what suits the machine; `warm`: see
+        `SandboxLane`."""
         most = count or lane_count(_MOST_LANES, _PROCESSORS_PER_LANE)
         self._limits, self._closed = limits, False
         self._pool = ThreadPoolExecutor(most, "tracing")
         self._lanes = LanePool(
-            lambda: SandboxLane(scratch=folder, environment={"TRITON_INTERPRET": "0"}), most
+            lambda: SandboxLane(scratch=folder, environment={"TRITON_INTERPRET": "0"}, warm=warm), most
         )
+
+    def open_ahead(self) -> None:
+        """Begin to open the first lane: who asks next waits less."""
+        self._lanes.open_ahead(1)
 
     def run(self, jobs: Sequence[SandboxJob]) -> list[JobResult]:
         """Results of the jobs, in their order. Raises `SandboxError` where no lane can be opened, and after `close`."""

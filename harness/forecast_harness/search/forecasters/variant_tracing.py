@@ -89,8 +89,8 @@ def most_promising(found: ConfigForecasts | None, configs: Sequence[Config], n: 
 class VariantTracer:
     """Traces and forecasts sources of one kernel target; answers are kept until something is learnt.
 
-    Until then they depend on the text alone. Use from one thread at a time, but for `prepare` and
-    `prepare_source`.
+    What is not traced when a source is first asked about says nothing of it until then. Use from one thread at a time,
+    but for `prepare` and `prepare_source`.
     """
 
     def __init__(self, target: SearchTarget, folder: Path | None = None) -> None:
@@ -160,7 +160,7 @@ class VariantTracer:
         """Trace, all together, what forecasts of these sources' configs will ask for.
 
         `rival`, `beside`: the source that they will be timed beside, and its config: timings of one source move the
-        forecasts of others only where what was timed is traced.
+        forecasts of others only where what was timed is traced. What is explored beyond that often is not.
         """
         self._prepare(sources, MAX_TRACED_ASSIGNMENTS, rival, beside)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forecast_autotune.errors import RecordError
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_harness.rewrites.torch.registry import RewrittenSource
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxError, SandboxJob
 from forecast_harness.sandbox.judge_process import JobContext
@@ -22,16 +22,23 @@ _LANES = 2
 _LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
 
 
+class RewritingFailed(ForecastAutotuneError):
+    """There are no rewrites of a source, and trying again elsewhere would not help."""
+
+
 class RewritingLanes:
     """Rewrites of sources of one kernel target. Any thread may ask; a lane opens when it is first needed."""
 
     def __init__(self, target: SearchTarget) -> None:
-        self._target, self._lanes = target, TracingLanes(None, _LIMITS, _LANES)
+        self._target, self._closed = target, False
+        self._lanes = TracingLanes(None, _LIMITS, _LANES, warm=(__name__,))
+        self._lanes.open_ahead()
 
     def rewrites(self, source: str) -> tuple[tuple[str, RewrittenSource], ...]:
         """What `kernel_rewrites` makes of a source, each with the id that its node would have.
 
-        Raises `RecordError` for what is no kernel, and `SandboxError` where no lane can do it.
+        Raises `RecordError` for what is no kernel, `SandboxError` where no lane can be opened, and `RewritingFailed`
+        for a source that takes too long, and after `close`.
         """
         payload = {
             "target": self._target.id,
@@ -43,9 +50,14 @@ class RewritingLanes:
                 if name in self._target.payload
             },
         }
-        (result,) = self._lanes.run([SandboxJob(f"{__name__}:rewrite", payload)])
+        try:
+            (result,) = self._lanes.run([SandboxJob(f"{__name__}:rewrite", payload)])
+        except SandboxError as error:
+            if self._closed:
+                raise RewritingFailed("the search ends") from error
+            raise
         if result.status is not JobStatus.OK:
-            raise SandboxError(f"rewrites could not be worked out in a process of their own: {result.detail}")
+            raise RewritingFailed(f"no rewrites could be worked out: {result.detail[-500:]}")
         if "refused" in result.value:
             raise RecordError(result.value["refused"])
         return tuple(
@@ -55,6 +67,7 @@ class RewritingLanes:
 
     def close(self) -> None:
         """End the lanes."""
+        self._closed = True
         self._lanes.close()
 
 

@@ -28,6 +28,8 @@ from forecast_harness.verify.verdict import Reason, ReasonCode
 CELL_MODULE = "forecast_harness.search.judging.kernels.cell"
 SOURCE_FILES = ("against.py", "variant.py")
 _WARM_UP_LAUNCHES = 3
+_MOST_AXES, _MOST_PROGRAMS = 3, 1 << 31
+"""Of a grid, along each axis."""
 MAX_RELATIVE_ERROR = 0.1
 """Error at real sizes, relative to the largest value, that only a wrong kernel shows. Verification is exact,
 but at drawn sizes: this finds an offset that overflows."""
@@ -179,21 +181,33 @@ def _with_facts(call: TimedCall, said: Mapping[str, Any], count: int) -> dict[st
     Raises `ValueError` for an answer of another form.
     """
     arguments = tuple(call.drawn.arguments)
-    texts, which, grids = (list(said[name]) for name in ("ttir", "which", "grids"))
-    known = {None, *range(len(texts))}
-    if len(which) != count or len(grids) != count or not known.issuperset(which):
+    texts, which = [str(text) for text in said["ttir"]], list(said["which"])
+    grids = [_launchable(grid) for grid in said["grids"]]
+    numbers = [n for n in which if n is not None]
+    if not len(which) == len(grids) == count or not all(type(n) is int for n in numbers):
+        raise ValueError("a trace tells of other configs than were asked for")
+    if not set(numbers) <= set(range(len(texts))):
         raise ValueError("a trace names texts that are not there")
     launched: dict[int, dict[Grid, None]] = {}
     for number, grid in zip(which, grids, strict=True):
         if number is not None:
-            launched.setdefault(number, {})[None if grid is None else tuple(map(int, grid))] = None
+            launched.setdefault(number, {})[grid] = None
     return {
-        "ttir": [str(text) for text in texts],
+        "ttir": texts,
         "which": which,
-        "grids": grids,
+        "grids": [None if grid is None else list(grid) for grid in grids],
         "arguments": [a.to_json() for a in arguments],
-        "facts": {str(n): encode_facts(str(texts[n]), arguments, at) for n, at in launched.items()},
+        "facts": {str(n): encode_facts(texts[n], arguments, at) for n, at in launched.items()},
     }
+
+
+def _launchable(grid: Any) -> Grid:
+    """A grid as a cell told it; None for what no device launches."""
+    if not isinstance(grid, list) or not 1 <= len(grid) <= _MOST_AXES:
+        return None
+    if not all(type(n) is int and 1 <= n < _MOST_PROGRAMS for n in grid):
+        return None
+    return tuple(grid)
 
 
 def _prepare_cell(
