@@ -21,7 +21,11 @@ from forecast_harness.search.judging.races.rules import RaceRules, drift_correct
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.variants.kernels.base_kernel import BaseKernel
 from forecast_harness.verify.cost_control import PhaseTimer
-from forecast_harness.verify.launches.answers import read_error, read_times
+from forecast_harness.verify.launches.answers import (
+    malformed_answers_as_forgery,
+    read_error,
+    read_times,
+)
 from forecast_harness.verify.timing_job import ContestantRejected
 from forecast_harness.verify.verdict import Reason, ReasonCode
 
@@ -172,7 +176,10 @@ def trace(work: JobContext) -> CellAnswer:
         about = {"device": "cpu", "empty": True, "subjects": asked["subjects"]}
         _prepare_cell(cell, about, calls, SOURCE_FILES[1:])
         said = cell.ask(f"{CELL_MODULE}:trace", {"calls": launches, "arch": asked["arch"]}).value
-    return CellAnswer([_with_facts(call, one, len(configs)) for call, one in zip(calls, said, strict=True)])
+    with malformed_answers_as_forgery():
+        return CellAnswer(
+            [_with_facts(call, one, len(configs)) for call, one in zip(calls, said, strict=True)]
+        )
 
 
 def _with_facts(call: TimedCall, said: Mapping[str, Any], count: int) -> dict[str, Any]:
