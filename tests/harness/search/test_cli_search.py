@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -222,13 +221,15 @@ def test_one_command_from_nothing_to_a_result(
     assert "search-swiglu holds a search already" in told
     assert "--resume" in told
     assert "settings.k: 4 in the log, 3 now" in refused(capsys, pack, *SMALL, "--k", "3", "--resume")
-    # Begun with more batches under way, as on a device, it goes on so: no option is called depth.
+    # One that began with more batches under way, as on a device, goes on so: no option is called depth.
     first = (folder / "log.jsonl").read_text().splitlines()[0]
     assert '"depth":2' in first
     deeper = tmp_path / "deeper"
-    shutil.copytree(folder, deeper)
+    deeper.mkdir()
     (deeper / "log.jsonl").write_text(first.replace('"depth":2', '"depth":3') + "\n")
-    assert main(["search", pack, *SMALL, "--resume", "--out", str(deeper)]) == 0
+    told = refused(capsys, pack, *SMALL, "--k", "3", "--resume", "--out", str(deeper))
+    assert "settings.k: 4 in the log, 3 now" in told
+    assert "depth" not in told
     capsys.readouterr()
     assert main(["search", pack, *SMALL, "--resume", "--json"]) == 0
     assert shown(capsys)["measured"] == data["measured"]
