@@ -40,27 +40,19 @@ from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.timing_job import is_plausible
 from forecast_harness.verify.verdict import SolutionVerdict
+from tests.harness.machine_code.quick_builds import QuickBuilds
 
 M, N = 4, 32
 RULES = StoppingRules(first=2, second=4, least=6, enough=10, most=12)
 DOUBLES = "def reference(x):\n    return 2 * x\n"
 
 
-class WrittenDoubles:
+class WrittenDoubles(QuickBuilds):
     """Compiles sources such as `2 40000`: the factor that x is multiplied with, and ns."""
 
     count = 1
 
     idle = 0
-
-    def give_up(self) -> None:
-        """Nothing takes long."""
-
-    def seconds_of(self, building: Future[BuildResult]) -> float:
-        return 0.0
-
-    def end(self, building: Future[BuildResult]) -> None:
-        building.cancel()
 
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         done: Future[BuildResult] = Future()

@@ -17,9 +17,10 @@ from forecast_harness.machine_code.compilation.compile_workers import (
 from forecast_harness.machine_code.compilation.kept_answers import KeptAnswers
 from forecast_harness.machine_code.records import Program
 from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
+from tests.harness.machine_code.quick_builds import QuickBuilds
 
 
-class TranslatedBuilder:
+class TranslatedBuilder(QuickBuilds):
     """Compiles kernels of the parameters (x, out, n) that write multiples of x.
 
     The factor and the nanoseconds that a launch takes are read from the source: `3 * tl.load` or `3 * x[`, and
@@ -30,21 +31,12 @@ class TranslatedBuilder:
         self.count = 2
         self._workers, self._pool = workers, ThreadPoolExecutor(2)
 
-    def give_up(self, after_s: float = 0.0) -> None:
-        """Nothing takes long."""
-
     @property
     def idle(self) -> int:
         return self._workers.idle
 
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         return self._pool.submit(self._build, request)
-
-    def seconds_of(self, building: Future[BuildResult]) -> float:
-        return 0.0
-
-    def end(self, building: Future[BuildResult]) -> None:
-        building.cancel()
 
     def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
         return self._workers.run_jobs(jobs, limits)

@@ -8,12 +8,13 @@ from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT
 from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, BuildResult
+from tests.harness.machine_code.quick_builds import QuickBuilds
 
 SMALL = 64
 """Elements of the call that is checked."""
 
 
-class WrittenBuilder:
+class WrittenBuilder(QuickBuilds):
     """Compiles sources such as `honest 50000`: what the kernel does, and ns that it takes at 4 warps."""
 
     count = 2
@@ -22,21 +23,12 @@ class WrittenBuilder:
         self.asked: list[tuple[str, int]] = []
         self._pool = ThreadPoolExecutor(2)
 
-    def give_up(self, after_s: float = 0.0) -> None:
-        """Nothing takes long."""
-
     @property
     def idle(self) -> int:
         return 0
 
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
         return self._pool.submit(self._build, request)
-
-    def seconds_of(self, building: Future[BuildResult]) -> float:
-        return 0.0
-
-    def end(self, building: Future[BuildResult]) -> None:
-        building.cancel()
 
     def close(self) -> None:
         self._pool.shutdown()

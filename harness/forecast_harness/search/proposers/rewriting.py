@@ -27,7 +27,7 @@ class RewritingFailed(ForecastAutotuneError):
 
 
 class RewritingLanes:
-    """Rewrites of sources of one kernel target. Any thread may ask; a lane opens when it is first needed."""
+    """Rewrites of sources of one kernel target. Any thread may ask; the first lane begins to open at once."""
 
     def __init__(self, target: SearchTarget) -> None:
         self._target, self._closed = target, False
