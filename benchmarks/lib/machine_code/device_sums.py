@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.lib.machine_code.sums import COUNT, SumCall
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, CompileWorkers
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest
+from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
 from forecast_harness.machine_code.records import Program
 
 _SOURCE = """import torch, triton, triton.language as tl

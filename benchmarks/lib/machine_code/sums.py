@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.lib.machine_code.fake_code import addition, honest
-from forecast_harness.machine_code.compilation.compile_workers import (
+from forecast_harness.machine_code.compilation.build_requests import (
     MOST_SCRATCH_BYTES,
     CallCase,
     TensorArgument,

@@ -23,7 +23,7 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code.compilation.compile_workers import BuildResult
+from forecast_harness.machine_code.compilation.build_requests import BuildResult
 from forecast_harness.machine_code.node_trial import (
     NodeRefused,
     NodeTrial,

@@ -16,7 +16,8 @@ from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_harness.bench import ContestUnavailable
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, CompileWorkers
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest
+from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
 from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.variants import Variant
-from forecast_harness.machine_code.compilation.compile_workers import BuildResult, CompileWorkers
+from forecast_harness.machine_code.compilation.build_requests import BuildResult
+from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
 from forecast_harness.machine_code.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.messages import ProgramFault, RunnerFaultKind

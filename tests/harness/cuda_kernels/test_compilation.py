@@ -19,13 +19,13 @@ from forecast_harness.cuda_kernels.compilation import (
 )
 from forecast_harness.cuda_kernels.cubin_facts import cubin_facts, kernel_names
 from forecast_harness.cuda_kernels.declaration import CudaDeclaration
-from forecast_harness.machine_code.compilation.compile_workers import (
+from forecast_harness.machine_code.compilation.build_requests import (
     BuildRequest,
     BuildResult,
     CallCase,
-    CompileWorkers,
     TensorArgument,
 )
+from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
 from forecast_harness.machine_code.compilation.cubin_sections import cubin_sections, referred_sections
 from forecast_harness.machine_code.records import MachineCodeError
 from forecast_harness.sandbox.jobs import ResourceLimits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from benchmarks.lib.machine_code.sums import SumCall
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.trials.target_trials import TrialCalls, TrialConfig
 from forecast_harness.search.history.events import NodeJob

@@ -8,7 +8,8 @@ from concurrent.futures import TimeoutError as NotYet
 
 import pytest
 
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, CompileWorkers
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest
+from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
 from forecast_harness.machine_code.compilation.free_lanes import FreeLanes
 from forecast_harness.sandbox.jobs import JobStatus, ResourceLimits, SandboxError, SandboxJob
 from forecast_harness.sandbox.lane import SandboxLane

@@ -12,7 +12,7 @@ import pytest
 
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code import node_judging
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, BuildResult
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest, BuildResult
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.records import FullVerification

@@ -10,7 +10,7 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, BuildResult
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest, BuildResult
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.search.history.events import ConfirmationJob, VerificationJob

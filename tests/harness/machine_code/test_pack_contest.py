@@ -17,7 +17,7 @@ from benchmarks.lib.machine_code.fake_code import image
 from forecast_harness import bench
 from forecast_harness.bench import ContestUnavailable
 from forecast_harness.machine_code import opening, pack_contest
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, BuildResult
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest, BuildResult
 from forecast_harness.machine_code.pack_contest import PackContests
 from forecast_harness.machine_code.records import (
     BufferRole,

@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from forecast_harness.machine_code.compilation.compile_workers import (
+from forecast_harness.machine_code.compilation.build_requests import (
     BuildRequest,
     BuildResult,
     CallCase,
-    CompileWorkers,
     TensorArgument,
 )
+from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
 from forecast_harness.machine_code.compilation.cubin_sections import cubin_sections, referred_sections
 from forecast_harness.machine_code.recording.tensors import HostCode, TensorRecorder, flat_tensors
 from forecast_harness.machine_code.records import BufferRole, Program

@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 
 from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
 from benchmarks.lib.machine_code.sums import SumCall, objection
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest, CompileWorkers
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest
+from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
 from forecast_harness.machine_code.fit_runner import facts_for_workers
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient

@@ -8,12 +8,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_autotune.records.codec import Record
 from forecast_harness.cuda_kernels.compilation import (
     COMPILE_LIMITS,
     CudaBuild,
@@ -21,16 +19,20 @@ from forecast_harness.cuda_kernels.compilation import (
     compile_source,
     launched_programs,
 )
-from forecast_harness.machine_code.compilation.cubin_sections import check_cubin, without_references
+from forecast_harness.machine_code.compilation.build_requests import (
+    BuildRequest,
+    BuildResult,
+    CallCase,
+    buffer_bytes,
+    read_answer,
+)
 from forecast_harness.machine_code.compilation.free_lanes import FreeLanes
 from forecast_harness.machine_code.compilation.kept_answers import KeptAnswers
+from forecast_harness.machine_code.compilation.waiting_requests import WaitingRequest, WaitingRequests
 from forecast_harness.machine_code.records import (
     BufferRole,
-    CompiledKernel,
-    LaunchPlan,
     MachineCodeError,
     PlanBuffer,
-    Program,
 )
 from forecast_harness.sandbox.jobs import (
     JobResult,
@@ -38,7 +40,6 @@ from forecast_harness.sandbox.jobs import (
     ResourceLimits,
     SandboxError,
     SandboxJob,
-    byte_size,
 )
 from forecast_harness.sandbox.lane import SandboxLane
 from forecast_harness.sandbox.lane_pools import close_lanes, end_pools
@@ -61,67 +62,9 @@ _NICENESS = 10
 """There are as many as processors: what launches and times must not wait for one."""
 _WORKERS_PER_KEPT = 8
 """For so many workers there is one more that does other jobs alone: what is to be compiled next depends on those."""
-MOST_SCRATCH_BYTES = 8 << 30
-
-
-@dataclass(frozen=True)
-class TensorArgument(Record, label="tensor argument", unknown="refuse"):
-    """One tensor of a call: `late` elements lie before its first in its buffer."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    late: int = 0
-    role: str = "input"
-
-    @property
-    def elements(self) -> int:
-        """Of its buffer."""
-        if 0 in self.shape:
-            return max(0, self.late)
-        return self.late + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
-
-
-@dataclass(frozen=True)
-class CallCase(Record, label="call case", unknown="refuse"):
-    """Arguments of one call, without values."""
-
-    tensors: Mapping[str, TensorArgument]
-    scalars: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class BuildRequest:
-    """A source to be compiled for some calls, in one config."""
-
-    candidate: str
-    source: str
-    entry: str
-    cases: tuple[CallCase, ...]
-    options: Mapping[str, int] = field(default_factory=dict)
-    """Triton's options of every launch, over those that the source gives."""
-    choice: int = 0
-    """Which config a decorated kernel takes."""
-    launches: tuple[Mapping[str, Any], ...] = ()
-    """Where `entry` is a kernel and not a function that launches some: its grid, scalars, meta-parameters and
-    options at each case, as `TimedCall.launch` has them."""
-    cuda: CudaBuild | None = None
-    """Where the source is CUDA C++: how its kernel is called."""
-
-
-@dataclass(frozen=True)
-class BuildResult:
-    """What became of a request: programs, one for each case, or why there are none."""
-
-    request: BuildRequest
-    programs: tuple[Program, ...] = ()
-    error: str = ""
-    """Why the source cannot be compiled, or breaks a rule: a failure of the candidate's."""
-    host_code: str = ""
-    """Why it is no solution of kernels alone: it takes the way of host code."""
-    infrastructure: str = ""
-    """Our failure: nothing is known of the candidate."""
-    seconds: float = 0.0
+_MOST_TOGETHER = 4
+"""Requests of one source that a worker takes together where many wait: of half a second that a config takes alone, a
+fifth is for a process of its own."""
 
 
 class CompileWorkers:
@@ -140,9 +83,10 @@ class CompileWorkers:
         self._pending, self._pending_lock = 0, threading.Lock()
         self._began: dict[SandboxLane, float] = {}
         """Of the jobs under way, by lane."""
-        self._building: dict[Future[BuildResult], BuildRequest] = {}
-        self._compiling: dict[int, SandboxLane] = {}
-        """The lanes of requests under way, by the request's `id`."""
+        self._waiting = WaitingRequests[BuildRequest, BuildResult](_MOST_TOGETHER)
+        self._compiling: dict[Future[BuildResult], tuple[SandboxLane, int]] = {}
+        """The lanes of compilations under way, and how many they have taken together."""
+        self._ended = set[Future[BuildResult]]()
         self._closed = False
         self._scratch = scratch
         self._open: list[SandboxLane] = []
@@ -189,6 +133,7 @@ class CompileWorkers:
     def close(self) -> None:
         """End all workers, and what they are at; what waits is cancelled."""
         self._closed = True
+        self._waiting.cancel()
         end_pools((self._pool, self._beside), lambda: self.give_up(0.0))
         close_lanes(self._open)
 
@@ -221,32 +166,49 @@ class CompileWorkers:
                     done: Future[BuildResult] = Future()
                     done.set_result(self._answer(request, kept))
                     return done
+        waiting = WaitingRequest[BuildRequest, BuildResult](request, self._key(request))
         self._add_pending(1)
-        submitted = self._pool.submit(self._build, request)
-        self._building[submitted] = request
-        submitted.add_done_callback(self._note_built)
-        return submitted
+        waiting.answer.add_done_callback(self._note_built)
+        self._waiting.add(waiting)
+        try:
+            self._pool.submit(self._build_next)
+        except RuntimeError:
+            waiting.answer.cancel()
+            raise
+        return waiting.answer
+
+    def _key(self, request: BuildRequest) -> object:
+        """What requests have in common that one worker takes together: kernels of one source, which no launcher of its
+        own has seen in another config; None for others, and for answers that are kept one by one."""
+        if request.cuda is not None or not request.launches:
+            return None
+        if self.answers is not None and self.answers.keeps(request.source):
+            return None
+        return request.source, request.entry, request.cases
 
     def _note_built(self, built: Future[BuildResult]) -> None:
-        self._building.pop(built, None)
+        self._ended.discard(built)
         self._add_pending(-1)
 
     def seconds_of(self, building: Future[BuildResult]) -> float:
-        """For how long a compilation has been under way; 0 while it waits for a worker, and once it has ended."""
+        """For how long a compilation has been under way, or its share of it where a worker has taken several; 0 while
+        it waits for a worker, and once it has ended."""
         with self._pending_lock:
-            lane = self._compiling.get(id(self._building.get(building)))
+            lane, together = self._compiling.get(building, (None, 1))
             began = None if lane is None else self._began.get(lane)
-        return 0.0 if began is None else time.monotonic() - began
+        return 0.0 if began is None else (time.monotonic() - began) / together
 
     def end(self, building: Future[BuildResult]) -> None:
         """End a compilation that nobody waits for any more, so that its worker is free for another.
 
-        One that waits for a worker and cannot be cancelled goes on.
+        One that waits for a worker and cannot be cancelled goes on. What a worker has taken with it is begun again.
         """
-        if building.cancel() or (request := self._building.get(building)) is None:
+        if building.cancel() or building.done():
             return
         with self._pending_lock:  # the lane is lent to no other job meanwhile
-            if (lane := self._compiling.get(id(request))) is not None:
+            lane, _ = self._compiling.get(building, (None, 1))
+            if lane is not None:
+                self._ended.add(building)
                 lane.give_up()
 
     def _add_pending(self, count: int) -> None:
@@ -275,7 +237,7 @@ class CompileWorkers:
         job: SandboxJob,
         limits: ResourceLimits,
         quick: bool = False,
-        request: BuildRequest | None = None,
+        building: Sequence[Future[BuildResult]] = (),
     ) -> JobResult:
         """On the next free worker. Raises `SandboxError` where it is given up, and after the end."""
         lane = self._lanes.take(quick=quick)
@@ -285,8 +247,8 @@ class CompileWorkers:
             if self._closed:
                 raise SandboxError("the compile workers have ended")
             self._began[lane] = time.monotonic()
-            if request is not None:
-                self._compiling[id(request)] = lane
+            with self._pending_lock:
+                self._compiling |= dict.fromkeys(building, (lane, len(building)))
             result = lane.run(job, limits)
             if self.answers is not None:
                 self.answers.put(job, result)
@@ -294,39 +256,78 @@ class CompileWorkers:
         finally:
             self._began.pop(lane, None)
             with self._pending_lock:
-                self._compiling.pop(id(request), None)
+                for one in building:
+                    self._compiling.pop(one, None)
             self._lanes.put(lane)
 
-    def _build(self, request: BuildRequest) -> BuildResult:
-        if request.cuda is not None:
-            return self._build_cuda(request, request.cuda)
+    def _build_next(self) -> None:
+        """Answer the first request that waits, and others of its source with it where many wait."""
+        taken = self._waiting.take(self.count)
+        if len(taken) > 1:
+            taken = self._build_together(taken)
+        for one in taken:
+            try:
+                one.answer.set_result(self._build(one.request, one.answer))
+            except BaseException as error:
+                one.answer.set_exception(error)
+
+    def _build_together(
+        self, taken: Sequence[WaitingRequest[BuildRequest, BuildResult]]
+    ) -> list[WaitingRequest[BuildRequest, BuildResult]]:
+        """Answer what one job can; what is left has failed, or nothing is known of it."""
+        requests, answers = [t.request for t in taken], [t.answer for t in taken]
         try:
-            result = self._run_job(self._job(request), COMPILE_LIMITS, request=request)
+            result = self._run_job(self._job(*requests), COMPILE_LIMITS, building=answers)
+        except SandboxError as error:
+            ended = [t for t in taken if t.answer in self._ended] if not self._closed else []
+            for one in ended or taken:
+                one.answer.set_result(BuildResult(one.request, infrastructure=str(error)[:2000]))
+            return [t for t in taken if not t.answer.done()]
+        if result.status is JobStatus.OK:
+            with contextlib.suppress(TypeError, ValueError):
+                for number, (one, told) in enumerate(zip(taken, result.value, strict=True)):
+                    if told is not None:
+                        one.answer.set_result(self._answer(one.request, result, number))
+        return [t for t in taken if not t.answer.done()]
+
+    def _build(self, request: BuildRequest, building: Future[BuildResult]) -> BuildResult:
+        if request.cuda is not None:
+            return self._build_cuda(request, request.cuda, building)
+        try:
+            result = self._run_job(self._job(request), COMPILE_LIMITS, building=[building])
         except SandboxError as error:
             return BuildResult(request, infrastructure=str(error)[:2000])
         return self._answer(request, result)
 
-    def _job(self, request: BuildRequest) -> SandboxJob:
-        """Raises `SandboxError` for a request that cannot be told to a cell."""
+    def _job(self, *requests: BuildRequest) -> SandboxJob:
+        """Of one source. Raises `SandboxError` for requests that cannot be told to a cell."""
+        first = requests[0]
         payload = {
             "file": SOURCE_FILE,
-            "entry": request.entry,
+            "entry": first.entry,
             "device": self.device,
-            "options": dict(request.options),
-            "choice": request.choice,
-            "cases": [c.to_json() for c in request.cases],
-            "launches": [dict(one) for one in request.launches],
+            "cases": [c.to_json() for c in first.cases],
+            "requests": [
+                {
+                    "options": dict(r.options),
+                    "choice": r.choice,
+                    "launches": [dict(one) for one in r.launches],
+                }
+                for r in requests
+            ],
         }
-        return SandboxJob(_JOB_ENTRY, payload, {SOURCE_FILE: request.source})
+        return SandboxJob(_JOB_ENTRY, payload, {SOURCE_FILE: first.source})
 
-    def _answer(self, request: BuildRequest, result: JobResult) -> BuildResult:
+    def _answer(self, request: BuildRequest, result: JobResult, number: int = 0) -> BuildResult:
         try:
-            return read_answer(request, result)
-        except (MachineCodeError, RecordError, ValueError, TypeError, KeyError) as error:
+            return read_answer(request, result, number)
+        except (MachineCodeError, RecordError, ValueError, TypeError, LookupError) as error:
             said = f"the answer breaks a rule: {error}"[:2000]
             return BuildResult(request, error=said, seconds=result.seconds)
 
-    def _build_cuda(self, request: BuildRequest, asked: CudaBuild) -> BuildResult:
+    def _build_cuda(
+        self, request: BuildRequest, asked: CudaBuild, building: Future[BuildResult]
+    ) -> BuildResult:
         began, arch = time.monotonic(), int(self.device["arch"])
         cases = [(a, _buffers(c)) for a, c in zip(asked.axes, request.cases, strict=True)]
         try:
@@ -335,7 +336,7 @@ class CompileWorkers:
                 asked.signature,
                 asked.config,
                 arch,
-                lambda job: self._run_job(job, COMPILE_LIMITS, request=request),
+                lambda job: self._run_job(job, COMPILE_LIMITS, building=[building]),
             )
             programs = launched_programs(
                 request.candidate, compiled, asked.signature, arch, cases, asked.config
@@ -348,38 +349,5 @@ class CompileWorkers:
         return BuildResult(request, programs, seconds=time.monotonic() - began)
 
 
-def read_answer(request: BuildRequest, result: JobResult) -> BuildResult:
-    """Check all that a cell has said. Raises `MachineCodeError` and the like for what is no answer."""
-    if result.status is JobStatus.INFRA_ERROR:
-        return BuildResult(request, infrastructure=result.detail[:2000], seconds=result.seconds)
-    if result.status is not JobStatus.OK:
-        return BuildResult(request, error=result.detail[:2000], seconds=result.seconds)
-    if not isinstance(result.value, list) or len(result.value) != len(request.cases):
-        raise MachineCodeError(f"one answer is wanted for each of {len(request.cases)} cases")
-    programs = []
-    for number, (value, case) in enumerate(zip(result.value, request.cases, strict=True)):
-        if "host_code" in value:
-            return BuildResult(request, host_code=str(value["host_code"])[:500], seconds=result.seconds)
-        kernels = tuple(
-            replace(
-                CompiledKernel.from_json(told),
-                image=without_references(bytes(result.arrays[f"{number}/code-{n}"].data)),
-            )
-            for n, told in enumerate(value["kernels"])
-        )
-        plan = LaunchPlan.from_json(value["plan"])
-        sizes = {n: buffer_bytes(t) for n, t in case.tensors.items()}
-        plan.check(kernels, sizes, scratch_limit=MOST_SCRATCH_BYTES)
-        for kernel in kernels:
-            check_cubin(kernel)
-        programs.append(Program(request.candidate, kernels, plan))
-    return BuildResult(request, tuple(programs), seconds=result.seconds)
-
-
 def _buffers(case: CallCase) -> list[PlanBuffer]:
     return [PlanBuffer(n, BufferRole(t.role), buffer_bytes(t)) for n, t in case.tensors.items()]
-
-
-def buffer_bytes(tensor: TensorArgument) -> int:
-    """Bytes of a tensor's buffer."""
-    return byte_size(tensor.dtype, (tensor.elements,))

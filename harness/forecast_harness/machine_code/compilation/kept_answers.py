@@ -36,6 +36,10 @@ class KeptAnswers:
         self._folder, self._sources = folder, {s for s in sources if imports_tools_only(s)}
         self._version = _version() if self._sources else ""
 
+    def keeps(self, source: str) -> bool:
+        """Whether answers on this source are kept."""
+        return source in self._sources
+
     def get(self, job: SandboxJob) -> JobResult | None:
         """The answer to the same job, where one is kept."""
         if not self._is_kept(job):

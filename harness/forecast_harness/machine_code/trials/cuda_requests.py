@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from forecast_harness.bench import ContestUnavailable
 from forecast_harness.cuda_kernels.compilation import CudaBuild
 from forecast_harness.cuda_kernels.signature import KernelSignature
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest
 from forecast_harness.machine_code.trials.pack_calls import PreparedCall
 from forecast_harness.packs.schema import Solution
 

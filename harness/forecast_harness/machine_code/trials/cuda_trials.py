@@ -8,7 +8,7 @@ from pathlib import Path
 from forecast_autotune.errors import RecordError
 from forecast_harness.cuda_kernels.compilation import CudaBuild
 from forecast_harness.cuda_kernels.source_launch import cuda_configs
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest
 from forecast_harness.machine_code.trials.drawn_trials import DrawnTrials
 from forecast_harness.machine_code.trials.target_trials import TrialConfig
 from forecast_harness.search.history.events import NodeJob

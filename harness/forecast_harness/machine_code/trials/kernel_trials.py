@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forecast_autotune.records import Config
-from forecast_harness.machine_code.compilation.compile_workers import (
+from forecast_harness.machine_code.compilation.build_requests import (
     BuildRequest,
     BuildResult,
     CallCase,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.machine_code.compilation.compile_workers import CallCase, TensorArgument
+from forecast_harness.machine_code.compilation.build_requests import CallCase, TensorArgument
 from forecast_harness.machine_code.records import BufferRole, MachineCodeError, Program
 from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.messages import ObservedLaunch, ProgramInputs

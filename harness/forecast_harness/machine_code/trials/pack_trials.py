@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from forecast_harness.machine_code.compilation.compile_workers import BuildRequest
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest
 from forecast_harness.machine_code.trials.drawn_trials import DrawnTrials
 from forecast_harness.machine_code.trials.target_trials import TrialConfig
 from forecast_harness.search.forecasters.pack_tracing import PackTracer

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code.compilation.compile_workers import (
-    LONG_S,
-    BuildRequest,
-    BuildResult,
-    CallCase,
-)
+from forecast_harness.machine_code.compilation.build_requests import BuildRequest, BuildResult, CallCase
+from forecast_harness.machine_code.compilation.compile_workers import LONG_S
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.messages import ObservedLaunch, ProgramInputs, RunnerFaultKind
 from forecast_harness.machine_code.runner.session import Violation

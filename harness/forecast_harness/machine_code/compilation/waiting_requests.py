@@ -1,0 +1,67 @@
+"""Requests that wait for a compile worker, and which of them one worker takes together."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+@dataclass(eq=False)
+class WaitingRequest(Generic[R, A]):
+    """A request, and where its answer goes."""
+
+    request: R
+    key: object = None
+    """What requests have in common that may be taken together; None: it is taken alone."""
+    answer: Future[A] = field(default_factory=Future)
+
+
+class WaitingRequests(Generic[R, A]):
+    """A queue: first come, first served, and with it others of its key. Any thread may ask."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: that are taken together."""
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: deque[WaitingRequest[R, A]] = deque()
+
+    def add(self, waiting: WaitingRequest[R, A]) -> None:
+        """To the end of the queue."""
+        with self._lock:
+            self._waiting.append(waiting)
+
+    def take(self, workers: int) -> list[WaitingRequest[R, A]]:
+        """The first that was not cancelled, with some of its key: the more of them, the longer the queue is for so many
+        `workers`, none where each of the others could have a worker of its own. Their futures run from here on.
+
+        Empty where nothing waits.
+        """
+        with self._lock:
+            taken: list[WaitingRequest[R, A]] = []
+            while self._waiting and not taken:
+                first = self._waiting.popleft()
+                if first.answer.set_running_or_notify_cancel():
+                    taken.append(first)
+            if not taken or taken[0].key is None:
+                return taken
+            most = min(self._most, 1 + len(self._waiting) // workers)
+            alike = [w for w in self._waiting if w.key == taken[0].key]
+            for one in alike[: most - 1]:
+                self._waiting.remove(one)
+                if one.answer.set_running_or_notify_cancel():
+                    taken.append(one)
+            return taken
+
+    def cancel(self) -> None:
+        """Cancel all that wait."""
+        with self._lock:
+            cancelled = list(self._waiting)
+            self._waiting.clear()
+        for one in cancelled:
+            one.answer.cancel()
