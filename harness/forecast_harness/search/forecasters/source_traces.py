@@ -32,7 +32,10 @@ RunJobs = Callable[[Sequence[SandboxJob]], Sequence[JobResult]]
 
 @dataclass(frozen=True)
 class CallTrace:
-    """What one source is at one call, by config; None where a config has no IR, or no grid is known."""
+    """What one source is at one call, by config; None where a config has no IR, or no grid is known.
+
+    Nothing is known of a call at which nobody has traced it.
+    """
 
     arguments: tuple[Argument, ...]
     texts: Mapping[Config, str | None]
@@ -53,7 +56,7 @@ class CallTrace:
     def joined(self, more: CallTrace) -> CallTrace:
         """With other configs, too."""
         return CallTrace(
-            self.arguments,
+            self.arguments or more.arguments,
             {**self.texts, **more.texts},
             {**self.grids, **more.grids},
             {**self.facts, **more.facts},
@@ -93,11 +96,14 @@ class SourceTraces:
         """Have sandboxes trace from here on that others have opened; `idle`: how many have nothing to do."""
         self._run, self._idle = run, idle
 
-    def prepare(self, asked: Mapping[str, Sequence[Config]]) -> None:
-        """Trace what is not known yet of these, together. Raises `ForecastAutotuneError` without a sandbox."""
+    def prepare(self, asked: Mapping[str, Sequence[Config]], calls: Sequence[int] = ()) -> None:
+        """Trace what is not known yet of these, together: at these calls, or at all.
+
+        Raises `ForecastAutotuneError` without a sandbox.
+        """
         with self._lock:
             missing = {
-                s: m for s, c in asked.items() if s not in self._tracing and (m := self._missing(s, c))
+                s: m for s, c in asked.items() if s not in self._tracing and (m := self._missing(s, c, calls))
             }
             under_way = [self._tracing[s] for s in asked if s in self._tracing]
             ours = {s: threading.Event() for s in missing}
@@ -105,10 +111,10 @@ class SourceTraces:
         try:
             each = self._idle() // max(1, len(missing))
             parts = [(s, part) for s, c in missing.items() for part in _parts(c, each)]
-            results = self._run([self._job(source, configs) for source, configs in parts])
+            results = self._run([self._job(source, configs, calls) for source, configs in parts])
             for (source, configs), result in zip(parts, results, strict=True):
                 if result.status is not JobStatus.INFRA_ERROR:  # which says nothing about the source
-                    self._add(source, _read(result, configs))
+                    self._add(source, self._read(result, configs, calls))
         finally:
             with self._lock:
                 for source, done in ours.items():
@@ -117,25 +123,29 @@ class SourceTraces:
         for done in under_way:
             done.wait()
 
-    def _missing(self, source: str, configs: Sequence[Config]) -> Sequence[Config]:
-        """Those that nobody has traced; none of a source that cannot be traced."""
+    def _missing(self, source: str, configs: Sequence[Config], calls: Sequence[int]) -> Sequence[Config]:
+        """Those that nobody has traced at one of these calls; none of a source that cannot be traced."""
         if (found := self._found.get(source)) is None:
             return configs
-        return [c for c in configs if c not in found[0].texts] if found else []
+        traced = [found[n].texts for n in self._at(calls)] if found else []
+        return [c for c in configs if not all(c in texts for texts in traced)]
 
-    def get(self, source: str, configs: Iterable[Config]) -> tuple[CallTrace, ...]:
-        """A trace per call that has these configs, and perhaps more.
+    def _at(self, calls: Sequence[int]) -> Sequence[int]:
+        return calls or range(len(self._subjects))
+
+    def get(self, source: str, configs: Iterable[Config], calls: Sequence[int] = ()) -> tuple[CallTrace, ...]:
+        """A trace per call, which at these calls (or at all) has these configs, and perhaps more.
 
         Raises `ForecastAutotuneError` without a sandbox.
         """
         wanted = list(configs)
-        self.prepare({source: wanted})
+        self.prepare({source: wanted}, calls)
         with self._lock:
             found = self._found.get(source)
-            missing = self._missing(source, wanted)
+            missing = self._missing(source, wanted, calls)
         if missing:  # others have traced less of it, or have failed
-            (result,) = self._run([self._job(source, missing)])
-            more = _read(result, missing)
+            (result,) = self._run([self._job(source, missing, calls)])
+            more = self._read(result, missing, calls)
             failed = result.status is JobStatus.INFRA_ERROR or found
             return () if not more and failed else self._add(source, more)
         self._add(source, ())  # the latest
@@ -175,29 +185,36 @@ class SourceTraces:
                     self._found[other] = tuple(trace.only(kept) for trace in self._found[other])
         return found
 
-    def _job(self, source: str, configs: Sequence[Config]) -> SandboxJob:
+    def _job(self, source: str, configs: Sequence[Config], calls: Sequence[int]) -> SandboxJob:
         payload = {
-            "subjects": self._subjects,
+            "subjects": [self._subjects[n] for n in self._at(calls)],
             "source": source,
             "configs": [c.to_json() for c in configs],
             "arch": self._arch,
         }
         return SandboxJob(_TRACE_JOB, payload, {"variant.py": source})
 
+    def _read(
+        self, result: JobResult, configs: Sequence[Config], calls: Sequence[int]
+    ) -> tuple[CallTrace, ...]:
+        """Of every call, those at `calls` as they were traced; empty where they could not be."""
+        if result.status is not JobStatus.OK:
+            return ()
+        with suppress(ValueError, TypeError, KeyError, IndexError, OverflowError):
+            traced = dict(
+                zip(self._at(calls), (_read_call(said, configs) for said in result.value), strict=True)
+            )
+            return tuple(traced.get(n, _UNTRACED) for n in range(len(self._subjects)))
+        return ()
+
+
+_UNTRACED = CallTrace((), {}, {}, {})
+
 
 def _parts(configs: Sequence[Config], most: int) -> list[Sequence[Config]]:
     """As many as `most`, about equal, unless they would be too small; one at least."""
     count = max(1, min(most, len(configs) // _FEWEST_TOGETHER))
     return [configs[n::count] for n in range(count)]
-
-
-def _read(result: JobResult, configs: Sequence[Config]) -> tuple[CallTrace, ...]:
-    """Empty where they could not be traced."""
-    if result.status is not JobStatus.OK:
-        return ()
-    with suppress(ValueError, TypeError, KeyError, IndexError, OverflowError):
-        return tuple(_read_call(said, configs) for said in result.value)
-    return ()
 
 
 def _read_call(said: Mapping[str, Any], configs: Sequence[Config]) -> CallTrace:

@@ -24,6 +24,7 @@ from forecast_harness.search.forecasters.source_traces import RunJobs, SourceTra
 from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import advice_of, configs_for, subjects_of
+from forecast_harness.variants.kernels.base_kernel import BaseKernel
 from forecast_harness.variants.verification.config_choice import work_of_a_warp
 
 MAX_TRACED_ASSIGNMENTS = 16
@@ -99,6 +100,7 @@ class VariantTracer:
         self._device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
         self._advice = advice_of(target)
         self._traces = SourceTraces.shared(target, folder)
+        self._ranking_call = _largest_call(self._subjects)
         self._cached_forecasts: dict[str, ConfigForecasts | None] = {}
         self._ranked: dict[str, tuple[float, float] | None] = {}
         self._timings: dict[tuple[str, Config], Timing] = {}
@@ -154,7 +156,7 @@ class VariantTracer:
     def prepare(self, nodes: Sequence[Node]) -> None:
         """Trace what `best_forecast` of these nodes will ask for, all together: most are never timed."""
         sources = [n.source for n in nodes if n.source not in self._ranked]
-        self._prepare(sources, _RANKED_ASSIGNMENTS)
+        self._prepare(sources, _RANKED_ASSIGNMENTS, calls=self._ranking_call)
 
     def prepare_source(self, *sources: str, rival: str = "", beside: Config | None = None) -> None:
         """Trace, all together, what forecasts of these sources' configs will ask for.
@@ -165,7 +167,12 @@ class VariantTracer:
         self._prepare(sources, MAX_TRACED_ASSIGNMENTS, rival, beside)
 
     def _prepare(
-        self, sources: Sequence[str], assignments: int, rival: str = "", beside: Config | None = None
+        self,
+        sources: Sequence[str],
+        assignments: int,
+        rival: str = "",
+        beside: Config | None = None,
+        calls: Sequence[int] = (),
     ) -> None:
         asked: dict[str, list[Config]] = {rival: [beside]} if rival and beside is not None else {}
         for source in sources:
@@ -174,7 +181,7 @@ class VariantTracer:
                     wanted = [*_spread(configs, assignments), *_first(configs, beside)]
                     asked[source] = list(dict.fromkeys([*asked.get(source, []), *wanted]))
         with suppress(ForecastAutotuneError):  # what it meets there, `best_forecast` says of each
-            self._traces.prepare(asked)
+            self._traces.prepare(asked, calls)
 
     def best_forecast(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config; None where it cannot be traced.
@@ -190,11 +197,7 @@ class VariantTracer:
     def _rank(self, source: str) -> tuple[float, float] | None:
         try:
             configs = _spread(configs_for(self._target, source), _RANKED_ASSIGNMENTS)
-            traces = self._traces.get(source, configs) if configs else ()
-            if not traces:
-                return None
-            largest = max(range(len(traces)), key=lambda n: _tensor_elements(traces[n].arguments))
-            found = self._forecast(source, configs, [largest])
+            found = self._forecast(source, configs, self._ranking_call) if configs else None
         except (
             ForecastAutotuneError
         ):  # a broken contract, no sandbox here, or odd IR: the search goes on without
@@ -213,14 +216,15 @@ class VariantTracer:
         self, source: str, configs: Sequence[Config], calls: Sequence[int] = ()
     ) -> ConfigForecasts | None:
         """At these calls, or at all."""
-        traces = self._traces.get(source, configs)
-        if not traces or any(all(t.texts[c] is None for c in configs) for t in traces):
+        traces = self._traces.get(source, configs, calls)
+        at = calls or range(len(traces))
+        if not traces or any(all(traces[n].texts[c] is None for c in configs) for n in at):
             return None
         kin = self._kin_timings(source)
         # What is not traced yet says nothing here: many nodes may wait for this forecast.
         timed = {s: self._traces.known(s) for s in {s for s, _ in kin}}
         means, variances, fails = [], [], []
-        for call in calls or range(len(traces)):
+        for call in at:
             own = traces[call]
             rows = {Candidate(c): (own, c) for c in configs}
             timings = dict[Candidate, Timing]()
@@ -275,6 +279,13 @@ def _spread(configs: Sequence[Config], assignments: int = MAX_TRACED_ASSIGNMENTS
     chosen = {assignment_of(c) for c in farthest_point_sample(first, assignments)}
     kept = [c for c in configs if assignment_of(Candidate(c)) in chosen]
     return kept[:: -(-len(kept) // MAX_FORECAST_CONFIGS)]
+
+
+def _largest_call(subjects: Sequence[BaseKernel]) -> tuple[int, ...]:
+    """The number of the call with the most elements; none where a call is drawn by the user's own `inputs`."""
+    if any(s.inputs or not s.calls for s in subjects):
+        return ()
+    return (max(range(len(subjects)), key=lambda n: _tensor_elements(subjects[n].calls[0])),)
 
 
 def _tensor_elements(arguments: Sequence[Argument]) -> int:
