@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,6 +145,7 @@ def _search(
     """The search's end, and the seconds of `opening` what it needs and of `searching`."""
     from forecast_harness.search.forecasters import open_forecaster
     from forecast_harness.search.judging.devices import verification_plan
+    from forecast_harness.search.planning.pacing import paced_ahead, paced_as
     from forecast_harness.search.records import TargetKind
     from forecast_harness.search.report.live import LiveDisplay
     from forecast_harness.search.run import search as run
@@ -161,10 +162,11 @@ def _search(
         if early is not None:
             stack.callback(early.close)
         target, seeds = open_target(options.target, device=device)
-        # Kernels are compiled ahead of the device that times them: what is decided now is timed much later.
         ahead = device != "cpu" and options.ray is None and options.path != "host-code"
-        depth = _depth_in_log(folder) if options.resume else None
-        settings = replace(settings, depth=depth or settings.depth + ahead)
+        if options.resume and (begun := _settings_in_log(folder)) is not None:
+            settings = paced_as(settings, begun, options.parents)
+        elif ahead:
+            settings = paced_ahead(settings, options.parents)
         # Whatever can be wrong with the options is told before the pack is checked, which takes seconds.
         proposers = _proposers(settings, target, stack, apart=ahead)
         forecaster = open_forecaster(settings.surrogate, target)
@@ -235,7 +237,7 @@ def _settings(options: argparse.Namespace) -> SearchSettings:
         archive=options.archive,
         proposers=tuple(dict.fromkeys(specs)) or ("mechanical",),
         surrogate=options.surrogate,
-        parents=options.parents,
+        **({} if options.parents is None else {"parents": options.parents}),
         samples=options.samples,
         k=options.k,
         trials=options.trials,
@@ -243,13 +245,13 @@ def _settings(options: argparse.Namespace) -> SearchSettings:
     )
 
 
-def _depth_in_log(folder: Path) -> int | None:
-    """Of the search that is to be resumed, which may have begun on another path; None where none is told."""
+def _settings_in_log(folder: Path) -> SearchSettings | None:
+    """Of the search that is to be resumed; None where it had not begun."""
     from forecast_harness.search.history.events import Started
     from forecast_harness.search.history.log import read_log
 
     events = read_log(folder / _LOG) if (folder / _LOG).is_file() else []
-    return events[0].context.settings.depth if events and isinstance(events[0], Started) else None
+    return events[0].context.settings if events and isinstance(events[0], Started) else None
 
 
 def _proposers(

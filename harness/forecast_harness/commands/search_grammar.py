@@ -67,7 +67,6 @@ def _method_options(parser: argparse.ArgumentParser) -> None:
     for name, value, most, text in (
         ("samples", 16, 10_000, "proposals per parent"),
         ("k", 4, 10_000, "measurements per parent at most"),
-        ("parents", 2, 1000, "sources developed at once"),
         ("trials", 12, 100_000, "configs of one source that may be timed"),
     ):
         group.add_argument(
@@ -77,6 +76,12 @@ def _method_options(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{text} (default: {value})",
         )
+    group.add_argument(
+        "--parents",
+        type=IntegerRange(1, 1000),
+        metavar="N",
+        help="sources developed by one batch (default: 2; 1 where kernels are compiled ahead of a device)",
+    )
     group.add_argument("--seed", type=SEED, default=0, metavar="N", help="of all that is drawn (default: 0)")
 
 

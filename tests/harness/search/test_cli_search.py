@@ -221,15 +221,16 @@ def test_one_command_from_nothing_to_a_result(
     assert "search-swiglu holds a search already" in told
     assert "--resume" in told
     assert "settings.k: 4 in the log, 3 now" in refused(capsys, pack, *SMALL, "--k", "3", "--resume")
-    # One that began with more batches under way, as on a device, goes on so: no option is called depth.
+    # One that began with more and smaller batches under way, as on a device, goes on so: no option says how many.
     first = (folder / "log.jsonl").read_text().splitlines()[0]
     assert '"depth":2' in first
     deeper = tmp_path / "deeper"
     deeper.mkdir()
-    (deeper / "log.jsonl").write_text(first.replace('"depth":2', '"depth":3') + "\n")
+    (deeper / "log.jsonl").write_text(first.replace('"depth":2', '"depth":7').replace('"parents":2', '"parents":1') + "\n")
     told = refused(capsys, pack, *SMALL, "--k", "3", "--resume", "--out", str(deeper))
     assert "settings.k: 4 in the log, 3 now" in told
     assert "depth" not in told
+    assert "parents" not in told
     capsys.readouterr()
     assert main(["search", pack, *SMALL, "--resume", "--json"]) == 0
     assert shown(capsys)["measured"] == data["measured"]

@@ -94,10 +94,14 @@ class CudaDriver:
         """Set a limit of the context."""
         self._call("cuCtxSetLimit", ctypes.c_int(which), ctypes.c_size_t(value))
 
-    def release_persisting_l2(self) -> None:
-        """Give back lines of the L2 that were set aside, where a device has such."""
+    def set_no_l2_aside(self) -> None:
+        """From here on no lines of the L2 are set aside, where a device has such. Takes 0.3 ms."""
         with contextlib.suppress(DriverError):
             self.limit(LIMIT_PERSISTING_L2, 0)
+
+    def release_persisting_l2(self) -> None:
+        """Give back lines of the L2 that a launch was to keep, where a device has such."""
+        with contextlib.suppress(DriverError):
             self._call("cuCtxResetPersistingL2Cache")
 
     # --- memory ---

@@ -106,6 +106,7 @@ class LaunchSession:
         self.driver, self.kernels = driver, TrustedKernels(driver)
         self._arena, self._mark = CanaryArena(driver, self.kernels), mark
         self._flush_bytes, self._flush = flush_bytes, driver.allocate(flush_bytes)
+        driver.set_no_l2_aside()  # once: no code of a candidate's runs on the host
         self._cuda = RunnerCuda(driver, self.kernels)
         self._recorder = GraphRecorder(self._cuda)
         self._own_graphs = self._cuda.graph_count
