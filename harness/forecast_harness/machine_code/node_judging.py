@@ -386,7 +386,7 @@ class MachineCodeJudge:
     def _build(self, node: Node, config: TrialConfig) -> Future[BuildResult]:
         if (known := self._built.get(self._key(node, config))) is not None:
             return known
-        built = self._builder.submit(self._trials.request(node, config))
+        built = self._builder.submit(replace(self._trials.request(node, config), began=self._runner.began))
         with self._cache_lock:
             self._building.add(built)
         built.add_done_callback(self._building.discard)

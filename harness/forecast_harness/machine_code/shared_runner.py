@@ -83,7 +83,7 @@ class SharedRunner:
     @contextmanager
     def renewed(self) -> Iterator[None]:
         """A new process of the runner, and the device for nobody else meanwhile."""
-        with self._turns.turn(self._began):
+        with self._turns.turn(self.began):
             self._work.check()
             self._runner.renew()
             yield
@@ -91,7 +91,7 @@ class SharedRunner:
     @contextmanager
     def use(self) -> Iterator[None]:
         """One use of the runner, alone on the device as far as others ask for it; counted for this thread's job."""
-        with self.spending("queue") as queue, self._turns.turn(self._began):
+        with self.spending("queue") as queue, self._turns.turn(self.began):
             self._work.check()
             if self._host.is_timing:
                 time.sleep(_PAUSE_FOR_OTHERS_S)
@@ -144,8 +144,8 @@ class SharedRunner:
         return dict(zip(asked, answers, strict=True))
 
     @property
-    def _began(self) -> float:
-        """When this thread's job began."""
+    def began(self) -> float:
+        """When this thread's job began; 0 before it has one."""
         return getattr(self._job, "began", 0.0)
 
     def _add_spent(self, stage: str, seconds: float) -> None:

@@ -226,7 +226,9 @@ def test_one_command_from_nothing_to_a_result(
     assert '"depth":2' in first
     deeper = tmp_path / "deeper"
     deeper.mkdir()
-    (deeper / "log.jsonl").write_text(first.replace('"depth":2', '"depth":7').replace('"parents":2', '"parents":1') + "\n")
+    (deeper / "log.jsonl").write_text(
+        first.replace('"depth":2', '"depth":7').replace('"parents":2', '"parents":1') + "\n"
+    )
     told = refused(capsys, pack, *SMALL, "--k", "3", "--resume", "--out", str(deeper))
     assert "settings.k: 4 in the log, 3 now" in told
     assert "depth" not in told

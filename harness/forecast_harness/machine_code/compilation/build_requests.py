@@ -63,6 +63,8 @@ class BuildRequest:
     options at each case, as `TimedCall.launch` has them."""
     cuda: CudaBuild | None = None
     """Where the source is CUDA C++: how its kernel is called."""
+    began: float = 0.0
+    """When what it is for was begun, by any clock: of requests that wait, the earliest goes first."""
 
 
 @dataclass(frozen=True)

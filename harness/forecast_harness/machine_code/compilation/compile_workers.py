@@ -159,14 +159,14 @@ class CompileWorkers:
         return max(0, self.count - self._pending)
 
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
-        """Compile one request on the next free worker, where its answer is not kept."""
+        """Compile a request, where its answer is not kept: on the next free worker, after those begun earlier."""
         if self.answers is not None and request.cuda is None:
             with contextlib.suppress(SandboxError):
                 if (kept := self.answers.get(self._job(request))) is not None:
                     done: Future[BuildResult] = Future()
                     done.set_result(self._answer(request, kept))
                     return done
-        waiting = WaitingRequest[BuildRequest, BuildResult](request, self._key(request))
+        waiting = WaitingRequest[BuildRequest, BuildResult](request, self._key(request), request.began)
         self._add_pending(1)
         waiting.answer.add_done_callback(self._note_built)
         self._waiting.add(waiting)

@@ -1,9 +1,8 @@
-"""Requests that wait for a compile worker, and which of them one worker takes together."""
+"""Requests that wait for a compile worker: which goes first, and which of them one worker takes together."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -19,20 +18,25 @@ class WaitingRequest(Generic[R, A]):
     request: R
     key: object = None
     """What requests have in common that may be taken together; None: it is taken alone."""
+    began: float = 0.0
+    """The earliest goes first, and of equals the one that came first."""
     answer: Future[A] = field(default_factory=Future)
 
 
 class WaitingRequests(Generic[R, A]):
-    """A queue: first come, first served, and with it others of its key. Any thread may ask."""
+    """A queue: what was begun first is served first, and with it others of its key. Any thread may ask.
+
+    If all that is under way went on at the same pace, all of it would end late.
+    """
 
     def __init__(self, most: int) -> None:
         """`most`: that are taken together."""
         self._most = most
         self._lock = threading.Lock()
-        self._waiting: deque[WaitingRequest[R, A]] = deque()
+        self._waiting: list[WaitingRequest[R, A]] = []
 
     def add(self, waiting: WaitingRequest[R, A]) -> None:
-        """To the end of the queue."""
+        """One more."""
         with self._lock:
             self._waiting.append(waiting)
 
@@ -45,7 +49,8 @@ class WaitingRequests(Generic[R, A]):
         with self._lock:
             taken: list[WaitingRequest[R, A]] = []
             while self._waiting and not taken:
-                first = self._waiting.popleft()
+                first = min(self._waiting, key=lambda w: w.began)
+                self._waiting.remove(first)
                 if first.answer.set_running_or_notify_cancel():
                     taken.append(first)
             if not taken or taken[0].key is None:
@@ -61,7 +66,6 @@ class WaitingRequests(Generic[R, A]):
     def cancel(self) -> None:
         """Cancel all that wait."""
         with self._lock:
-            cancelled = list(self._waiting)
-            self._waiting.clear()
+            cancelled, self._waiting = self._waiting, []
         for one in cancelled:
             one.answer.cancel()
