@@ -135,6 +135,7 @@ class CompileWorkers:
         self._closed = True
         self._waiting.cancel()
         end_pools((self._pool, self._beside), lambda: self.give_up(0.0))
+        self._waiting.cancel()  # what came just before the pool took nothing more
         close_lanes(self._open)
 
     def give_up(self, after_s: float = LONG_S) -> None:
@@ -264,31 +265,33 @@ class CompileWorkers:
         """Answer the first request that waits, and others of its source with it where many wait."""
         taken = self._waiting.take(self.count)
         if len(taken) > 1:
-            taken = self._build_together(taken)
+            with contextlib.suppress(Exception):  # alone, each of them says what is wrong with it
+                self._build_together(taken)
         for one in taken:
+            if one.answer.done():
+                continue
             try:
                 one.answer.set_result(self._build(one.request, one.answer))
             except BaseException as error:
                 one.answer.set_exception(error)
 
-    def _build_together(
-        self, taken: Sequence[WaitingRequest[BuildRequest, BuildResult]]
-    ) -> list[WaitingRequest[BuildRequest, BuildResult]]:
-        """Answer what one job can; what is left has failed, or nothing is known of it."""
-        requests, answers = [t.request for t in taken], [t.answer for t in taken]
+    def _build_together(self, taken: Sequence[WaitingRequest[BuildRequest, BuildResult]]) -> None:
+        """Answer what one job can; what is left has failed, or nothing is known of it.
+
+        Raises `SandboxError` for requests that cannot be told to a cell together.
+        """
+        job = self._job(*(t.request for t in taken))
         try:
-            result = self._run_job(self._job(*requests), COMPILE_LIMITS, building=answers)
+            result = self._run_job(job, COMPILE_LIMITS, building=[t.answer for t in taken])
         except SandboxError as error:
             ended = [t for t in taken if t.answer in self._ended] if not self._closed else []
             for one in ended or taken:
                 one.answer.set_result(BuildResult(one.request, infrastructure=str(error)[:2000]))
-            return [t for t in taken if not t.answer.done()]
+            return
         if result.status is JobStatus.OK:
-            with contextlib.suppress(TypeError, ValueError):
-                for number, (one, told) in enumerate(zip(taken, result.value, strict=True)):
-                    if told is not None:
-                        one.answer.set_result(self._answer(one.request, result, number))
-        return [t for t in taken if not t.answer.done()]
+            for number, (one, told) in enumerate(zip(taken, result.value, strict=True)):
+                if told is not None:
+                    one.answer.set_result(self._answer(one.request, result, number))
 
     def _build(self, request: BuildRequest, building: Future[BuildResult]) -> BuildResult:
         if request.cuda is not None:

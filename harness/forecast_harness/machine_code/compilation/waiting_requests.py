@@ -68,4 +68,5 @@ class WaitingRequests(Generic[R, A]):
         with self._lock:
             cancelled, self._waiting = self._waiting, []
         for one in cancelled:
-            one.answer.cancel()
+            if one.answer.cancel():
+                one.answer.set_running_or_notify_cancel()  # or `concurrent.futures.wait` would go on waiting
