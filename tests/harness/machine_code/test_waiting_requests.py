@@ -122,3 +122,11 @@ def test_who_waits_for_what_is_cancelled_is_told_at_once() -> None:
     waiting.cancel()
     assert told == [one.answer]
     assert wait([one.answer], 0).done == {one.answer}
+
+
+def test_what_was_begun_first_goes_first_whenever_it_came() -> None:
+    queue = WaitingRequests[str, str](1)
+    for name, began in (("late", 2.0), ("early", 1.0), ("early again", 1.0)):
+        queue.add(WaitingRequest(name, began=began))
+    order = [queue.take(1)[0].request for _ in range(3)]
+    assert order == ["early", "early again", "late"]
