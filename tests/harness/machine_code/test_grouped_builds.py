@@ -182,7 +182,7 @@ def test_one_whose_cell_dies_does_not_take_the_others_with_it(noted: NotedJobs) 
 
 
 def test_one_that_cannot_be_told_to_a_cell_does_not_take_the_others_with_it(noted: NotedJobs) -> None:
-    odd = replace(request(32), options={"num_warps": float("nan")})
+    odd = replace(request(32), options={"num_warps": float("nan")})  # type: ignore[dict-item]
     nonsense = replace(request(32), launches=(5, 5))  # type: ignore[arg-type]
     first, second, third, fourth = noted.at_once(request(64), odd, nonsense, request(128))
     assert_compiled(*results([first, fourth]))

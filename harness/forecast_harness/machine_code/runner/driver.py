@@ -95,7 +95,7 @@ class CudaDriver:
         self._call("cuCtxSetLimit", ctypes.c_int(which), ctypes.c_size_t(value))
 
     def set_no_l2_aside(self) -> None:
-        """From here on no lines of the L2 are set aside, where a device has such. Takes 0.3 ms."""
+        """From here on no lines of the L2 are set aside, where a device has such."""
         with contextlib.suppress(DriverError):
             self.limit(LIMIT_PERSISTING_L2, 0)
 

@@ -186,7 +186,8 @@ class VariantTracer:
     def best_forecast(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config; None where it cannot be traced.
 
-        Of a few configs at the largest call: good enough to rank sources, of which there are many.
+        Of a few configs at the largest call, or at all where the user's own `inputs` draw one: good enough to rank
+        sources, of which there are many.
         """
         if node.source not in self._ranked:
             if len(self._ranked) >= _MAX_CACHED_FORECASTS:
