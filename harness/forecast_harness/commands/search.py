@@ -163,10 +163,6 @@ def _search(
             stack.callback(early.close)
         target, seeds = open_target(options.target, device=device)
         ahead = device != "cpu" and options.ray is None and options.path != "host-code"
-        if options.resume and (begun := _settings_in_log(folder)) is not None:
-            settings = paced_as(settings, begun, options.parents)
-        elif ahead:
-            settings = paced_ahead(settings, options.parents)
         # Whatever can be wrong with the options is told before the pack is checked, which takes seconds.
         proposers = _proposers(settings, target, stack, apart=ahead)
         forecaster = open_forecaster(settings.surrogate, target)
@@ -184,6 +180,12 @@ def _search(
         )
         if checking is not None:
             checking.result()
+        from forecast_harness.machine_code.opening import MachineCodeLanes  # takes as long as torch does
+
+        if options.resume and (begun := _settings_in_log(folder)) is not None:
+            settings = paced_as(settings, begun, options.parents)
+        elif isinstance(lanes, MachineCodeLanes):
+            settings = paced_ahead(settings, options.parents)
         server = _server(options, output, folder, stack)
         watch = LiveDisplay(
             output.errors, quiet=options.quiet, lanes=lanes, where="" if server is None else server.url

@@ -266,8 +266,7 @@ class MachineCodeJudge:
             with suppress(TimeoutError):
                 return building.result(_LOOK_S)
             self._work.check()
-            if self._builder.seconds_of(building) > patience:
-                self._builder.end(building)
+            if self._builder.seconds_of(building) > patience and self._builder.end(building):
                 return None
 
     def _rival(self, job: NodeJob, config: TrialConfig) -> tuple[Mapping[str, Program], Mapping[str, float]]:

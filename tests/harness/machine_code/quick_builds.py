@@ -16,5 +16,5 @@ class QuickBuilds:
     def seconds_of(self, building: Future[BuildResult]) -> float:
         return 0.0
 
-    def end(self, building: Future[BuildResult]) -> None:
-        building.cancel()
+    def end(self, building: Future[BuildResult]) -> bool:
+        return building.cancel()

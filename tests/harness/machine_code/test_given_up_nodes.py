@@ -106,7 +106,7 @@ def test_a_config_is_waited_for_unless_it_compiles_far_longer_than_others(
     monkeypatch.setattr(node_judging, "_LOOK_S", 0.05)
     submit, slow, asked = tuned.builder.submit, Future[BuildResult](), list[BuildRequest]()
     ended: list[Future[BuildResult]] = []
-    tuned.builder.end = ended.append  # type: ignore[method-assign]
+    tuned.builder.end = lambda building: ended.append(building) is None  # type: ignore[method-assign,func-returns-value]
     tuned.builder.seconds_of = lambda building: float(building.running())  # type: ignore[method-assign]
 
     def delayed(request: BuildRequest) -> Future[BuildResult]:
@@ -128,6 +128,24 @@ def test_a_config_is_waited_for_unless_it_compiles_far_longer_than_others(
     assert found.outcome is Outcome.OK
     assert (found.measurements, found.facts.get("late_configs", 0)) == ((3, 1) if begun else (4, 0))
     assert ended == ([slow] if begun else [])
+
+
+def test_all_of_a_node_is_compiled_before_what_is_of_a_later_one(tuned: Judged) -> None:
+    submit, asked = tuned.builder.submit, list[BuildRequest]()
+
+    def noting(request: BuildRequest) -> Future[BuildResult]:
+        asked.append(request)
+        return submit(request)
+
+    tuned.builder.submit = noting  # type: ignore[method-assign]
+    when = []
+    for name, source in (("first", "honest 24000"), ("second", "honest 23000")):
+        asked.clear()
+        assert tuned.judge.judge(job(name, source)).outcome is Outcome.OK
+        assert len(asked) > 1
+        (began,) = {request.began for request in asked}
+        when.append(began)
+    assert 0 < when[0] < when[1]
 
 
 def test_nodes_that_wait_for_their_configs_are_given_up_before_they_are_chosen(

@@ -8,8 +8,7 @@ from forecast_harness.search.planning.pacing import NODES_AHEAD, paced_ahead, pa
 from forecast_harness.search.records import SearchSettings
 
 
-@pytest.mark.parametrize("k", [1, 4, 8])
-@pytest.mark.parametrize("parents", [None, 1, 3])
+@pytest.mark.parametrize(("k", "parents"), [(2, None), (4, None), (8, None), (4, 1), (4, 2), (3, 3)])
 def test_as_many_measurements_are_under_way_whatever_the_size_of_a_batch(k: int, parents: int | None) -> None:
     found = paced_ahead(SearchSettings(k=k, parents=parents or 2), parents)
     assert found.parents == (parents or 1)
@@ -27,6 +26,14 @@ def test_smaller_batches_may_pass_in_vain_as_often_as_it_takes_for_as_many_measu
     found = paced_ahead(usual, None)
     assert found.k * found.parents * found.patience == usual.k * usual.parents * usual.patience
     assert paced_ahead(usual, 2).patience == usual.patience, "the user's batches are the usual ones"
+    assert paced_ahead(usual, 1) == found, "it is the default"
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("parents", [None, 1, 2, 4])
+def test_a_search_knows_results_before_it_may_end_without_new_nodes(k: int, parents: int | None) -> None:
+    found = paced_ahead(SearchSettings(k=k), parents)
+    assert found.depth < found.patience
 
 
 def test_a_search_goes_on_as_it_began_except_for_what_an_option_says() -> None:

@@ -64,7 +64,7 @@ class BuildRequest:
     cuda: CudaBuild | None = None
     """Where the source is CUDA C++: how its kernel is called."""
     began: float = 0.0
-    """When what it is for was begun, by any clock: of requests that wait, the earliest goes first."""
+    """When what it is for was begun, by a clock that all share: of requests that wait, the earliest goes first."""
 
 
 @dataclass(frozen=True)

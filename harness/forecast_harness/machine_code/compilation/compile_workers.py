@@ -86,7 +86,10 @@ class CompileWorkers:
         self._waiting = WaitingRequests[BuildRequest, BuildResult](_MOST_TOGETHER)
         self._compiling: dict[Future[BuildResult], tuple[SandboxLane, int]] = {}
         """The lanes of compilations under way, and how many they have taken together."""
-        self._ended = set[Future[BuildResult]]()
+        self._broken_up = set[Future[BuildResult]]()
+        """Of compilations whose worker had taken several, which are to be begun again alone."""
+        self._given_up = 0
+        """How often all that was under way was given up."""
         self._closed = False
         self._scratch = scratch
         self._open: list[SandboxLane] = []
@@ -140,6 +143,7 @@ class CompileWorkers:
 
     def give_up(self, after_s: float = LONG_S) -> None:
         """End the jobs that have taken so long already: nobody waits for them any more."""
+        self._given_up += 1
         now = time.monotonic()
         for lane, began in list(self._began.items()):
             if now - began >= after_s:
@@ -188,29 +192,35 @@ class CompileWorkers:
         return request.source, request.entry, request.cases
 
     def _note_built(self, built: Future[BuildResult]) -> None:
-        self._ended.discard(built)
+        self._broken_up.discard(built)
         self._add_pending(-1)
 
     def seconds_of(self, building: Future[BuildResult]) -> float:
-        """For how long a compilation has been under way, or its share of it where a worker has taken several; 0 while
-        it waits for a worker, and once it has ended."""
+        """For how long a compilation has been under way; 0 while it waits for a worker, and once it has ended.
+
+        Where a worker has taken several, it is twice the share of each: one of them may take far longer than others.
+        """
         with self._pending_lock:
             lane, together = self._compiling.get(building, (None, 1))
             began = None if lane is None else self._began.get(lane)
-        return 0.0 if began is None else (time.monotonic() - began) / together
+        return 0.0 if began is None else (time.monotonic() - began) * min(1.0, 2.0 / together)
 
-    def end(self, building: Future[BuildResult]) -> None:
-        """End a compilation that nobody waits for any more, so that its worker is free for another.
+    def end(self, building: Future[BuildResult]) -> bool:
+        """End a compilation that nobody waits for any more, so that its worker is free for another; whether it ends.
 
-        One that waits for a worker and cannot be cancelled goes on. What a worker has taken with it is begun again.
+        One that waits for a worker and cannot be cancelled goes on. What a worker has taken together is begun again
+        alone, all of it: which of them takes so long is not known.
         """
-        if building.cancel() or building.done():
-            return
+        if building.cancel():
+            return True
         with self._pending_lock:  # the lane is lent to no other job meanwhile
-            lane, _ = self._compiling.get(building, (None, 1))
-            if lane is not None:
-                self._ended.add(building)
-                lane.give_up()
+            lane, together = self._compiling.get(building, (None, 1))
+            if lane is None:
+                return False
+            if together > 1:
+                self._broken_up.add(building)
+            lane.give_up()
+            return together == 1
 
     def _add_pending(self, count: int) -> None:
         with self._pending_lock:
@@ -263,7 +273,7 @@ class CompileWorkers:
 
     def _build_next(self) -> None:
         """Answer the first request that waits, and others of its source with it where many wait."""
-        taken = self._waiting.take(self.count)
+        taken, given_up = self._waiting.take(self.count), self._given_up
         if len(taken) > 1:
             with contextlib.suppress(Exception):  # alone, each of them says what is wrong with it
                 self._build_together(taken)
@@ -271,21 +281,25 @@ class CompileWorkers:
             if one.answer.done():
                 continue
             try:
-                one.answer.set_result(self._build(one.request, one.answer))
+                if len(taken) > 1 and self._given_up != given_up:
+                    one.answer.set_result(BuildResult(one.request, infrastructure="it was given up"))
+                else:
+                    one.answer.set_result(self._build(one.request, one.answer))
             except BaseException as error:
                 one.answer.set_exception(error)
 
     def _build_together(self, taken: Sequence[WaitingRequest[BuildRequest, BuildResult]]) -> None:
         """Answer what one job can; what is left has failed, or nothing is known of it.
 
-        Raises `SandboxError` for requests that cannot be told to a cell together.
+        Raises `SandboxError` for requests that cannot be told to a cell together, and where the job was broken up.
         """
         job = self._job(*(t.request for t in taken))
         try:
             result = self._run_job(job, COMPILE_LIMITS, building=[t.answer for t in taken])
         except SandboxError as error:
-            ended = [t for t in taken if t.answer in self._ended] if not self._closed else []
-            for one in ended or taken:
+            if any(t.answer in self._broken_up for t in taken) and not self._closed:
+                raise
+            for one in taken:
                 one.answer.set_result(BuildResult(one.request, infrastructure=str(error)[:2000]))
             return
         if result.status is JobStatus.OK:

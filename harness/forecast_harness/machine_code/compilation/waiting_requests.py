@@ -55,8 +55,9 @@ class WaitingRequests(Generic[R, A]):
                     taken.append(first)
             if not taken or taken[0].key is None:
                 return taken
-            most = min(self._most, 1 + len(self._waiting) // workers)
-            alike = [w for w in self._waiting if w.key == taken[0].key]
+            waiting = [w for w in self._waiting if not w.answer.cancelled()]
+            most = min(self._most, 1 + len(waiting) // workers)
+            alike = [w for w in waiting if w.key == taken[0].key]
             for one in alike[: most - 1]:
                 self._waiting.remove(one)
                 if one.answer.set_running_or_notify_cancel():

@@ -47,10 +47,10 @@ class SourceBuilder(Protocol):
         """Compile on the next free worker."""
 
     def seconds_of(self, building: Future[BuildResult]) -> float:
-        """For how long a compilation has been under way; 0 while it waits for a worker, and once it has ended."""
+        """For how long a compilation has been under way, see `CompileWorkers`; 0 before, and once it has ended."""
 
-    def end(self, building: Future[BuildResult]) -> None:
-        """End a compilation that nobody waits for any more."""
+    def end(self, building: Future[BuildResult]) -> bool:
+        """End a compilation that nobody waits for any more; whether it ends."""
 
     def give_up(self, after_s: float = LONG_S) -> None:
         """End what has taken so many seconds already: nobody waits for it any more."""

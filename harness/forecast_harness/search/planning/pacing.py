@@ -15,14 +15,13 @@ def paced_ahead(settings: SearchSettings, parents: int | None) -> SearchSettings
     """Settings of a search whose kernels are compiled ahead of the device that times them.
 
     `parents`: what the user has asked for; None: one, since of small batches each is decided on more results. As many
-    measurements as before may pass without a better node before the search ends.
+    measurements as before may pass without a better node before the search ends. The first results are known before
+    that, however small batches are: until then there may be nothing new to develop.
     """
     own = parents or 1
-    depth = max(settings.depth, round(NODES_AHEAD / (settings.k * own)))
-    patience = (
-        max(1, round(settings.patience * settings.parents / own)) if parents is None else settings.patience
-    )
-    return replace(settings, parents=own, depth=depth, patience=patience)
+    patience = max(settings.patience, round(settings.patience * SearchSettings().parents / own))
+    depth = min(round(NODES_AHEAD / (settings.k * own)), patience - 1)
+    return replace(settings, parents=own, depth=max(settings.depth, depth), patience=patience)
 
 
 def paced_as(settings: SearchSettings, begun: SearchSettings, parents: int | None) -> SearchSettings:
