@@ -63,6 +63,9 @@ class CallTrace:
         )
 
 
+_UNTRACED = CallTrace((), {}, {}, {})
+
+
 class SourceTraces:
     """A trace per call of the target, by source; none for a source that cannot be traced. Any thread may ask."""
 
@@ -206,9 +209,6 @@ class SourceTraces:
             )
             return tuple(traced.get(n, _UNTRACED) for n in range(len(self._subjects)))
         return ()
-
-
-_UNTRACED = CallTrace((), {}, {}, {})
 
 
 def _parts(configs: Sequence[Config], most: int) -> list[Sequence[Config]]:
