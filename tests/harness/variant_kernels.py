@@ -7,6 +7,7 @@ from typing import Any
 
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants import Origin, Provenance, Variant
+from forecast_harness.search.records import SearchTarget, TargetKind
 from forecast_harness.variants.kernels.base_kernel import BaseKernel
 from forecast_harness.variants.kernels.grids import GridSample, sizes_of
 
@@ -103,3 +104,10 @@ def subject(
 def variant(source: str, **options: Any) -> Variant:
     made = Variant.of("kernel", "5" * 64, source, Provenance(Origin.LLM))
     return Variant(**{**vars(made), **options})
+
+
+def search_target(*subjects: BaseKernel) -> SearchTarget:
+    """A kernel of a user's to be searched on an H200, with a call of each subject."""
+    device = {"name": "NVIDIA H200", "backend": "cuda", "arch": "90"}
+    payload = {"subjects": [s.to_json() for s in subjects], "source_sha256": "5" * 64, "device": device}
+    return SearchTarget(TargetKind.KERNEL, "kernel", "id", "triton", "kernel", "", payload)

@@ -239,7 +239,7 @@ def _settings(options: argparse.Namespace) -> SearchSettings:
         archive=options.archive,
         proposers=tuple(dict.fromkeys(specs)) or ("mechanical",),
         surrogate=options.surrogate,
-        **({} if options.parents is None else {"parents": options.parents}),
+        parents=options.parents or SearchSettings.parents,
         samples=options.samples,
         k=options.k,
         trials=options.trials,

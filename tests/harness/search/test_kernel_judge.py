@@ -38,27 +38,15 @@ from forecast_harness.search.judging import confirmation_limit
 from forecast_harness.search.judging.kernels.judge import KernelJudge
 from forecast_harness.search.judging.races.rules import RaceRules
 from forecast_harness.search.novelty import node_identity
-from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
+from forecast_harness.search.records import Node, NodeResult, TargetKind
 from forecast_harness.search.targets import configs_for, open_target
 from forecast_harness.verify.plan import VerificationPlan
-from tests.harness.variant_kernels import CONFIGS, SOFTMAX, rows, softmax_call, subject
+from tests.harness.variant_kernels import CONFIGS, SOFTMAX, rows, search_target, softmax_call, subject
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 
 SUBJECT = subject(SOFTMAX, softmax_call(9, 70), softmax_call(4, 33), grid=rows)
-TARGET = SearchTarget(
-    TargetKind.KERNEL,
-    "kernel",
-    "id",
-    "triton",
-    "kernel",
-    "",
-    {
-        "subjects": [SUBJECT.to_json()],
-        "source_sha256": "5" * 64,
-        "device": {"name": "NVIDIA H200", "backend": "cuda", "arch": "90"},
-    },
-)
+TARGET = search_target(SUBJECT)
 CHANGE = "tl.exp(value.to(tl.float32) - high)", "tl.exp(value.to(tl.float32) - high + 0.0)"
 NAIVE = SOFTMAX.replace(*CHANGE)
 TUNABLE = SOFTMAX.replace(

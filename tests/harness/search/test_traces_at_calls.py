@@ -16,9 +16,18 @@ from forecast_harness.sandbox.jobs import JobResult, SandboxJob
 from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS, SourceTraces
 from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
-from forecast_harness.search.records import Node, SearchTarget, TargetKind
+from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import configs_for
-from tests.harness.variant_kernels import CONFIGS, DOUBLE, SOFTMAX, rows, softmax_call, subject, vector_call
+from tests.harness.variant_kernels import (
+    CONFIGS,
+    DOUBLE,
+    SOFTMAX,
+    rows,
+    search_target,
+    softmax_call,
+    subject,
+    vector_call,
+)
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 
@@ -32,25 +41,12 @@ TUNABLE = SOFTMAX.replace(
 SMALL, LARGE = softmax_call(4, 33), softmax_call(256, 1024)
 
 
-def target(*subjects: object) -> SearchTarget:
-    device = {"name": "NVIDIA H200", "backend": "cuda", "arch": "90"}
-    return SearchTarget(
-        TargetKind.KERNEL,
-        "kernel",
-        "id",
-        "triton",
-        "kernel",
-        "",
-        {"subjects": subjects, "source_sha256": "5" * 64, "device": device},
-    )
-
-
 def doubling() -> SearchTarget:
-    return target(*(subject(DOUBLE, vector_call(n)).to_json() for n in SIZES))
+    return search_target(*(subject(DOUBLE, vector_call(n)) for n in SIZES))
 
 
 def softmax(*calls: Sequence[Argument]) -> SearchTarget:
-    return target(*(subject(SOFTMAX, call, grid=rows).to_json() for call in calls))
+    return search_target(*(subject(SOFTMAX, call, grid=rows) for call in calls))
 
 
 def node(source: str) -> Node:
