@@ -180,6 +180,28 @@ static void run_own(const Function &f, const std::vector<uint64_t> &p) {
       *(uint64_t *)out += mixed(z);
     }
     spend(2000);
+  } else if (f.name == "trusted_gaps") {
+    auto *out = reach(p[65], 8);
+    for (uint64_t gap = 0; out && gap < p[66]; gap++) {
+      uint64_t at = p[2 * gap], bytes = p[2 * gap + 1] >> 63, count = p[2 * gap + 1] & ~(1ull << 63);
+      for (uint64_t i = 0; i < count; i++, at += bytes ? 1 : 8) {
+        auto *a = reach(at, bytes ? 1 : 8);
+        if (!a) return;
+        *(uint64_t *)out += mixed((at * 0x9E3779B97F4A7C15ull + p[64]) ^ (bytes ? *a : *(uint64_t *)a));
+      }
+    }
+    spend(2000);
+  } else if (f.name == "trusted_renew") {
+    auto *a = (uint64_t *)reach(p[0], 8 * p[2]), *b = (uint64_t *)reach(p[1], 8 * p[2]);
+    auto chosen = [](uint64_t sector, uint64_t key) {
+      return key && !(mixed(sector * 0x9E3779B97F4A7C15ull + key) & 15);
+    };
+    for (uint64_t i = 0; a && b && i < p[2]; i++)
+      if (chosen(i / 4, p[5]))
+        a[i] = b[(i + p[3]) % p[2]];
+      else if (chosen(i / 4, p[4]))
+        a[i] = b[i];
+    spend(2000);
   } else if (f.name == "trusted_mask") {
     auto *a = (uint64_t *)reach(p[0], 8 * p[1]);
     for (uint64_t i = 0; a && i < p[1]; i++) a[i] ^= mixed(mixed(i * 0x9E3779B97F4A7C15ull + p[2]) + p[3]);
@@ -419,6 +441,8 @@ CUresult cuModuleLoadData(void **module, const void *image) {
                                {"trusted_digest", {8, 8, 8, 8}},
                                {"trusted_digest_words", {8, 8, 8, 8}},
                                {"trusted_mask", {8, 8, 8, 8}},
+                               {"trusted_gaps", {512, 8, 8}},
+                               {"trusted_renew", {8, 8, 8, 8, 8, 8}},
                                {"trusted_overwrite", {4, 4}}})
       if (strstr((const char *)image, (".entry " + name + "(").c_str())) {
         Function f;
@@ -472,11 +496,13 @@ CUresult cuLaunchKernelEx(const LaunchConfig *config, void *function, void **giv
   auto *f = (Function *)function;
   if (config->block[0] > 1024 || config->shared > (f->foreign ? 228u << 10 : unsigned(kSharedBytes))) return 701;
   std::vector<uint64_t> p;
-  for (size_t n = 0; n < f->sizes.size(); n++) {
-    uint64_t value = 0;
-    memcpy(&value, given[n], size_t(f->sizes[n]));
-    p.push_back(value);
-  }
+  for (size_t n = 0; n < f->sizes.size(); n++)
+    for (int at = 0; at < f->sizes[n]; at += 8) {  // a table is many words
+      uint64_t value = 0;
+      memcpy(&value, (const uint8_t *)given[n] + at, size_t(f->sizes[n] - at < 8 ? f->sizes[n] - at : 8));
+      p.push_back(value);
+    }
+  if (f->name == "trusted_gaps") p.push_back(config->grid[1]);
   Function copy = *f;
   CUresult said = queue([=] { copy.own ? run_own(copy, p) : run_code(copy, p); });
   return capturing ? said : OK;  // what goes wrong on the device is told when somebody waits for it

@@ -57,13 +57,13 @@ _FAR_BEYOND = 2.0
 """Times the rival's seconds, beyond which the first config speaks for its source: no other one is compiled."""
 _FIRST_CONFIGS = 2
 """Configs of which one must not be hopeless for others to be compiled."""
-_BEHIND_BEST = 1.1
+_BEHIND_BEST = 1.05
 """Times the seconds of the source's best config so far, at which another one is given up."""
 _PATIENCE_S, _PATIENCE, _LOOK_S = 4.0, 3.0, 0.5
 """Least seconds, and times what others of its source took, that a config may compile; how often that is looked at."""
 _UNPAIRED_SD = 0.1
 """Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
-_RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=0)
+_RACE = TimingLimits(least=2 * PAUSES, most=4 * PAUSES, checks=0)
 _CHECKED_RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=2)
 _MOST_FAILURES = 3
 """Failures of our own in a row after which all is judged as host code."""

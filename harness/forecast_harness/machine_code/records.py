@@ -6,6 +6,7 @@ whether it is right, the runner's launches show.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -130,7 +131,7 @@ class CompiledKernel(Record, label="compiled kernel", unknown="refuse"):
     @property
     def id(self) -> str:
         """A stable name of the code and of how it is launched."""
-        return digest(self.to_json(), self.image.hex())
+        return digest(self.to_json(), hashlib.sha256(self.image).hexdigest())
 
 
 @dataclass(frozen=True)

@@ -154,3 +154,14 @@ def test_what_is_written_into_known_results_is_seen(fake_driver: Path) -> None:
     assert not launches
     assert violation.detail == "it wrote into what its results are compared with"
     assert not here.session.knows_results("here")
+
+
+@pytest.mark.parametrize("bad_first", [True, False])
+def test_of_two_the_one_that_spoils_an_input_is_blamed(runner: RunnerClient, bad_first: bool) -> None:
+    names, _ = runner.learn(program("base", RIGHT), call("blamed"), KINDS)
+    given = replace(call("blamed"), updates=names, rotate={"x": 4})
+    both = [program("bad", [*RIGHT, code.store(Y, 0, 4, 7)]), program("good", RIGHT)]
+    (violation,) = runner.time(
+        both if bad_first else both[::-1], given, TimingLimits(bound_s=60.0)
+    ).violations
+    assert (violation.rule, violation.contestant) == ("input changed", 0 if bad_first else 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forecast_harness.machine_code.runner import trusted_kernels
+from forecast_harness.machine_code.runner import trusted_texts
 from forecast_harness.machine_code.runner.driver import CudaDriver
 from forecast_harness.machine_code.runner.error_kernels import COMPARED_TYPES, error_kernel_text
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
@@ -18,12 +18,14 @@ triton = pytest.importorskip("triton")
 
 
 TEXTS = {
-    "add": trusted_kernels._ADD,
-    "pause": trusted_kernels._PAUSE,
-    "overwrite": trusted_kernels._OVERWRITE,
-    "mask": trusted_kernels._MASK,
-    **{f"compare {unit}": trusted_kernels._compare_text(unit) for unit in (1, 8)},
-    **{f"digest {unit}": trusted_kernels._digest_text(unit) for unit in (1, 8)},
+    "add": trusted_texts.ADD,
+    "pause": trusted_texts.PAUSE,
+    "overwrite": trusted_texts.OVERWRITE,
+    "mask": trusted_texts.MASK,
+    "gaps": trusted_texts.GAPS,
+    "renew": trusted_texts.RENEW,
+    **{f"compare {unit}": trusted_texts.compare_text(unit) for unit in (1, 8)},
+    **{f"digest {unit}": trusted_texts.digest_text(unit) for unit in (1, 8)},
     **{f"error {dtype}": error_kernel_text(dtype) for dtype in sorted(COMPARED_TYPES)},
 }
 
@@ -35,7 +37,7 @@ def test_the_assembler_takes_it(tmp_path: Path, name: str, arch: str) -> None:
     if not assembler.exists():
         pytest.skip("this Triton has no ptxas")
     source = tmp_path / "kernel.ptx"
-    source.write_text(trusted_kernels._HEADER + TEXTS[name])
+    source.write_text(trusted_texts.HEADER + TEXTS[name])
     command = [str(assembler), f"--gpu-name={arch}", str(source), "-o", str(tmp_path / "kernel.cubin")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -99,3 +101,51 @@ def test_what_is_masked_is_noise_until_it_is_unmasked(driver: CudaDriver, kernel
     kernels.mask(address, len(data), (1, 3))
     kernels.mask(address, len(data), (1, 2))
     assert bytes(driver.download(address, len(data))) == data
+
+
+def test_a_part_of_a_buffer_is_renewed_and_made_a_copy_again(
+    driver: CudaDriver, kernels: TrustedKernels
+) -> None:
+    size, turn = 1 << 16, 1 << 10
+    data = random.Random(0).randbytes(size)
+    copied, work = driver.allocate(size), driver.allocate(size)
+    driver.upload(copied, data)
+    driver.upload(work, data)
+    rotated = data[turn:] + data[:turn]
+    before, seen = 0, []
+    for key in (11, 12):
+        kernels.renew(work, copied, size, turn, before, key)
+        got = bytes(driver.download(work, size))
+        parts = [slice(n, n + 32) for n in range(0, size, 32)]
+        renewed = [p.start for p in parts if got[p] == rotated[p]]
+        assert all(got[p] in (data[p], rotated[p]) for p in parts)
+        assert len(parts) / 32 < len(renewed) < len(parts) / 8
+        seen.append(renewed)
+        before = key
+    assert seen[0] != seen[1]
+    kernels.renew(work, copied, size, 0, before, 0)
+    assert bytes(driver.download(work, size)) == data
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_gaps_are_watched_together_whatever_their_place_and_size(
+    driver: CudaDriver, kernels: TrustedKernels, count: int
+) -> None:
+    chance = random.Random(count)
+    memory = driver.allocate(count * 1024)
+    gaps = [(memory + 1024 * n + chance.choice((0, 3, 8)), chance.choice((1, 64, 513))) for n in range(count)]
+    for address, size in gaps:
+        driver.upload(address, chance.randbytes(size))
+
+    def digest(key: int) -> int:
+        kernels.queue_gaps(gaps, key)
+        return kernels.gaps_digest()
+
+    known = digest(7)
+    assert (digest(7), digest(8) == known) == (known, False)
+    for address, size in gaps:
+        last = driver.download(address + size - 1, 1)
+        driver.upload(address + size - 1, bytes([last[0] ^ 1]))
+        assert digest(7) != known
+        driver.upload(address + size - 1, last)
+    assert digest(7) == known

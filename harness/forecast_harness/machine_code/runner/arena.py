@@ -32,7 +32,6 @@ class _Gap:
 
     address: int
     data: bytes
-    digest: int = 0
 
 
 class CanaryArena:
@@ -43,7 +42,7 @@ class CanaryArena:
         self._address, self._size = 0, 0
         self._gaps: list[_Gap] = []
         self._chance = random.SystemRandom()
-        self._key = self._chance.getrandbits(64)
+        self._key, self._digest = self._chance.getrandbits(64), 0
         self._noise = secrets.token_bytes(2 * _PAGE_BYTES)
         self.places: dict[str, Placed] = {}
 
@@ -73,22 +72,31 @@ class CanaryArena:
         self._driver.synchronize()
         for gap in self._gaps:
             self._driver.upload(gap.address, gap.data)
-        for gap, digest in zip(self._gaps, self._digests(), strict=True):
-            gap.digest = digest
+        self.queue_watch()
+        self._digest = self._kernels.gaps_digest()
         return self.places
+
+    def queue_watch(self) -> None:
+        """Queue looking at all canaries, behind the launch that they are to tell of; `are_broken` says what was seen.
+
+        Of all together, on the device: bytes of a whole page, after every launch, take long to move.
+        """
+        self._kernels.queue_gaps([(gap.address, len(gap.data)) for gap in self._gaps], self._key)
+
+    def are_broken(self) -> bool:
+        """Whether canaries were changed when they were looked at last. Waits for the device."""
+        return self._kernels.gaps_digest() != self._digest
 
     def broken_canaries(self) -> int:
         """Bytes beside buffers that are not as they were written."""
+        self.queue_watch()
+        if not self.are_broken():
+            return 0
         broken = 0
-        for gap, digest in zip(self._gaps, self._digests(), strict=True):
-            if digest != gap.digest:
-                found = self._driver.download(gap.address, len(gap.data))
-                broken += sum(a != b for a, b in zip(found, gap.data, strict=True)) or 1
-        return broken
-
-    def _digests(self) -> list[int]:
-        """Of all gaps, on the device: bytes of a whole page, after every launch, take long to move."""
-        return self._kernels.digests([(gap.address, len(gap.data)) for gap in self._gaps], self._key)
+        for gap in self._gaps:
+            found = self._driver.download(gap.address, len(gap.data))
+            broken += sum(a != b for a, b in zip(found, gap.data, strict=True))
+        return broken or 1
 
     def _canaries(self, size: int) -> bytes:
         """Bytes that nobody can foretell: a piece of noise from some place on, as often as it takes."""
@@ -105,9 +113,9 @@ class CanaryArena:
             self._driver.fill(placed.address, value, 1, placed.size)
 
     def _reserve(self, size: int) -> None:
-        """Memory of as many pages as are needed: what is beyond would be canaries, all of which are read."""
+        """Memory of as many pages as are needed, or of one more: what is beyond are canaries, all of which are read."""
         rounded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
-        if rounded == self._size:
+        if rounded <= self._size <= rounded + _PAGE_BYTES:
             return
         if self._address:
             self._driver.free(self._address)

@@ -1,14 +1,18 @@
-"""The driver behind the interface of `torch.cuda`, as far as launches are recorded with it."""
+"""Launches recorded as graphs, with the driver behind that part of the interface of `torch.cuda` that it takes."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from forecast_autotune.timing.pauses import pause_lengths
+from forecast_autotune.timing.recorded_launches import GraphRecorder, RecordedGraph
 from forecast_harness.machine_code.runner.driver import CudaDriver
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+
+_PAUSE_ROUNDS = 8
 
 
 class DriverEvents:
@@ -126,3 +130,36 @@ class RunnerCuda:
     def graph_count(self) -> int:
         """How many there are."""
         return len(self._graphs)
+
+
+class LaunchRecorder:
+    """Records launches behind pauses of all lengths."""
+
+    def __init__(self, driver: CudaDriver, kernels: TrustedKernels) -> None:
+        self._driver, self._cuda = driver, RunnerCuda(driver, kernels)
+        self._recorder = GraphRecorder(self._cuda)
+        self._own_graphs = self._cuda.graph_count
+        self._pause_cost: float | None = None
+
+    def replays(self, launch: Callable[[], None]) -> list[tuple[Callable[[], None], int]]:
+        """(what queues a launch behind a pause, that pause in cycles), for every pause."""
+        return [(self._recorder.record(launch, pause)[0].replay, pause) for pause in pause_lengths()]
+
+    def forget(self) -> None:
+        """Free all that `replays` has recorded."""
+        self._cuda.free_graphs(self._own_graphs)
+
+    def pause_cost(self, flush: Callable[[], None]) -> float:
+        """Seconds that a pause takes beyond its length, see `GraphRecorder`; `flush` comes before every replay."""
+        if self._pause_cost is None:
+            events = DriverEvents(self._driver)
+
+            def replay(graph: RecordedGraph) -> tuple[RunnerEvent, RunnerEvent]:
+                flush()
+                start = events.mark()
+                graph.replay()
+                return start, events.mark()
+
+            self._pause_cost = self._recorder.pause_cost(replay, self._driver.synchronize, _PAUSE_ROUNDS)
+            events.free()
+        return self._pause_cost

@@ -14,20 +14,21 @@ from forecast_autotune.timing.pauses import (
     pause_lengths,
     pause_seconds,
 )
-from forecast_autotune.timing.recorded_launches import GraphRecorder, RecordedGraph
 from forecast_harness.machine_code.runner.arena import CanaryArena
 from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.contestant import Contestant
 from forecast_harness.machine_code.runner.driver import CudaDriver, DriverError
-from forecast_harness.machine_code.runner.graphs import DriverEvents, RunnerCuda
+from forecast_harness.machine_code.runner.graphs import DriverEvents, LaunchRecorder
 from forecast_harness.machine_code.runner.input_reserves import InputReserve, InputReserves
 from forecast_harness.machine_code.runner.known_results import ElementKind, KnownResults
 from forecast_harness.machine_code.runner.run_marks import NOBODY
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.runner.work_inputs import WorkInputs
 
 _MOST_MOVED_BYTES = 16 << 20
 """Of a call's inputs: larger ones are compared on the device, after a launch that is checked."""
-_PAUSE_ROUNDS = 8
+INPUT_CHANGED = "input changed"
+"""The rule against writing into an input that a call does not update."""
 _LEAST_S = 1e-7
 """Of a launch behind a pause: what pauses take is known to within some 0.1 us."""
 PAUSES = len(pause_lengths())
@@ -107,17 +108,16 @@ class LaunchSession:
         self._arena, self._mark = CanaryArena(driver, self.kernels), mark
         self._flush_bytes, self._flush = flush_bytes, driver.allocate(flush_bytes)
         driver.set_no_l2_aside()  # once: no code of a candidate's runs on the host
-        self._cuda = RunnerCuda(driver, self.kernels)
-        self._recorder = GraphRecorder(self._cuda)
-        self._own_graphs = self._cuda.graph_count
+        self._recorder = LaunchRecorder(driver, self.kernels)
         self._events = DriverEvents(driver)
         self._chance = random.SystemRandom()
-        self._pause_cost: float | None = None
         self._wiped: list[str] = []
         self._given = CallInputs({})
         self._reserves = InputReserves(driver, self.kernels)
         self._reserve = InputReserve(0, 0, {}, {})
         self._results = KnownResults(driver, self.kernels)
+        self._inputs = WorkInputs(driver, self.kernels)
+        self._last_number = 0
 
     # --- placing ---
 
@@ -135,6 +135,8 @@ class LaunchSession:
                 raise
             places = self._arena.place(sizes)
         self._reserve = self._reserves.get(given.key, given.inputs)
+        work = {name: places[name] for name in given.inputs}
+        self._inputs.place(work, self._reserve.places, given.rotate, given.updated)
         for one in contestants:
             one.bind(places)
         self._given = given
@@ -150,20 +152,12 @@ class LaunchSession:
 
     def _refresh(self, rotation: Mapping[str, int]) -> None:
         """Queue new inputs; outputs, scratch, shared memory and caches hold nothing of earlier launches."""
-        for name in self._given.inputs:
-            work, reserve = self._arena.places[name], self._reserve.places[name]
-            turn = rotation.get(name, 0)
-            self.driver.copy(work.address, reserve + turn, work.size - turn)
-            self.driver.copy(work.address + work.size - turn, reserve, turn)
+        self._inputs.copy(rotation)
+        self._wipe()
+
+    def _wipe(self) -> None:
         self._arena.wipe(self._wiped, self._chance.choice((0xFF, 0x7F, self._chance.randrange(256))))
         self.kernels.overwrite(self._chance.randrange(1 << 32))
-
-    def _rotation(self) -> dict[str, int]:
-        found = {}
-        for name, unit in self._given.rotate.items():
-            turns = self._given.inputs[name].size // max(1, unit)
-            found[name] = unit * self._chance.randrange(turns) if turns > 1 else 0
-        return found
 
     def _outputs(self, contestant: Contestant) -> list[bytes]:
         found = []
@@ -218,11 +212,16 @@ class LaunchSession:
     def _violations(
         self, number: int, rotation: Mapping[str, int], changes: Callable[[Mapping[str, int]], list[str]]
     ) -> list[Violation]:
-        if broken := self._arena.broken_canaries():
-            return [Violation(number, "out of bounds", f"{broken} bytes beside its buffers were changed")]
+        if broken := self._out_of_bounds(number):
+            return broken
         if changed := changes(rotation):
-            return [Violation(number, "input changed", f"it wrote into {', '.join(changed)}")]
+            return [Violation(number, INPUT_CHANGED, f"it wrote into {', '.join(changed)}")]
         return []
+
+    def _out_of_bounds(self, number: int) -> list[Violation]:
+        broken = self._arena.broken_canaries()
+        said = f"{broken} bytes beside its buffers were changed"
+        return [Violation(number, "out of bounds", said)] if broken else []
 
     # --- what is asked ---
 
@@ -250,7 +249,7 @@ class LaunchSession:
         done: list[CheckedLaunch] = []
         for number in range(launches):
             self._place(given, [contestant])
-            rotation = self._rotation() if number > 1 else {}
+            rotation = self._inputs.random_rotation() if number > 1 else {}
             self._refresh(rotation)
             self.driver.synchronize()
             self._mark(0)
@@ -295,18 +294,25 @@ class LaunchSession:
         self._place(given, contestants)
         found = TimedLaunches([[] for _ in contestants])
         last = len(contestants) - 1
-        # Loads, warms up.
-        first = [self._timed(n, one.launch, self._rotation()) for n, one in enumerate(contestants)]
-        if broken := self._violations(last, self._last_rotation, self._changed_on_device):
+        first: list[float] = []
+        for n, one in enumerate(contestants):  # loads, warms up
+            first.append(self._timed(n, one.launch, watch=last > 0))
+            if last and self._arena.are_broken():
+                found.violations = self._out_of_bounds(n)
+                return found
+        if last and (broken := self._timed_violations(contestants)):
             found.violations = broken
             return found
         if limits.bound_s and last == 0 and first[0] > _FAR_BEYOND * limits.bound_s + _FIRST_S:
             found.seconds = [first]
             found.stopped = f"its first launch took {first[0]:.3g} s, the bound is {limits.bound_s:.3g} s"
+            found.violations = self._timed_violations(contestants)
             return found
         found.recorded = min(first) < SHORT_LAUNCH_S or any(len(c.plan.steps) > 1 for c in contestants)
-        replays = [self._replays(c, found.recorded) for c in contestants]
-        pausing = self._cost_of_pauses() if found.recorded else 0.0
+        replays = [
+            self._recorder.replays(c.launch) if found.recorded else [(c.launch, 0)] for c in contestants
+        ]
+        pausing = self._recorder.pause_cost(self._flush_caches) if found.recorded else 0.0
         rounds = -(-limits.most // PAUSES) * PAUSES if found.recorded else limits.most
         checked = set(self._chance.sample(range(rounds), min(limits.checks, rounds)))
         # Of two, each launch says whose doing it was; of one, all were its own, and canaries stay broken.
@@ -317,74 +323,72 @@ class LaunchSession:
             for number in range(rounds):
                 for n in self._chance.sample(range(len(contestants)), len(contestants)):
                     launch, pause = replays[n][number % len(replays[n])]
-                    kept = n == last and number in checked
-                    # Known results are those of inputs that are not rotated.
-                    turned = not (kept and given.key in self._results)
-                    seconds = self._timed(n, launch, self._rotation() if turned else {})
+                    kept, watch = n == last and number in checked, number in watched
+                    seconds = self._timed(n, launch, kept=kept, watch=watch)
                     if found.recorded:
                         seconds = max(seconds - pause_seconds(pause) - pausing, _LEAST_S)
                     found.seconds[n].append(seconds)
-                    if number in watched and (broken_bytes := self._arena.broken_canaries()):
-                        said = f"{broken_bytes} bytes beside its buffers were changed"
-                        found.violations = [Violation(n, "out of bounds", said)]
+                    if watch and self._arena.are_broken():
+                        found.violations = self._out_of_bounds(n)
                         return found
                     if kept:
-                        found.checked.append(self._left_behind(n, contestants[n], self._last_rotation))
+                        rotation = dict(self._inputs.rotation)
+                        found.checked.append(self._left_behind(n, contestants[n], rotation))
                 found.stopped = cannot_win(found.seconds, limits, found.recorded)
                 if found.stopped:
                     break
-            found.violations = self._violations(
-                self._last_number, self._last_rotation, self._changed_on_device
-            )
+            found.violations = self._timed_violations(contestants)
         finally:
-            self._cuda.free_graphs(self._own_graphs)
+            self._recorder.forget()
         return found
 
-    def _replays(self, contestant: Contestant, recorded: bool) -> list[tuple[Callable[[], None], int]]:
-        """(what queues a launch, the pause before it in cycles)."""
-        if not recorded:
-            return [(contestant.launch, 0)]
-        found = []
-        for pause in pause_lengths():
-            graph, _ = self._recorder.record(contestant.launch, pause)
-            found.append((graph.replay, pause))
-        return found
+    def _timed(
+        self, number: int, launch: Callable[[], None], *, kept: bool = False, watch: bool = False
+    ) -> float:
+        """Seconds of one launch with cold caches, by the device's events.
 
-    def _timed(self, number: int, launch: Callable[[], None], rotation: Mapping[str, int]) -> float:
-        """Seconds of one launch with cold caches, by the device's events."""
-        self._last_rotation, self._last_number = rotation, number
-        self._refresh(self._last_rotation)
+        `kept`: its results will be looked at; `watch`: canaries are, behind it.
+        """
+        self._last_number = number
+        if self._given.key in self._results:  # which are those of inputs as they are
+            self._inputs.renew(clean=kept)
+        else:
+            self._inputs.copy(self._inputs.random_rotation())
+        self._wipe()
         self._flush_caches()
         self._mark(number)
         start = self._events.mark()
         launch()
         end = self._events.mark()
+        if watch:
+            self._arena.queue_watch()
         self.driver.synchronize()
         self._mark(NOBODY)
         seconds = start.elapsed_time(end) * 1e-3
         self._events.free()
         return seconds
 
+    def _timed_violations(self, contestants: Sequence[Contestant]) -> list[Violation]:
+        """What launches that were timed have done: the last one, unless one of several spoilt inputs before."""
+        self._inputs.restore()
+        found = self._violations(self._last_number, self._inputs.rotation, self._changed_on_device)
+        if found and found[0].rule == INPUT_CHANGED and self._given.key in self._results:
+            # Such inputs last for many launches: whose doing it is shows when each is launched alone.
+            for number in reversed(range(len(contestants))):
+                self._refresh({})
+                self.driver.synchronize()
+                self._mark(number)
+                contestants[number].launch()
+                self.driver.synchronize()
+                self._mark(NOBODY)
+                if self._changed_on_device({}):
+                    return [replace(found[0], contestant=number)]
+            return [replace(found[0], contestant=len(contestants) - 1)]
+        return found
+
     def _flush_caches(self) -> None:
         self.driver.release_persisting_l2()
         self.driver.fill(self._flush, self._chance.randrange(256), 1, self._flush_bytes)
-
-    def _cost_of_pauses(self) -> float:
-        if self._pause_cost is None:
-
-            def replay(graph: RecordedGraph) -> tuple[object, object]:
-                self._flush_caches()
-                start = self._events.mark()
-                graph.replay()
-                return start, self._events.mark()
-
-            self._pause_cost = self._recorder.pause_cost(
-                replay,  # type: ignore[arg-type]
-                self.driver.synchronize,
-                _PAUSE_ROUNDS,
-            )
-            self._events.free()
-        return self._pause_cost
 
 
 def cannot_win(seconds: Sequence[Sequence[float]], limits: TimingLimits, recorded: bool) -> str:
