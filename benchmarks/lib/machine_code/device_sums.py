@@ -37,7 +37,7 @@ BODIES = {
     "leaves the last element": ("    tl.store(total + at, value, mask=at < n - 1)", ""),
     "depends on its addresses": (
         "    bit = ((total.to(tl.int64) >> 8) & 15) != 0\n    tl.store(total + at, value + bit, mask=mask)",
-        "wrong values",
+        "",
     ),
     "out of bounds": (_STORE + "\n    tl.store(total + n + at, value, mask=at < 16)", "out of bounds"),
     "out of bounds before": (
