@@ -64,7 +64,7 @@ _PATIENCE_S, _PATIENCE, _LOOK_S = 4.0, 3.0, 0.5
 _UNPAIRED_SD = 0.1
 """Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
 _RACE = TimingLimits(least=2 * PAUSES, most=4 * PAUSES, checks=0)
-_CHECKED_RACE = TimingLimits(least=3 * PAUSES, most=6 * PAUSES, checks=2)
+_CHECKED_RACE = TimingLimits(least=2 * PAUSES, most=4 * PAUSES, checks=2)
 _MOST_FAILURES = 3
 """Failures of our own in a row after which all is judged as host code."""
 PATH = "machine code"
