@@ -37,10 +37,6 @@ _ROUNDS_WITHOUT_GATE = 2
 """Verifications of each lane that are done sooner than a runner and the compile workers have started: what is wrong
 shows in the first launches of a verification, too."""
 
-_MOST_OPENING_S = 4.0
-"""That the first verification waits for other lanes: while one lane uses the device, the others take several times as
-long to open on it."""
-
 
 @dataclass
 class _CallKind:
@@ -141,9 +137,6 @@ class VariantWork:
                             open_base(subject, lane, plan=self.plan)
                         self._has_first_base.set()
                     kind = self._surveyed(subject, variants, gate, lane)
-                    if self._leaves_base and gate is None:
-                        with self.seconds.phase("openings"):
-                            self.lanes.wait_for_openings(_MOST_OPENING_S)
                     self._stage = ""
                     jobs.add((kind, number) for number in range(len(variants)))
                     if gate is not None:  # it has a runner on the device, and one at a time is enough

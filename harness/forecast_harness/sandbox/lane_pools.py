@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
@@ -113,12 +112,6 @@ class LanePool:
             self._then = then or self._then
             for _ in range(min(count, self.most) - self._begun):
                 self._begin()
-
-    def wait_for_openings(self, seconds: float) -> None:
-        """Wait until all lanes that are being opened are ready, so long at most."""
-        until = time.monotonic() + seconds
-        for opening in tuple(self._openings):
-            opening.join(max(0.0, until - time.monotonic()))
 
     def _take(self) -> SandboxLane:
         with self._lock:
