@@ -150,12 +150,18 @@ class LaunchSession:
         self._reserves.forget(key)
         self._results.forget(key)
 
-    def _refresh(self, rotation: Mapping[str, int]) -> None:
-        """Queue new inputs; outputs, scratch, shared memory and caches hold nothing of earlier launches."""
+    def _launch(self, number: int, contestant: Contestant, rotation: Mapping[str, int]) -> None:
+        """Launch a contestant once, on inputs that are rotated so, and wait for it."""
         self._inputs.copy(rotation)
         self._wipe()
+        self.driver.synchronize()
+        self._mark(number)
+        contestant.launch()
+        self.driver.synchronize()
+        self._mark(NOBODY)
 
     def _wipe(self) -> None:
+        """Queue that outputs, scratch, shared memory and caches hold nothing of earlier launches."""
         self._arena.wipe(self._wiped, self._chance.choice((0xFF, 0x7F, self._chance.randrange(256))))
         self.kernels.overwrite(self._chance.randrange(1 << 32))
 
@@ -250,12 +256,7 @@ class LaunchSession:
         for number in range(launches):
             self._place(given, [contestant])
             rotation = self._inputs.random_rotation() if number > 1 else {}
-            self._refresh(rotation)
-            self.driver.synchronize()
-            self._mark(0)
-            contestant.launch()
-            self.driver.synchronize()
-            self._mark(NOBODY)
+            self._launch(0, contestant, rotation)
             if broken := self._violations(0, rotation, self._changed_inputs):
                 return done, broken
             done.append(self._left_behind(0, contestant, rotation))
@@ -272,12 +273,7 @@ class LaunchSession:
         self._results.forget(given.key)
         any_of_them = replace(given, updated=given.updated or tuple(given.inputs))
         self._place(any_of_them, [contestant])
-        self._refresh({})
-        self.driver.synchronize()
-        self._mark(blamed)
-        contestant.launch()
-        self.driver.synchronize()
-        self._mark(NOBODY)
+        self._launch(blamed, contestant, {})
         if broken := self._violations(0, {}, self._changed_on_device):
             return [], broken
         places, copies = self._arena.places, self._reserve.places
@@ -375,12 +371,7 @@ class LaunchSession:
         if found and found[0].rule == INPUT_CHANGED and self._given.key in self._results:
             # Such inputs last for many launches: whose doing it is shows when each is launched alone.
             for number in reversed(range(len(contestants))):
-                self._refresh({})
-                self.driver.synchronize()
-                self._mark(number)
-                contestants[number].launch()
-                self.driver.synchronize()
-                self._mark(NOBODY)
+                self._launch(number, contestants[number], {})
                 if self._changed_on_device({}):
                     return [replace(found[0], contestant=number)]
             return [replace(found[0], contestant=len(contestants) - 1)]
