@@ -14,9 +14,8 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.machine_code.compilation.build_requests import BuildResult
+from forecast_harness.machine_code.node_builds import NodeBuilds
 from forecast_harness.machine_code.node_trial import (
     NodeRefused,
     NodeTrial,
@@ -31,7 +31,7 @@ from forecast_harness.machine_code.node_trial import (
     PathFailed,
     RaceResult,
 )
-from forecast_harness.machine_code.records import Program
+from forecast_harness.machine_code.node_tuning import NodeTuner
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.session import PAUSES, TimingLimits
 from forecast_harness.machine_code.shared_host import SharedHostJudge, WorkUnderWay
@@ -40,27 +40,16 @@ from forecast_harness.machine_code.trials.target_trials import (
     SourceBuilder,
     TargetTrials,
     TrialConfig,
-    first_violation,
 )
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.search.history.batches import MIN_PROGRESS
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.judging.lane_judge import COMPILE_ERRORS, HostJudge
+from forecast_harness.search.judging.lane_judge import HostJudge
 from forecast_harness.search.judging.races.rules import log2_ratio
-from forecast_harness.search.records import FullVerification, Node, NodeResult
+from forecast_harness.search.records import FullVerification, NodeResult
 from forecast_harness.timing.device import DeviceBusy
 
-_HOPELESS = 1.3
-"""Times the rival's seconds, at which a config is given up."""
-_FAR_BEYOND = 2.0
-"""Times the rival's seconds, beyond which the first config speaks for its source: no other one is compiled."""
-_FIRST_CONFIGS = 2
-"""Configs of which one must not be hopeless for others to be compiled."""
-_BEHIND_BEST = 1.05
-"""Times the seconds of the source's best config so far, at which another one is given up."""
-_PATIENCE_S, _PATIENCE, _LOOK_S = 4.0, 3.0, 0.5
-"""Least seconds, and times what others of its source took, that a config may compile; how often that is looked at."""
 _UNPAIRED_SD = 0.1
 """Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
 _RACE = TimingLimits(least=2 * PAUSES, most=4 * PAUSES, checks=0)
@@ -92,19 +81,18 @@ class MachineCodeJudge:
         locks: Path | None = None,
     ) -> None:
         """`device_lock`: the device's name among all processes that time on it; `locks`: where the locks lie."""
-        self._builder, self._trials = builder, trials
-        self._device, self._insist, self._on_failure = device, insist, on_failure
+        self._trials, self._device = trials, device
+        self._insist, self._on_failure = insist, on_failure
         self._work = WorkUnderWay(device)
         self._host = SharedHostJudge(host, self._work)
         self._runner = SharedRunner(
             runner, trials, self._work, self._host, device_lock=device_lock, locks=locks
         )
-        self._cache_lock = threading.RLock()
+        self._failures_lock = threading.Lock()
         self._lead = math.inf
         """Lowest score that was claimed here, and not refused later."""
-        self._building: set[Future[BuildResult]] = set()
-        self._built: dict[str, Future[BuildResult]] = {}
-        self._rival_seconds: dict[tuple[str, str], float] = {}
+        self._builds = NodeBuilds(builder, trials.request)
+        self._tuner = NodeTuner(self._builds, self._runner, trials, self._work)
         self._failures = 0
 
     def judge(self, job: NodeJob) -> NodeResult:
@@ -172,11 +160,10 @@ class MachineCodeJudge:
         try:
             config = known[0] if known else self._trials.configs(replace(job, trials=1))[0][0]
             if known:
-                made = self._built[self._key(job.node, config)] = Future[BuildResult]()
-                made.set_result(known[1])
-            programs = self._checked(self._program(job.node, config).result())
-            named = zip(self._trials.calls.timed, programs[1:], strict=True)
-            for name, seconds in self._runner.seconds({n: (program, 0.0) for n, program in named}).items():
+                self._builds.keep(job.node, config, known[1])
+            built = self._builds.begin_once(job.node, config, self._runner.began).result()
+            asked = {n: (program, 0.0) for n, program in self._tuner.programs(built).items()}
+            for name, seconds in self._runner.seconds(asked).items():
                 if said := self._trials.implausible(name, seconds):
                     return said
         except (NodeRefused, NoMachineCode, PathFailed, SandboxError, DeviceBusy) as error:
@@ -187,18 +174,12 @@ class MachineCodeJudge:
         """Judge nothing more: nodes under way fail before their next use of the device."""
         self._work.end()
         self.give_up()
-        self._builder.give_up(0.0)
+        self._builds.end()
 
     def give_up(self) -> None:
         """See `NodeJudge`. Nothing more is compiled for nodes under way, and none uses the device again."""
         self._work.give_up()
-        with self._cache_lock:
-            building, self._building = list(self._building), set()
-        for one in building:
-            one.cancel()
-        self._builder.give_up()
-        with self._cache_lock:
-            self._built = {key: built for key, built in self._built.items() if not built.cancelled()}
+        self._builds.give_up()
         self._host.give_up()
 
     def close(self) -> None:
@@ -206,7 +187,7 @@ class MachineCodeJudge:
         self._host.close()
 
     def _note_failure(self, reason: str) -> None:
-        with self._cache_lock:
+        with self._failures_lock:
             self._failures += 1
             last = self._failures == _MOST_FAILURES
         self._on_failure(f"{reason}; from here on, all is judged as host code" if last else reason)
@@ -217,103 +198,16 @@ class MachineCodeJudge:
         wanted = self._trials.language
         if job.node.language != wanted or job.against.language != wanted:
             raise NoMachineCode(f"only {wanted} sources of this target are compiled to machine code")
-        with self._runner.spending("configs"):
-            configs, note = self._trials.configs(job, self._work.check)
-        # Nobody else needs them: waiting for the first to be promising would save nothing.
-        ahead = max(1, min(len(configs), self._builder.idle))
-        building = {n: self._build(job.node, configs[n]) for n in range(ahead)}
-        rival = self._rival(job, configs[0])
-        trial = NodeTrial(job, configs, note, *rival)
-        failure = NodeRefused(Outcome.COMPILE_ERROR, "compile", "no config was built")
-        usual_s: float | None = None
-        late = 0
-        for number in range(len(configs)):
-            if number not in building:  # one of the first may win: all others are compiled at once
-                left = range(number, len(configs)) if number >= _FIRST_CONFIGS else (number,)
-                building |= {n: self._build(job.node, configs[n]) for n in left}
-            try:
-                with self._runner.spending("builds"):
-                    built = self._built_in_time(building[number], usual_s)
-                if built is None:
-                    late += 1
-                    continue
-                self._time_config(trial, number, built)
-                usual_s = max(usual_s or 0.0, built.seconds)
-            except NodeRefused as refused:
-                failure = refused
-                if number == 0 and refused.outcome is Outcome.INCORRECT:
-                    raise
-            if number < _FIRST_CONFIGS and self._ends_after(trial, number):
-                break
-        if not trial.seconds:
-            raise failure
-        self._trials.learn(
-            job,
-            [(configs[n], [*s.values()]) for n, s in trial.seconds.items()],
-            [*trial.rival_s.values()],
-        )
-        found = self._given_up(trial) if self._is_hopeless(trial) else self._raced(trial)
-        return replace(found, facts={**found.facts, "late_configs": late}) if late else found
-
-    def _built_in_time(self, building: Future[BuildResult], usual_s: float | None) -> BuildResult | None:
-        """What a config is compiled to; None for one that compiles far longer than others of its source did.
-
-        The search's next batches wait for all nodes of this one, and what takes so long to compile is rarely fast.
-        `usual_s`: the longest that others took which run; where none does yet, any is waited for.
-        """
-        patience = math.inf if usual_s is None else max(_PATIENCE_S, _PATIENCE * usual_s)
-        while True:
-            with suppress(TimeoutError):
-                return building.result(_LOOK_S)
-            self._work.check()
-            if self._builder.seconds_of(building) > patience and self._builder.end(building):
-                return None
-
-    def _rival(self, job: NodeJob, config: TrialConfig) -> tuple[Mapping[str, Program], Mapping[str, float]]:
-        """Programs and seconds of the node beside, by workload. Raises `NoMachineCode`, `PathFailed`."""
-        chosen = job.against_config or (config if job.against.id == job.node.id else {})
-        with self._runner.spending("builds"):
-            built = self._program(job.against, chosen).result()
-        if built.host_code:
-            raise NoMachineCode(f"the node to be timed beside: {built.host_code}")
-        if not built.programs:
-            with self._cache_lock:  # to be built anew for the next
-                self._built.pop(self._key(job.against, chosen), None)
-            raise PathFailed(f"the node to be timed beside: {built.error or built.infrastructure}")
-        programs = [self._trials.sealed(p) for p in built.programs[1:]]
-        rivals = dict(zip(self._trials.calls.timed, programs, strict=True))
-        keys = {name: (self._key(job.against, chosen), name) for name in rivals}
-        try:
-            missing = {n: (p, 0.0) for n, p in rivals.items() if keys[n] not in self._rival_seconds}
-            for name, seconds in self._runner.seconds(missing).items():
-                self._rival_seconds[keys[name]] = seconds
-        except NodeRefused as refused:
-            raise PathFailed(f"the node to be timed beside: {refused.detail}") from refused
-        return rivals, {name: self._rival_seconds[key] for name, key in keys.items()}
-
-    def _time_config(self, trial: NodeTrial, number: int, built: BuildResult) -> None:
-        programs = self._checked(built)
-        best = trial.seconds[trial.best] if trial.seconds else {}
-        asked = {}
-        for name, program in zip(self._trials.calls.timed, programs[1:], strict=True):
-            bound = trial.rival_s[name] * _HOPELESS
-            asked[name] = program, min(bound, best.get(name, bound) * _BEHIND_BEST)
-        trial.seconds[number], trial.programs[number] = self._runner.seconds(asked), programs
-
-    def _is_hopeless(self, trial: NodeTrial, times: float = _HOPELESS) -> bool:
-        """Whether every config so far is far from the rival on the whole."""
-        return bool(trial.seconds) and trial.log_ratio(trial.best) > math.log(times)
-
-    def _ends_after(self, trial: NodeTrial, number: int) -> bool:
-        """Whether no config after this one is worth its compilation."""
-        return self._is_hopeless(trial, _HOPELESS if number == _FIRST_CONFIGS - 1 else _FAR_BEYOND)
+        trial = self._tuner.tuned(job)
+        found = self._given_up(trial) if self._tuner.is_hopeless(trial) else self._raced(trial)
+        return replace(found, facts={**found.facts, "late_configs": trial.late}) if trial.late else found
 
     def _given_up(self, trial: NodeTrial) -> NodeResult:
         ratio = trial.log_ratio(trial.best) / math.log(2)
-        tried = f"{len(trial.seconds)} of {len(trial.configs)} configs"
+        tried = f"{trial.tried} of {len(trial.configs)} configs"
         text = f"Right on a small call, and given up after {tried}: {2**ratio:.2f} times slower."
         found = RaceResult(ratio, _UNPAIRED_SD, trial.seconds[trial.best], trial.rival_s, 0)
-        return self._measured(trial, found, text, {"given_up_after": len(trial.seconds)})
+        return self._measured(trial, found, text, {"given_up_after": trial.tried})
 
     def _raced(self, trial: NodeTrial) -> NodeResult:
         """The best config beside the other node; twice, where it seems to be faster."""
@@ -355,7 +249,7 @@ class MachineCodeJudge:
         """
         blocks: list[list[float]] = []
         seconds, theirs = {}, {}
-        named = dict(zip(self._trials.calls.timed, trial.programs[number][1:], strict=True))
+        named = trial.programs[number]
         answers = self._runner.time({n: ([trial.rivals[n], program], limits) for n, program in named.items()})
         for name, answer in answers.items():
             pairs = [block_means(s, answer.recorded) for s in answer.seconds]
@@ -368,42 +262,3 @@ class MachineCodeJudge:
         least = min(len(b) for b in blocks)
         ratio, error = log2_ratio([statistics.fmean(b[n] for b in blocks) for n in range(least)])
         return RaceResult(ratio, error, seconds, theirs, least)
-
-    # --- building, checking, timing ---
-
-    def _key(self, node: Node, config: TrialConfig) -> str:
-        return repr((node.id, sorted(config.items(), key=lambda item: item[0])))
-
-    def _program(self, node: Node, config: TrialConfig) -> Future[BuildResult]:
-        """Of a node that others are timed beside: built once."""
-        key = self._key(node, config)
-        with self._cache_lock:
-            if key not in self._built:
-                self._built[key] = self._build(node, config)
-            return self._built[key]
-
-    def _build(self, node: Node, config: TrialConfig) -> Future[BuildResult]:
-        if (known := self._built.get(self._key(node, config))) is not None:
-            return known
-        built = self._builder.submit(replace(self._trials.request(node, config), began=self._runner.began))
-        with self._cache_lock:
-            self._building.add(built)
-        built.add_done_callback(self._building.discard)
-        return built
-
-    def _checked(self, built: BuildResult) -> Sequence[Program]:
-        """A config's programs, right on the small call. Raises `NodeRefused`, `NoMachineCode`, `PathFailed`."""
-        if built.infrastructure:
-            raise PathFailed(built.infrastructure)
-        if built.host_code:
-            raise NoMachineCode(built.host_code)
-        if built.error:
-            if COMPILE_ERRORS.search(built.error):
-                raise NodeRefused(Outcome.COMPILE_ERROR, "compile", built.error)
-            raise NoMachineCode(f"its launches could not be recorded: {built.error}")
-        programs = [self._trials.sealed(p) for p in built.programs]
-        call = self._trials.calls.small
-        answer = self._runner.check(programs[0], call)
-        if said := first_violation(answer.violations) or call.wrong(programs[0], answer.launches):
-            raise NodeRefused(Outcome.INCORRECT, "verify", said)
-        return programs

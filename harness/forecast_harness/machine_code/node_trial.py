@@ -15,6 +15,9 @@ from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.lane_judge import truncated_feedback
 from forecast_harness.search.records import NodeResult
 
+_FAR_BETTER = 1.08
+"""Times as fast as the source's best config: no config is expected to be that at some calls and slower at others."""
+
 
 class NodeRefused(Exception):
     """A node's own failure; `outcome` is its label."""
@@ -70,8 +73,37 @@ class NodeTrial:
     rivals: Mapping[str, Program]
     rival_s: Mapping[str, float]
     seconds: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By config and workload, of configs that were timed at all of them."""
+    partly: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Of configs that were timed at some."""
+    programs: dict[int, dict[str, Program]] = field(default_factory=dict)
     """By config and workload."""
-    programs: dict[int, Sequence[Program]] = field(default_factory=dict)
+    usual_s: float | None = None
+    """The longest that a config took to compile which runs."""
+    late: int = 0
+    """Configs that took too long to compile."""
+
+    def add(
+        self, number: int, programs: Mapping[str, Program], seconds: Mapping[str, float], *, is_whole: bool
+    ) -> None:
+        """What was timed of a config; `is_whole`: nothing more of it will be."""
+        self.programs[number] = {**self.programs.get(number, {}), **programs}
+        known = {**self.partly.pop(number, {}), **seconds}
+        (self.seconds if is_whole else self.partly)[number] = known
+
+    @property
+    def tried(self) -> int:
+        """Configs that were timed at all, or at some calls."""
+        return len(self.seconds) + len(self.partly)
+
+    def is_behind(self, number: int) -> bool:
+        """Whether a config that is timed in part could be the fastest only where it is far better at all other calls
+        than the best of those that are timed in full."""
+        if number not in self.partly or not self.seconds:
+            return False
+        known, best = self.partly[number], self.seconds[self.best]
+        behind = sum(math.log(s / best[name]) for name, s in known.items())
+        return behind > (len(self.rivals) - len(known)) * math.log(_FAR_BETTER)
 
     def log_ratio(self, number: int) -> float:
         """Mean over workloads of the natural log of a config's seconds over the rival's."""
@@ -97,7 +129,7 @@ class NodeTrial:
             sd=found.error,
             seconds=dict(found.seconds),
             config=config,
-            measurements=len(self.seconds),
+            measurements=self.tried,
             device=device,
             stage="time",
             feedback=truncated_feedback(f"{text} {self.note}"),

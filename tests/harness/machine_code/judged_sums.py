@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,15 @@ TARGET = SearchTarget(TargetKind.PACK, "sum", "sum-1", "triton", "run", "adds")
 class Judged:
     """A judge over a fake driver, and what it has asked of others."""
 
-    def __init__(self, runner: RunnerClient, locks: Path, warps: Sequence[int] = (4,), **more: Any) -> None:
-        self.builder, self.trials = WrittenBuilder(), SumTrials(warps)
+    def __init__(
+        self,
+        runner: RunnerClient,
+        locks: Path,
+        warps: Sequence[int] = (4,),
+        sizes: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> None:
+        self.builder, self.trials = WrittenBuilder(), SumTrials(warps, sizes)
         self.host = NotingHost({"cheat": "wrong at a hidden size"})
         self.told: list[str] = []
         self.judge = MachineCodeJudge(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.lib.machine_code.sums import SumCall
+from benchmarks.lib.machine_code.sums import COUNT, SumCall
 from forecast_harness.machine_code.compilation.build_requests import BuildRequest
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.trials.target_trials import TrialCalls, TrialConfig
@@ -12,16 +12,22 @@ from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.records import Node
 from tests.harness.machine_code.written_sources import SMALL
 
+LARGE = {"large": COUNT}
+
 
 class SumTrials:
     """Sources as `WrittenBuilder` takes them; `warps` are those of their configs."""
 
     language = "triton"
 
-    def __init__(self, warps: Sequence[int] = (4,)) -> None:
-        self.calls = TrialCalls(SumCall(1, SMALL), {"large": SumCall(2)})
+    def __init__(self, warps: Sequence[int] = (4,), sizes: Mapping[str, int] | None = None) -> None:
+        """`sizes`: elements of the timed calls."""
+        timed = {name: SumCall(n, size) for n, (name, size) in enumerate((sizes or LARGE).items(), 2)}
+        self.calls = TrialCalls(SumCall(1, SMALL), timed)
         self.warps = warps
         self.learnt: list[tuple[str, int]] = []
+        self.timed: dict[str, Sequence[tuple[TrialConfig, Sequence[float]]]] = {}
+        """Of the latest job of a node."""
 
     def configs(
         self, job: NodeJob, check: Callable[[], None] = lambda: None
@@ -29,7 +35,8 @@ class SumTrials:
         return [{"num_warps": w} for w in self.warps][: job.trials], ""
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
-        return BuildRequest(node.id, node.source, "run", (), options=dict(config))
+        cases = tuple(c.arguments for c in (self.calls.small, *self.calls.timed.values()))
+        return BuildRequest(node.id, node.source, "run", cases, options=dict(config))
 
     def sealed(self, program: Program) -> Program:
         return program
@@ -41,6 +48,7 @@ class SumTrials:
         self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
     ) -> None:
         self.learnt.append((job.node.id, len(timed)))
+        self.timed[job.node.id] = timed
 
     def close(self) -> None:
         """Nothing is held."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code import node_judging
+from forecast_harness.machine_code import node_builds
 from forecast_harness.machine_code.compilation.build_requests import BuildRequest, BuildResult
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
@@ -101,9 +101,9 @@ def test_a_node_whose_sources_still_compile_is_given_up_without_waiting_for_them
 def test_a_config_is_waited_for_unless_it_compiles_far_longer_than_others(
     tuned: Judged, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    monkeypatch.setattr(node_judging, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(node_judging, "_PATIENCE", 0.0)
-    monkeypatch.setattr(node_judging, "_LOOK_S", 0.05)
+    monkeypatch.setattr(node_builds, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(node_builds, "_PATIENCE", 0.0)
+    monkeypatch.setattr(node_builds, "_LOOK_S", 0.05)
     submit, slow, asked = tuned.builder.submit, Future[BuildResult](), list[BuildRequest]()
     ended: list[Future[BuildResult]] = []
     tuned.builder.end = lambda building: ended.append(building) is None  # type: ignore[method-assign,func-returns-value]

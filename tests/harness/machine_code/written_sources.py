@@ -21,6 +21,8 @@ class WrittenBuilder(QuickBuilds):
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
+        self.counts: list[tuple[str, int, list[int]]] = []
+        """Candidate, warps, and the elements of the calls that it was compiled for."""
         self._pool = ThreadPoolExecutor(2)
 
     @property
@@ -46,14 +48,19 @@ class WrittenBuilder(QuickBuilds):
         if kind == "lost":
             return BuildResult(request, infrastructure="the server was lost")
         ns = int(cost or 50_000) * 4 // warps
-        wrong = [code.copy((2, 0), (0, 0), 4 * SMALL), code.spend(ns)]
-        operations = {
-            "honest": honest(ns),
-            "wrong": wrong,
-            "late": honest(ns),
-            "faulty": [code.fail(700)],
-            "wide": honest(ns) if warps == 4 else [code.fail(700)],
-        }[kind]
-        large = wrong if kind == "late" else operations
-        cases = ((operations, SMALL), (large, COUNT))
-        return BuildResult(request, tuple(addition(request.candidate, *case) for case in cases))
+        counts = [case.tensors["x"].shape[0] for case in request.cases]
+        self.counts.append((request.candidate, warps, counts))
+        made = [(_operations(kind, ns, warps, count), count) for count in counts]
+        return BuildResult(request, tuple(addition(request.candidate, *case) for case in made))
+
+
+def _operations(kind: str, ns: int, warps: int, count: int) -> list[code.Operation]:
+    wrong = [code.copy((2, 0), (0, 0), 4 * SMALL), code.spend(ns)]
+    if kind == "wrong" or (kind == "late" and count > SMALL):
+        return wrong
+    if kind == "faulty" or (kind == "wide" and warps != 4):
+        return [code.fail(700)]
+    # One program for large calls and another one for all others, as where a kernel is specialised.
+    if kind == "narrow" and count < COUNT and warps == 16:
+        return wrong
+    return honest(ns + 1 if kind in ("special", "narrow") and count < COUNT else ns)

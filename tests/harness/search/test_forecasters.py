@@ -29,7 +29,13 @@ from forecast_harness.search.forecasters.lineage import (
 )
 from forecast_harness.search.forecasters.llm import LLMNodeForecaster, blend_forecast, question_prompt
 from forecast_harness.search.forecasters.source_features import edit_embedding
-from forecast_harness.search.forecasters.timings import MAX_TIMINGS, Timing, add_timings, to_measurement
+from forecast_harness.search.forecasters.timings import (
+    MAX_TIMINGS,
+    Timing,
+    add_timings,
+    is_known_at,
+    to_measurement,
+)
 from forecast_harness.search.history.events import NodeForecastRequest
 from forecast_harness.search.judging.races.rules import drift_corrected_seconds
 from forecast_harness.search.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
@@ -351,12 +357,30 @@ def test_the_latest_timings_are_remembered() -> None:
 
 @pytest.mark.parametrize(
     "timing",
-    [[1.0], [1.0, 0.0], [1.0, math.inf], [math.nan, 1.0], [], Outcome.OK, Outcome.INFRASTRUCTURE],
+    [
+        [1.0],
+        [1.0, 0.0],
+        [1.0, math.inf],
+        [math.nan, -1.0],
+        [math.nan] * 2,
+        [],
+        Outcome.OK,
+        Outcome.INFRASTRUCTURE,
+    ],
 )
 def test_what_is_no_timing_is_not_remembered(timing: Timing) -> None:
     memory: dict[str, Timing] = {"a": [1.0, 1.0]}
     add_timings(memory, {"a": timing, "b": timing}, 2)
     assert memory == {"a": [1.0, 1.0]}
+
+
+def test_a_timing_at_some_calls_says_nothing_of_the_others() -> None:
+    memory: dict[str, Timing] = {}
+    add_timings(memory, {"a": [math.nan, 1.0], "b": Outcome.RUNTIME_ERROR}, 2)
+    assert [[is_known_at(timing, call) for call in range(2)] for timing in memory.values()] == [
+        [False, True],
+        [True, True],
+    ]
 
 
 def test_a_failure_has_no_time() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,14 @@ class BuildRequest:
     """Where the source is CUDA C++: how its kernel is called."""
     began: float = 0.0
     """When what it is for was begun, by a clock that all share: of requests that wait, the earliest goes first."""
+
+    def only(self, cases: Sequence[int]) -> BuildRequest:
+        """For the cases of these numbers; not for CUDA, which is compiled once for all."""
+        return replace(
+            self,
+            cases=tuple(self.cases[n] for n in cases),
+            launches=tuple(self.launches[n] for n in cases) if self.launches else (),
+        )
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,8 @@ class TargetTrials(Protocol):
     def learn(
         self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
     ) -> None:
-        """Heed what was timed: seconds by workload, of configs of the node, and of the rival."""
+        """Heed what was timed: seconds by workload, of configs of the node, and of the rival; NaN where a config was
+        not timed."""
 
     def close(self) -> None:
         """End what forecasts."""

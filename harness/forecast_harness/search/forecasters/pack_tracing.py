@@ -25,7 +25,7 @@ from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_harness.packs.schema import PackFormat
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
-from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
+from forecast_harness.search.forecasters.timings import Timing, add_timings, is_known_at, to_measurement
 from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
 from forecast_harness.search.judging.packs.source_configs import SourceConfig as TunedConfig
 from forecast_harness.search.judging.packs.source_configs import apply_config, configs_of, diverse_configs
@@ -251,7 +251,7 @@ class PackTracer:
             rows = {Candidate(one.config): one for one in own}
             timings = dict[Candidate, Timing]()
             for other, timing, calls in timed:
-                kin = _SingleLaunch.of(calls[number]) if calls else None
+                kin = _SingleLaunch.of(calls[number]) if calls and is_known_at(timing, number) else None
                 if kin is None or kin.arguments != own[0].arguments:
                     continue
                 candidate = Candidate(kin.config) if other == source else Candidate(kin.config, digest(other))

@@ -21,7 +21,7 @@ from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_autotune.tuning.preparation.tracing import farthest_point_sample
 from forecast_harness.search.forecasters.source_traces import RunJobs, SourceTraces
-from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
+from forecast_harness.search.forecasters.timings import Timing, add_timings, is_known_at, to_measurement
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import advice_of, configs_for, subjects_of
 from forecast_harness.variants.kernels.base_kernel import BaseKernel
@@ -230,6 +230,8 @@ class VariantTracer:
             rows = {Candidate(c): (own, c) for c in configs}
             timings = dict[Candidate, Timing]()
             for (other, config), timing in kin.items():
+                if not is_known_at(timing, call):
+                    continue
                 # One that cannot be traced says nothing: of what it is alike is not known.
                 if timed[other] and timed[other][call].texts.get(config) is not None:
                     candidate = Candidate(config) if other == source else Candidate(config, digest(other))
