@@ -18,7 +18,7 @@ from forecast_autotune.records import Outcome
 from forecast_harness.commands.code_path import open_machine_code
 from forecast_harness.machine_code import fit_runner, opening
 from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner.health import clock_problem, runner_problem
+from forecast_harness.machine_code.runner_health import clock_problem, runner_problem
 from forecast_harness.packs.load import load_pack
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging import devices

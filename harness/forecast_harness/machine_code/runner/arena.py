@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from forecast_harness.machine_code.runner.driver import CudaDriver
+from forecast_harness.machine_code.runner.mapped_memory import PAGE_BYTES, MappedMemory
 from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
 
 _ALIGNMENT = 256
@@ -15,7 +16,6 @@ GAP_BYTES = 4096
 """Least bytes of canaries between buffers."""
 _MOST_SHIFT = 64
 """Alignments by which a buffer's place varies, for its addresses to tell nothing."""
-_PAGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class CanaryArena:
 
     def __init__(self, driver: CudaDriver, kernels: TrustedKernels) -> None:
         self._driver, self._kernels = driver, kernels
-        self._address, self._size = 0, 0
+        self._memory = MappedMemory(driver)
         self._gaps: list[_Gap] = []
         self._chance = random.SystemRandom()
         self._key, self._digest = self._chance.getrandbits(64), 0
-        self._noise = secrets.token_bytes(2 * _PAGE_BYTES)
+        self._noise = secrets.token_bytes(2 * PAGE_BYTES)
         self.places: dict[str, Placed] = {}
 
     def place(self, sizes: Mapping[str, int]) -> dict[str, Placed]:
@@ -59,12 +59,14 @@ class CanaryArena:
             offsets[name] = offset
             shift = GAP_BYTES + _ALIGNMENT * self._chance.randrange(_MOST_SHIFT)
             offset = _aligned(offset + sizes[name] + shift)
-        self._reserve(offset + GAP_BYTES)
-        self._driver.fill(self._address, 0, 1, self._size)
-        self.places = {n: Placed(self._address + offsets[n], sizes[n]) for n in names}
-        self._gaps, at = [], self._address
+        # What is beyond the buffers are canaries, all of which are read: the memory is no larger than it needs to be.
+        self._memory.reserve(offset + GAP_BYTES)
+        begins, size = self._memory.address, self._memory.size
+        self._driver.fill(begins, 0, 1, size)
+        self.places = {n: Placed(begins + offsets[n], sizes[n]) for n in names}
+        self._gaps, at = [], begins
         for name in [*names, ""]:
-            begin = self.places[name].address if name else self._address + self._size
+            begin = self.places[name].address if name else begins + size
             if begin > at:
                 self._gaps.append(_Gap(at, self._canaries(begin - at)))
             if name:
@@ -100,7 +102,7 @@ class CanaryArena:
 
     def _canaries(self, size: int) -> bytes:
         """Bytes that nobody can foretell: a piece of noise from some place on, as often as it takes."""
-        first = self._chance.randrange(_PAGE_BYTES)
+        first = self._chance.randrange(PAGE_BYTES)
         found = self._noise[first : first + size]
         while len(found) < size:
             found += self._noise[: size - len(found)]
@@ -111,17 +113,6 @@ class CanaryArena:
         for name in names:
             placed = self.places[name]
             self._driver.fill(placed.address, value, 1, placed.size)
-
-    def _reserve(self, size: int) -> None:
-        """Memory of as many pages as are needed, or of one more: what is beyond are canaries, all of which are read."""
-        rounded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
-        if rounded <= self._size <= rounded + _PAGE_BYTES:
-            return
-        if self._address:
-            self._driver.free(self._address)
-            self._address = self._size = 0
-        self._address = self._driver.allocate(rounded)
-        self._size = rounded
 
 
 def _aligned(offset: int) -> int:
