@@ -14,7 +14,7 @@ from forecast_harness.machine_code.runner.driver import (
 PAGE_BYTES = 2 << 20
 """Of the device's memory: sizes are multiples of it."""
 _MOST_BLOCKS = 8
-_MOST_KEPT_BYTES = 8 << 30
+_MOST_KEPT_BYTES = 4 << 30
 """Of all blocks together; the one in use may be larger."""
 
 
