@@ -1,17 +1,22 @@
 """Claim: how many sources a minute `search` judges, how soon the first, and what it gains, as users run it.
 
     python -m benchmarks.machine_code.searches --out benchmarks/results/machine_code_searches.json \
-        [--targets softmax ... FILE.py:FN] [--seconds 120] [--trials 8] [--paths machine-code] [--surrogate auto] \
-        [--lanes 1]
+        [--targets softmax ... FILE.py:FN] [--libraries fla_softmax ...] [--seconds 120] [--trials 8] \
+        [--paths machine-code] [--surrogate auto] [--lanes 1]
 
 Each target is searched by the command `forecast-autotune search TARGET --device cuda --path PATH --seconds N`, in a
 process of its own, and its log is watched. A verdict is any result of a source but the harness's own failures.
 Before it, a search of the seed alone fills whatever caches there are: what its first verdict took is told as cold.
 `--paths machine-code host-code` compares the two.
+
+`--libraries` names kernels of `benchmarks.lib.search.library_kernels`: a workload of the library runs once under
+`forecast-autotune run`, with a store of its own, and the kernel is searched as `package.module:fn` with that store. The
+libraries lie in a folder that PYTHONPATH names.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 import subprocess
@@ -19,11 +24,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.processes.timed_lines import TimedLines
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from benchmarks.lib.search.library_kernels import LIBRARY_KERNELS, record_calls, search_environment
 from forecast_autotune.records import Outcome
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, replay_events
@@ -49,8 +56,17 @@ _KIND = re.compile(rb'^\{"type":"([a-z ]+)"', re.MULTILINE)
 """Of an event, in a line of a search's log."""
 
 
-def search_target(target: str, path: str, options: Any, budget: int = 100_000) -> dict[str, Any]:
-    """Run one search of so many measurements at most; when its lines, verdicts and gains came."""
+def search_target(
+    target: str,
+    path: str,
+    options: Any,
+    budget: int = 100_000,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run one search of so many measurements at most; when its lines, verdicts and gains came.
+
+    `environment`: of the search's process; None for this one's.
+    """
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "search"
         command = [sys.executable, "-m", "forecast_autotune", "search", target, "--device", options.device]
@@ -58,7 +74,9 @@ def search_target(target: str, path: str, options: Any, budget: int = 100_000) -
         command += ["--gpu-budget", str(budget), "--surrogate", options.surrogate]
         command += ["--seed", str(options.seed), "--out", str(folder)]
         command += ["--lanes", str(options.lanes)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
         printed = TimedLines(process.stdout)
         judged: list[float] = []
         events: list[tuple[float, str]] = []
@@ -77,8 +95,9 @@ def search_target(target: str, path: str, options: Any, budget: int = 100_000) -
                     faster_s = now
         lines, spent = printed.all(), printed.seconds
         ended = replay_events(read_log(log)) if log.exists() else None
+    file = target.partition(":")[0]
     found = told(ended, judged, spent) | {
-        "target": Path(target.partition(":")[0]).name if ":" in target else target,
+        "target": Path(file).name if file.endswith((".py", ".cu")) else target,
         "path": path,
         "status": process.returncode,
         "beyond_the_limit_s": max(0.0, spent - options.seconds),
@@ -136,9 +155,41 @@ def told(state: SearchState | None, judged: list[float], spent: float) -> dict[s
     }
 
 
-def main() -> None:
+def search_paths(
+    target: str, options: Any, environment: Mapping[str, str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Search a target by each path, where caches are to be cold first for its seed alone."""
+    for path in options.paths:
+        cold = {} if options.warm else search_target(target, path, options, 1, environment)
+        found = search_target(target, path, options, environment=environment)
+        yield found | {"cold_first_verdict_s": cold.get("first_verdict_s")}
+
+
+def search_library(name: str, options: Any) -> Iterator[dict[str, Any]]:
+    """The same for a library's kernel, by its name in the table, after its library has called it."""
+    kernel = LIBRARY_KERNELS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        environment = search_environment(Path(folder))
+        calls = record_calls(kernel.place, kernel.program(), environment)
+        say(f"{name}: {calls['problems']} problems in {calls['seconds']:.0f} s, {calls['configs']} configs")
+        about = {"target": name, "kernel": kernel.place, "library": kernel.version(), "calls": calls}
+        for found in search_paths(kernel.place, options, environment):
+            yield found | about
+
+
+def _read_options() -> Any:
     made = parser(__doc__)
-    made.add_argument("--targets", nargs="+", help="packs, or FILE.py:FN; by default ten kernels")
+    made.add_argument(
+        "--targets", nargs="+", help="packs, or FILE.py:FN; by default ten kernels, none beside --libraries"
+    )
+    made.add_argument(
+        "--libraries",
+        nargs="+",
+        choices=tuple(LIBRARY_KERNELS),
+        default=[],
+        metavar="NAME",
+        help=f"kernels of public libraries: {', '.join(LIBRARY_KERNELS)}",
+    )
     made.add_argument("--paths", nargs="+", choices=("machine-code", "host-code", "auto"), default=["auto"])
     made.add_argument("--seconds", type=float, default=120.0)
     made.add_argument("--trials", type=int, default=8, help="configs of one source")
@@ -151,17 +202,28 @@ def main() -> None:
     made.add_argument(
         "--warm", action="store_true", help="caches are warm: no search of the seed alone before"
     )
-    made.set_defaults(targets=[str(_KERNELS_FOLDER / kernel) for kernel in KERNELS])
     early, _ = made.parse_known_args()
     arguments = parse_arguments(made, on_host=early.device == "cpu")
+    if arguments.targets is None:
+        kernels = [str(_KERNELS_FOLDER / kernel) for kernel in KERNELS]
+        arguments.targets = [] if arguments.libraries else kernels
+    for name in arguments.libraries:
+        try:
+            LIBRARY_KERNELS[name].version()
+        except ValueError as error:
+            made.error(str(error))
+    return arguments
+
+
+def main() -> None:
+    arguments = _read_options()
     result = ResultFile(arguments, "sources that `search` judges a minute", arguments.seed)
     found = []
-    for target in arguments.targets:
-        for path in arguments.paths:
-            cold = {} if arguments.warm else search_target(target, path, arguments, budget=1)
-            found.append(search_target(target, path, arguments))
-            found[-1]["cold_first_verdict_s"] = cold.get("first_verdict_s")
-            result.add("searches", found[-1])
+    searches = [search_paths(target, arguments) for target in arguments.targets]
+    searches += [search_library(name, arguments) for name in arguments.libraries]
+    for one in itertools.chain.from_iterable(searches):
+        found.append(one)
+        result.add("searches", one)
     by_path = {p: [f for f in found if f["path"] == p] for p in arguments.paths}
     result.finish(
         {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -100,8 +101,8 @@ class _ModuleBuilder:
         python = getattr(inner, "fn", inner)
         module = str(getattr(python, "__module__", ""))
         if module.partition(".")[0] == "triton" and type(value).__name__ not in ("constexpr", "dtype"):
-            home = "triton.language" if module.startswith("triton.language") else "triton"
             title = getattr(inner, "__name__", name)
+            home = _home(module, title, inner)
             self._imports[f"from {home} import {title}" + ("" if title == name else f" as {name}")] = None
         elif hasattr(inner, "src") or type(inner).__name__ == "InterpretedFunction":
             self.add(inner, name)
@@ -130,6 +131,16 @@ class _ModuleBuilder:
 
 def _is_triton(module: ModuleType) -> bool:
     return module.__name__.partition(".")[0] == "triton"
+
+
+def _home(module: str, title: str, value: object) -> str:
+    """The module of triton to import a value from: its own where `triton.language` lacks it, as `libdevice.tanh`."""
+    near = "triton.language" if module.startswith("triton.language") else "triton"
+
+    def has(name: str) -> bool:
+        return innermost(getattr(sys.modules.get(name), title, None)) is value
+
+    return module if has(module) and not has(near) else near
 
 
 def _import_of(module: str, alias: str) -> str:

@@ -63,6 +63,28 @@ def test_a_kernel_of_an_installed_package_is_that_of_its_file(package: str, tmp_
     assert (by_file.text, by_file.kernel) == (named.text, named.kernel)
 
 
+def test_what_only_a_module_below_triton_language_has_is_imported_from_there(tmp_path: Path) -> None:
+    kernel = tmp_path / "squashed.py"
+    kernel.write_text(
+        """import triton
+import triton.language as tl
+from triton.language import exp
+from triton.language.extra.libdevice import tanh as squash
+
+
+@triton.jit
+def squashed(x, BLOCK: tl.constexpr):
+    at = x + tl.arange(0, BLOCK)
+    tl.store(at, exp(squash(tl.load(at))))
+"""
+    )
+    made = tmp_path / "alone.py"
+    made.write_text(UserKernel.of(f"{kernel}:squashed").text)
+    alone = import_file(made)
+    assert alone.squash.__module__ == "triton.language.extra.libdevice"
+    assert "from triton.language import exp" in made.read_text()
+
+
 @pytest.mark.parametrize("what", ["nothing", "a/b:fn", "kernel.py:", ":fn", "a..b:fn", "a.b:f n"])
 def test_what_names_no_kernel_is_wrong_usage(what: str) -> None:
     assert not KERNEL_PLACE.match(what)
