@@ -157,6 +157,7 @@ class NodeTuner:
                 self._time_config(trial, number, more, rest, is_last=True)
             except NodeRefused as refused:
                 failure = refused
+                trial.partly.pop(number, None)  # how fast a wrong config is teaches nothing
         return failure
 
     def _time_config(

@@ -74,6 +74,7 @@ def test_one_that_is_wrong_at_the_small_call_is_never_the_best(special: Judged) 
     found = special.judge.judge(job("node", "narrow 48000", RIVAL))
     assert _compiled(special, "node")[16] == [FIRST, REST]
     assert (found.outcome, found.config) == (Outcome.OK, {"num_warps": 4})
+    assert {config["num_warps"] for config, _ in special.trials.timed["node"]} == {4}
 
 
 @pytest.mark.parametrize("special", [(16, 8, 4, 2)], indirect=True)
