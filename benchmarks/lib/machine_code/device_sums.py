@@ -33,7 +33,7 @@ def _assembly(text: str) -> str:
 BODIES = {
     "right": (_STORE, ""),
     "wrong": ("    tl.store(total + at, value + 1, mask=mask)", "wrong values"),
-    "writes nothing": ("    tl.store(total + at, value, mask=at < 0)", ""),
+    "writes nothing": ("    tl.store(total + at, value, mask=at < 0)", "two launches"),
     "leaves the last element": ("    tl.store(total + at, value, mask=at < n - 1)", ""),
     "depends on its addresses": (
         "    bit = ((total.to(tl.int64) >> 8) & 15) != 0\n    tl.store(total + at, value + bit, mask=mask)",

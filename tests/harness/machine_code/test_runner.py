@@ -48,6 +48,13 @@ def test_no_exploit_is_accepted(runner: RunnerClient, name: str) -> None:
     assert objection(runner, addition("right", honest(), COUNT), call) == ""
 
 
+def test_what_is_not_written_differs_from_one_launch_to_the_next(runner: RunnerClient) -> None:
+    call = SumCall()
+    idle = addition("idle", [code.spend(10)], COUNT)
+    for _ in range(24):
+        assert call.wrong(idle, runner.check(idle, call.given, 2).launches).startswith("two launches")
+
+
 def test_a_program_that_never_ends_is_blamed_and_the_next_runner_is_healthy(fake_driver: Path) -> None:
     with RunnerClient(str(fake_driver), launch_s=0.5, flush_bytes=1 << 20) as runner:
         first = runner.pid

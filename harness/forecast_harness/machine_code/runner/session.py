@@ -112,6 +112,7 @@ class LaunchSession:
         self._events = DriverEvents(driver)
         self._chance = random.SystemRandom()
         self._wiped: list[str] = []
+        self._wiped_with = 0
         self._given = CallInputs({})
         self._reserves = InputReserves(driver, self.kernels)
         self._reserve = InputReserve(0, 0, {}, {})
@@ -161,8 +162,13 @@ class LaunchSession:
         self._mark(NOBODY)
 
     def _wipe(self) -> None:
-        """Queue that outputs, scratch, shared memory and caches hold nothing of earlier launches."""
-        self._arena.wipe(self._wiped, self._chance.choice((0xFF, 0x7F, self._chance.randrange(256))))
+        """Queue that outputs, scratch, shared memory and caches hold nothing of earlier launches.
+
+        Never with the same value twice in a row: what is not written differs from one launch to the next.
+        """
+        values = (0xFF, 0x7F, self._chance.randrange(256))
+        self._wiped_with = self._chance.choice([v for v in values if v != self._wiped_with])
+        self._arena.wipe(self._wiped, self._wiped_with)
         self.kernels.overwrite(self._chance.randrange(1 << 32))
 
     def _outputs(self, contestant: Contestant) -> list[bytes]:
