@@ -94,8 +94,7 @@ class NodeBuilds:
             self._kept = {key: built for key, built in self._kept.items() if not built.cancelled()}
 
     def end(self) -> None:
-        """As `give_up`, and whatever else is compiled."""
-        self.give_up()
+        """End whatever is compiled, for others too."""
         self._builder.give_up(0.0)
 
 

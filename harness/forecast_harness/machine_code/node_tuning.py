@@ -132,15 +132,15 @@ class NodeTuner:
         """
         job, configs, (first, rest) = trial.job, trial.configs, parts
         failure = NodeRefused(Outcome.COMPILE_ERROR, "compile", "no config was built")
-        partly = dict[int, Sequence[int]]()
+        cases = dict[int, Sequence[int]]()
         resting = dict[int, Future[BuildResult]]()
         for number in range(len(configs)):
             if number not in building:  # one of the first may win: all others are compiled at once
                 left = range(number, len(configs)) if number >= _FIRST_CONFIGS else (number,)
-                partly |= {n: first for n in left if n >= _FIRST_CONFIGS and rest}
-                building |= {n: self._begin(job, configs[n], partly.get(n, ())) for n in left}
+                cases |= {n: first for n in left if n >= _FIRST_CONFIGS and rest}
+                building |= {n: self._begin(job, configs[n], cases.get(n, ())) for n in left}
             try:
-                self._time_config(trial, number, building[number], partly.get(number, ()))
+                self._time_config(trial, number, building[number], cases.get(number, ()))
             except NodeRefused as refused:
                 failure = refused
                 if number == 0 and refused.outcome is Outcome.INCORRECT:
