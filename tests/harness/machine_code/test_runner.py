@@ -213,10 +213,22 @@ def children() -> set[int]:
     found = set()
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid() and b"runner.service" in (process / "cmdline").read_bytes():
+            if owner(process) == os.getpid() and b"runner.service" in command(process):
                 found.add(int(process.name))
     return found
+
+
+def owner(process: Path) -> int:
+    """Pid of the one that started it; 0 once it has ended."""
+    state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+    return 0 if state in "ZX" else int(parent)
+
+
+def command(process: Path) -> bytes:
+    """Its command line, which is empty for a moment after `Popen` has returned."""
+    while not (line := (process / "cmdline").read_bytes()) and owner(process):
+        time.sleep(0.001)
+    return line
 
 
 MIXED = {
