@@ -32,14 +32,12 @@ class WallTime(RiskBounded):
     limited, it plans in rounds, as its base does.
     """
 
-    percent_s: float = 1.0
+    percent_s: float = 0.5
     """Wall seconds that one per cent of a kernel's run time is worth to who accepts a risk of 10 %."""
     fewest: int = 2
     """Fewest candidates to time. A third may be the one that compiles for seconds: its risk says whether to wait."""
-    surprise: float = 0.12
-    """log2 of run time that is lost on average where the stated risk comes true: thin tails of draws tell of less.
-    Half of it saves 4 % of the wall seconds of recorded lists of libraries, where it costs nothing, and makes the
-    choices of the packaged tables 0.7 % slower."""
+    surprise: float = 0.06
+    """log2 of run time that is lost on average where the stated risk comes true: thin tails of draws tell of less."""
     timing_s: float = 0.02
     """Wall seconds of timing one candidate."""
     patience_s: float = 0.1

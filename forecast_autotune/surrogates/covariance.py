@@ -35,6 +35,8 @@ class Hyperparameters:
     joint: float = 0.35
     rough: float = 0.1
     """What no neighbour can tell about a config, though the same config at another shape can."""
+    warp_trend: float = 0.0
+    """Of what each doubling of warps does to one kernel where nothing else differs, beyond what its formula says."""
     forest: float = 0.0
     """What candidates in the same leaves share; 0 without a forest."""
     noise: float = 0.02
@@ -89,9 +91,11 @@ class CovarianceInputs:
     """Centred columns that the slope terms multiply, [n, 1 + parts]."""
     leaves: Leaves
     """Leaf per tree, [n, trees]; negative and unlike all others where there is no IR."""
+    warps: Array
+    """What `warp_trend` multiplies: doublings of warps beside the mean of the list, scaled, [n]."""
 
     def __getitem__(self, rows: Any) -> CovarianceInputs:
-        return CovarianceInputs(self.points[rows], self.slopes[rows], self.leaves[rows])
+        return CovarianceInputs(self.points[rows], self.slopes[rows], self.leaves[rows], self.warps[rows])
 
     def __len__(self) -> int:
         return len(self.points)
@@ -99,7 +103,8 @@ class CovarianceInputs:
     @classmethod
     def concatenate(cls, parts: Sequence[CovarianceInputs]) -> CovarianceInputs:
         """One after the other."""
-        return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in ("points", "slopes", "leaves")))
+        names = ("points", "slopes", "leaves", "warps")
+        return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
 
 
 @dataclass(frozen=True)
@@ -123,14 +128,16 @@ class Covariance:
 
     def slope_terms(self, a: CovarianceInputs, b: CovarianceInputs) -> Array:
         """Of the slope terms."""
-        return np.asarray((a.slopes * self._weights()) @ b.slopes.T)
+        trend = np.outer(a.warps, b.warps) * self.hyper.warp_trend**2
+        return np.asarray((a.slopes * self._weights()) @ b.slopes.T + trend)
 
     def diagonal(self, a: CovarianceInputs, scale: float) -> Array:
         """Variances, [len(a)]."""
         h = self.hyper
         flat = h.additive**2 + h.joint**2 + h.rough**2
         flat += h.forest**2 if a.leaves.shape[1] else 0.0
-        return np.asarray(scale**2 * flat + (a.slopes**2 * self._weights()).sum(axis=1))
+        tilt = (a.slopes**2 * self._weights()).sum(axis=1) + (h.warp_trend * a.warps) ** 2
+        return np.asarray(scale**2 * flat + tilt)
 
     def _weights(self) -> Array:
         return np.array([self.hyper.slope, *self.hyper.part_slopes]) ** 2

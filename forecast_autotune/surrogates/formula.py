@@ -43,6 +43,9 @@ _MOST_RELATIVE_PRIORS = 256
 _SLOPE_REACH = 1.0
 """Doublings of a part of the cost up to which its slope counts in full; further ones count ever less."""
 
+_WARP_REACH = 2.0
+"""Doublings of warps up to which their trend counts in full."""
+
 
 @dataclass(frozen=True)
 class _Observations:
@@ -182,15 +185,18 @@ class AnalyticSurrogate:
         """What the covariance sees of the candidates, and their compressed forecast log2 times [n]."""
         encoder = encoder or ConfigEncoder.of(candidates)
         believed = self.hyper.compress(before.mean, float(before.mean.min()))
-        points = encoder(candidates) / self.hyper.length_scales(encoder)
+        places = encoder(candidates)
         if before.same_as is not None:
-            points = points[before.same_as]
+            places = places[before.same_as]
+        points = places / self.hyper.length_scales(encoder)
         leaves = unshared_leaves(len(candidates), self.trees) if before.leaves is None else before.leaves
         # The slope terms multiply centred columns: the formula's total, then its parts. What is doublings
         # away from all others (a config that spills) is far off, not uncertain by as many doublings.
         parts = _SLOPE_REACH * np.tanh((before.parts - before.parts.mean(axis=0)) / _SLOPE_REACH)
         slopes = [(believed - believed.mean())[:, None], parts - parts.mean(axis=0)]
-        return CovarianceInputs(points, np.concatenate(slopes, axis=1), leaves), believed
+        return CovarianceInputs(
+            points, np.concatenate(slopes, axis=1), leaves, _warps(places, encoder)
+        ), believed
 
     def _reason(self, before: Prior, known: _Observations) -> str:
         basis = (
@@ -309,6 +315,19 @@ class AnalyticSurrogate:
             if likelihood > best:
                 best, choice = likelihood, scale * factor
         return choice
+
+
+def _warps(places: Array, encoder: ConfigEncoder) -> Array:
+    """Doublings of warps beside the mean of the candidates, over the root of the number of coordinates, [n].
+
+    Zeros where warps do not differ. The more else differs, the less hangs on them. `places` are the encoder's
+    coordinates [n, width].
+    """
+    column = next((i for i, (name, _) in enumerate(encoder.numeric) if name == "num_warps"), None)
+    if column is None:
+        return np.zeros(len(places))
+    away = places[:, column] - places[:, column].mean()
+    return np.asarray(_WARP_REACH * np.tanh(away / _WARP_REACH) / math.sqrt(places.shape[1]))
 
 
 def _borrowed_texts(

@@ -251,7 +251,7 @@ def _build_prior(asked: _PriorKey) -> _PooledPrior:
     points = encoder(candidates) / h.length_scales(encoder)
     found = pool_relatives(asked.problem, candidates, asked.relatives, knee=h.knee, beyond=h.beyond)
     columns = np.zeros((n, 1)) if found is None else found.columns - found.columns.mean(axis=0)
-    inputs = CovarianceInputs(points, columns, unshared_leaves(n, 0))
+    inputs = CovarianceInputs(points, columns, unshared_leaves(n, 0), np.zeros(n))
     # The independent residual is this module's own: it differs between configs.
     weights = replace(h, rough=0.0, forest=0.0, part_slopes=(h.slope,) * (columns.shape[1] - 1))
     if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,6 +16,10 @@ DEFAULT_COMPILE_S = 0.6
 """Seconds for a candidate whose table does not say how long it compiled (mean of our H200 tables)."""
 HUNG_COMPILE_S = 6.0
 """When the live measurer gives up on a compilation that would not end; a table holds its full time-out."""
+LEAST_COMPILE_S = 0.02
+"""A recorded compilation below this was none: the binary was in a cache. The quickest real ones take three times it."""
+_ENOUGH_COMPILED = 3
+"""Recorded compilations of a table that tell how long its others take."""
 TIMING_S = 0.03
 """Seconds to time one candidate by our protocol, finals included (26 ms over 71 decisions on an H200)."""
 
@@ -31,6 +36,7 @@ class TableMeasurer:
     def __init__(self, table: Table, *, workers: int = 16, timing_s: float = TIMING_S) -> None:
         self.workers = workers
         self._rows = table.by_candidate()
+        self._seconds = recorded_compile_seconds(table)
         self._problem = table.problem.id
         self._timing_s = timing_s
         self._now = 0.0
@@ -106,7 +112,7 @@ class TableMeasurer:
 
     def _compile_seconds(self, candidate: Candidate) -> float:
         row = self._row(candidate)
-        seconds = DEFAULT_COMPILE_S if row.compile_s is None else row.compile_s
+        seconds = self._seconds.get(candidate, DEFAULT_COMPILE_S)
         return min(seconds, HUNG_COMPILE_S) if row.outcome is Outcome.TIMEOUT else seconds
 
     def _wait(self, within_s: float | None) -> bool:
@@ -144,6 +150,22 @@ class TableMeasurer:
         self._spent = MeasuringCost(s.compile_s + compile_s, s.timing_s + timing_s, s.compiled + compiled)
 
 
+def recorded_compile_seconds(table: Table) -> dict[Candidate, float]:
+    """Seconds that each candidate compiled for.
+
+    Rows that were timed again, or whose binary was in a cache, say nothing of that: they have the table's median, or
+    `DEFAULT_COMPILE_S` where hardly any was compiled. Else the fastest, which are what is timed again, would seem to
+    compile a thousand times as long as their neighbours.
+    """
+    rows = table.by_candidate()
+    known = {
+        c: m.compile_s for c, m in rows.items() if m.compile_s is not None and m.compile_s >= LEAST_COMPILE_S
+    }
+    ended = [s for c, s in known.items() if rows[c].outcome is not Outcome.TIMEOUT]
+    usual = statistics.median(ended) if len(ended) >= _ENOUGH_COMPILED else DEFAULT_COMPILE_S
+    return {c: known.get(c, usual) for c in rows}
+
+
 def exhaustive_seconds(table: Table) -> float:
     """Wall seconds of compiling and timing every candidate one by one, as `triton.autotune` does.
 
@@ -152,8 +174,9 @@ def exhaustive_seconds(table: Table) -> float:
     crowd = table.problem.extra.get("compiled_at_once", 1)
     alone = SOLO_COMPILE_RATIO if isinstance(crowd, int) and crowd >= 8 else 1.0
     total = 0.0
-    for m in table.by_candidate().values():
-        seconds = DEFAULT_COMPILE_S if m.compile_s is None else m.compile_s
+    compile_s = recorded_compile_seconds(table)
+    for c, m in table.by_candidate().items():
+        seconds = compile_s[c]
         total += seconds if m.outcome is Outcome.TIMEOUT else alone * seconds
         total += EXHAUSTIVE_TIMING_S if m.ok else 0.0
     return total

@@ -181,6 +181,23 @@ def test_a_measurement_moves_its_neighbours() -> None:
     assert (after.sd < before.sd).all()
 
 
+def test_two_numbers_of_warps_tell_of_a_third() -> None:
+    """Eight warps are twice as slow beside four as thought: where kernels may have a trend, two should be faster."""
+    query = products()
+    tile = query.candidates[0].config.kwargs
+    listed = [Candidate(Config.of(dict(tile), num_warps=w, num_stages=3)) for w in (2, 4, 8)]
+    asked = replace(query, candidates=listed, grids=dict.fromkeys(listed, query.grids[query.candidates[0]]))
+    moved = []
+    for trend in (0.0, 0.3):
+        surrogate = AnalyticSurrogate(Hyperparameters(warp_trend=trend))
+        before = surrogate.forecast(asked).mean
+        times = {listed[1]: before[1], listed[2]: before[2] + 1.0}
+        seen = [Measurement(query.problem.id, c, Outcome.OK, 2.0 ** float(t)) for c, t in times.items()]
+        after = surrogate.forecast(replace(asked, measured=seen)).mean
+        moved.append(float((after[0] - after[1]) - (before[0] - before[1])))
+    assert moved[1] < min(moved[0], 0.0) - 0.1
+
+
 def test_ir_makes_forecasts_surer() -> None:
     query = products()
     informed, blind = (

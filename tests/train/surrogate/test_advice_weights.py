@@ -17,7 +17,7 @@ def _evidence(kernel: int, truth: float) -> AdviceEvidence:
     shifts = generator.normal(0, 0.5, (n, 1))
     surprise = truth * shifts[:, 0] + generator.normal(0, 0.05, n)
     leaves = np.arange(n, dtype=np.int32)[:, None]
-    inputs = CovarianceInputs(generator.normal(0, 3, (n, 2)), np.zeros((n, 8)), leaves)
+    inputs = CovarianceInputs(generator.normal(0, 3, (n, 2)), np.zeros((n, 8)), leaves, np.zeros(n))
     hyper = Hyperparameters(additive=0.1, joint=0.1, rough=0.05)
     none = np.zeros((n, 0))
     return AdviceEvidence(f"k{kernel}", "f", hyper, inputs, surprise, shifts, none, none)

@@ -90,19 +90,29 @@ def observed(
     points = draw.integers(0, 5, (n, width)).astype(float)
     points[-2:] = points[:2]
     unit = draw.permutation([1, 2, *[0] * (width - 2)]).astype(np.intp)
-    inputs = CovarianceInputs(points, draw.normal(size=(n, 8)), draw.integers(0, 3, (n, 6), dtype=np.int32))
+    leaves = draw.integers(0, 3, (n, 6), dtype=np.int32)
+    inputs = CovarianceInputs(points, draw.normal(size=(n, 8)), leaves, draw.normal(size=n))
     alike = forest_proximity(inputs.leaves, inputs.leaves)
-    return hyperparameters._FastCandidates(points, unit, inputs.slopes, alike, draw.normal(size=n)), inputs
+    seen = hyperparameters._FastCandidates(
+        points, unit, inputs.slopes, inputs.warps, alike, draw.normal(size=n)
+    )
+    return seen, inputs
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_covariance_in_torch_is_that_of_the_surrogate(seed: int) -> None:
     draw = np.random.default_rng(seed)
     values = {name: float(draw.uniform(0.2, 2.0)) for name in hyperparameters.FITTED_PARAMETERS}
-    weights = Hyperparameters(**values, part_slopes=tuple(draw.uniform(0.2, 2.0, 7).tolist()))
+    weights = Hyperparameters(
+        **values,
+        part_slopes=tuple(draw.uniform(0.2, 2.0, 7).tolist()),
+        warp_trend=float(draw.uniform(0.2, 2.0)),
+    )
     problems = [observed(draw, n, width) for n, width in ((9, 4), (6, 3), (12, 5))]
     h = {name: torch.tensor(value) for name, value in hyperparameters._fitted_values(weights).items()}
-    residual, tilt = hyperparameters._covariance(hyperparameters._padded([seen for seen, _ in problems]), h)
+    data = hyperparameters._padded([seen for seen, _ in problems])
+    data["moved"] *= weights.warp_trend
+    residual, tilt = hyperparameters._covariance(data, h)
     for i, (seen, inputs) in enumerate(problems):
         n = len(inputs)
         stretch = np.choose(seen.unit, [1.0, weights.warp_scale, weights.stage_scale])

@@ -45,6 +45,8 @@ class _FastCandidates:
     unit: npt.NDArray[np.intp]
     """Per coordinate: 1 where it counts warps, 2 stages, else 0."""
     slopes: Array
+    moved: Array
+    """`CovarianceInputs.warps`, [n]."""
     alike: Array
     """Share of leaves in common, [n, n]."""
     residual: Array
@@ -78,6 +80,7 @@ def fit_hyper(
         name: torch.tensor(np.log(np.clip(value, _LEAST, _MOST)), requires_grad=True)
         for name, value in _fitted_values(first).items()
     }
+    everything["moved"] *= first.warp_trend  # fitted beside it: see `LEARNED_HYPERPARAMETERS`
     optimiser = torch.optim.Adam(list(logs.values()), lr=_RATE)
     generator = torch.Generator().manual_seed(seed)
     batches = math.ceil(len(data) / _BATCH)
@@ -146,7 +149,12 @@ def _fast_candidates(table: Table, surrogate: AnalyticSurrogate, rows: int) -> _
     seen = surrogate.hyper.compress(times[ran], float(np.nanmin(times)))
     leaves = inputs.leaves[ran]
     return _FastCandidates(
-        points[ran], unit, inputs.slopes[ran], forest_proximity(leaves, leaves), seen - believed[ran]
+        points[ran],
+        unit,
+        inputs.slopes[ran],
+        inputs.warps[ran],
+        forest_proximity(leaves, leaves),
+        seen - believed[ran],
     )
 
 
@@ -162,6 +170,7 @@ def _padded(data: Sequence[_FastCandidates]) -> dict[str, Any]:
         "warps": (width,),
         "stages": (width,),
         "slopes": (most, data[0].slopes.shape[1]),
+        "moved": (most,),
         "alike": (most, most),
         "residual": (most,),
         "there": (most,),
@@ -173,6 +182,7 @@ def _padded(data: Sequence[_FastCandidates]) -> dict[str, Any]:
         found["dimension"][i, :w] = 1.0
         found["warps"][i, :w], found["stages"][i, :w] = d.unit == 1, d.unit == 2
         found["slopes"][i, :n], found["alike"][i, :n, :n] = d.slopes, d.alike
+        found["moved"][i, :n] = d.moved
         found["residual"][i, :n], found["there"][i, :n] = d.residual, 1.0
     return {name: torch.tensor(array) for name, array in found.items()}
 
@@ -210,4 +220,5 @@ def _covariance(data: Mapping[str, Any], h: Mapping[str, Any]) -> tuple[Any, Any
     residual = residual + h["rough"] ** 2 * (far < 1e-9) + h["forest"] ** 2 * data["alike"]
     weights = torch.cat([h["slope"][None], h["part_slopes"]]) ** 2
     tilt = (data["slopes"] * weights) @ data["slopes"].transpose(1, 2)
+    tilt = tilt + data["moved"][:, :, None] * data["moved"][:, None, :]
     return residual, tilt

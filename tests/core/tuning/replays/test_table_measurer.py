@@ -10,7 +10,12 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.records.table import Table
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.replays.table_measurer import HUNG_COMPILE_S, TableMeasurer
+from forecast_autotune.tuning.replays.table_measurer import (
+    DEFAULT_COMPILE_S,
+    HUNG_COMPILE_S,
+    TableMeasurer,
+    recorded_compile_seconds,
+)
 
 PLAIN = example_table()
 NAMES = [m.candidate for m in PLAIN.measurements]
@@ -46,6 +51,19 @@ def test_a_recorded_timeout_is_given_up_earlier() -> None:
     clock = TableMeasurer(Table(PLAIN.problem, rows), workers=1)
     assert len(list(clock.measure([rows[0].candidate]))) == 1
     assert clock.spent().wall_s == HUNG_COMPILE_S
+
+
+def test_rows_that_were_not_compiled_take_what_others_of_the_table_took() -> None:
+    """A binary from a cache, and a row that was timed again, would else seem far quicker or slower to compile."""
+    seconds = [3.0, 2.0, 4.0, 0.001, None]
+    rows = [replace(m, compile_s=s) for m, s in zip(PLAIN.measurements, seconds, strict=False)]
+    table = Table(PLAIN.problem, rows)
+    assert list(recorded_compile_seconds(table).values()) == [3.0, 2.0, 4.0, 3.0, 3.0]
+    few = Table(PLAIN.problem, rows[1:])
+    assert list(recorded_compile_seconds(few).values()) == [2.0, 4.0, DEFAULT_COMPILE_S, DEFAULT_COMPILE_S]
+    clock = TableMeasurer(table, workers=1, timing_s=0.0)
+    assert [m.candidate for m in clock.measure(NAMES[3:5])] == NAMES[3:5]
+    assert clock.spent().wall_s == pytest.approx(6.0)
 
 
 def test_what_is_prefetched_uses_idle_workers_and_is_compiled_once() -> None:
