@@ -16,8 +16,8 @@ DEFAULT_COMPILE_S = 0.6
 """Seconds for a candidate whose table does not say how long it compiled (mean of our H200 tables)."""
 HUNG_COMPILE_S = 6.0
 """When the live measurer gives up on a compilation that would not end; a table holds its full time-out."""
-LEAST_COMPILE_S = 0.02
-"""A recorded compilation below this was none: the binary was in a cache. The quickest real ones take three times it."""
+LEAST_COMPILE_S = 0.03
+"""A recorded compilation below this was none: the binary was in a cache. The quickest real ones take twice as long."""
 _ENOUGH_COMPILED = 3
 """Recorded compilations of a table that tell how long its others take."""
 TIMING_S = 0.03

@@ -21,12 +21,11 @@ from forecast_autotune.features.traced_texts import cached_facts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Array
+from forecast_autotune.tuning.replays.table_measurer import LEAST_COMPILE_S
 from forecast_train.evaluation.splits import family_of
 
 PENALTY = 10.0
 """Of squared weights: small beside thousands of compilations."""
-LEAST_S = 0.03
-"""What took less came from a cache."""
 FOLDS = 8
 _LEAST_ALIKE = 5
 """Candidates of one source that say something of the spread between them."""
@@ -53,7 +52,7 @@ def recorded_compilations(tables: Iterable[Table]) -> list[RecordedCompilation]:
         problem = table.problem
         facts = {assignment: one for (assignment, _), one in facts_by_unit(problem).items()}
         for m in table.measurements:
-            if m.compile_s is None or not m.ok or m.compile_s < LEAST_S:
+            if m.compile_s is None or not m.ok or m.compile_s < LEAST_COMPILE_S:
                 continue
             assignment = assignment_of(m.candidate)
             one = facts.get(assignment)
