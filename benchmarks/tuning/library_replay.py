@@ -43,7 +43,7 @@ from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.replays.replay import ReplayStore, load, task_of
-from forecast_autotune.tuning.replays.table_measurer import DEFAULT_COMPILE_S, TableMeasurer
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer, recorded_compile_seconds
 from forecast_train.evaluation.bootstrap import cluster_bootstrap
 
 TABLES = ROOT / "benchmarks" / "data" / "libraries_h200.jsonl.gz"
@@ -101,7 +101,6 @@ def replay_decision(
         settings=settings,
         policy=POLICIES[policy](),
     )
-    compile_s = DEFAULT_COMPILE_S if best.compile_s is None else best.compile_s
     return ReplayedDecision(
         table=table.problem.id,
         kernel=table.problem.kernel.name,
@@ -112,7 +111,7 @@ def replay_decision(
         workers=workers,
         measured=decision.measured,
         wall_s=round(measurer.spent().wall_s, 4),
-        floor_s=round(compile_s + TIMING_S, 4),
+        floor_s=round(recorded_compile_seconds(table)[best.candidate] + TIMING_S, 4),
         regret=regret_beside(rows[decision.chosen], best),
         stated_risk=round(decision.stated_risk, 5),
         forecast_s=round(decision.cost.forecast_s, 4),

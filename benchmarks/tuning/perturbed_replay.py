@@ -40,7 +40,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.replays.replay import load, task_of
-from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer, recorded_compile_seconds
 
 WORKERS = 16
 SLOWNESS = {"as recorded": 0.2, "slow": 0.7}
@@ -103,7 +103,7 @@ def replay_library(library: str, slowness: str, seed: int) -> list[dict[str, Any
             settings=Settings(),
             policy=WallTime(),
         )
-        floor = (best.compile_s or 0.0) * measurer.factor(best.candidate) + TIMING_S
+        floor = recorded_compile_seconds(table)[best.candidate] * measurer.factor(best.candidate) + TIMING_S
         found.append(
             {
                 "kernel": table.problem.kernel.name,
