@@ -45,8 +45,8 @@ from forecast_autotune.tuning.task import (
 )
 from forecast_autotune.tuning.unmeasured import decide_from_store, decide_unmeasured, decide_without_times
 
-_TIMED_PER_PLAN = 2
-"""Candidates timed before the plan is made again, which takes a tenth of what timing one does."""
+_TIMED_PER_PLAN = 4
+"""Compiled candidates timed before the plan is made again: forecast and plan take as long as timing one does."""
 
 __all__ = [
     "TuningStore",

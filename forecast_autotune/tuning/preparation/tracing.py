@@ -19,6 +19,7 @@ import numpy.typing as npt
 from forecast_autotune.features.candidate_list import CandidateList, Codes
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
+from forecast_autotune.features.stored_facts import facts_by_unit
 from forecast_autotune.features.traced_texts import TracedTexts, cached_facts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.facts import TtirFacts
@@ -107,15 +108,30 @@ class LazyTraces:
         """Assignments, as `CandidateList.assignments` numbers them."""
 
     def facts(self, row: int) -> TtirFacts | None:
-        """The facts of the candidate in this row; None where no readable IR of it has come in."""
+        """The facts of the candidate in this row: of IR that has come in, else what the problem's record has kept.
+
+        None where neither can be read.
+        """
         names, keys = self._candidates.assignments
         name, candidate = names[keys[row]], self._candidates[row]
-        if self._read is None or name not in self.texts:
+        if self._read is None:
             return None
+        if name not in self.texts:
+            return self._kept_facts(name, candidate)
         if self._facts is None:
             return self._read(candidate, self.texts[name])
         problem = self._facts.problem
         return self.texts.facts(name, problem.arguments, self._facts.grids.get(candidate, problem.grid))
+
+    def _kept_facts(self, name: str, candidate: Candidate) -> TtirFacts | None:
+        if self._facts is None or not self._kept:
+            return None
+        grid = self._facts.grids.get(candidate, self._facts.problem.grid)
+        return self._kept.get((name, grid))
+
+    @cached_property
+    def _kept(self) -> Mapping[tuple[str, tuple[int, ...] | None], TtirFacts]:
+        return {} if self._facts is None else facts_by_unit(self._facts.problem)
 
     @property
     def outstanding(self) -> int:
