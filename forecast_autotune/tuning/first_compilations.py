@@ -82,9 +82,11 @@ class FirstCompilations:
         """Of a longer list, what seems best without its IR, one for each worker while that is traced.
 
         Of 19 recorded lists of 36 to 48, 72 % of sixteen are wanted once there is IR, and all sixteens hold a
-        config within 2 % of the best. Workers that turn out to have the wrong ones are given others.
+        config within 2 % of the best. Workers that turn out to have the wrong ones are given others. A single one
+        waits: it would take the core that traces.
         """
-        if not (self._is_free and self._by_time and 2 * workers < len(self._candidates) <= _MOST_GUESSED):
+        many = 2 * workers < len(self._candidates) <= _MOST_GUESSED
+        if not (self._is_free and self._by_time and many and workers > 1):
             return ()
         with contextlib.suppress(Exception), single_threaded_blas():  # it fails again where it is dealt with
             guess = self._forecaster.forecast((), relatives, provisional=True)

@@ -45,8 +45,9 @@ from forecast_autotune.tuning.task import (
 )
 from forecast_autotune.tuning.unmeasured import decide_from_store, decide_unmeasured, decide_without_times
 
-_TIMED_PER_PLAN = 4
-"""Compiled candidates timed before the plan is made again: forecast and plan take as long as timing one does."""
+_FIRST_TIMED, _TIMED_PER_PLAN = 2, 4
+"""Compiled candidates timed before the plan is made for the second time, and before each later plan: forecast and plan
+take as long as timing one does, and the first timings tell most."""
 
 __all__ = [
     "TuningStore",
@@ -293,6 +294,7 @@ class _TuningRun:
 
     def _measure(self, measurer: Measurer, plan: Plan, state: TuningState) -> None:
         audits, wanted = set(plan.audit), set(plan.measure)
+        most = _TIMED_PER_PLAN if self.results.tried else _FIRST_TIMED
         for count, m in enumerate(self._measurements(measurer, plan), 1):
             extra: dict[str, object] = {"forecast": self._forecast_record(state.forecasts, m.candidate)}
             if m.candidate in audits:
@@ -302,7 +304,7 @@ class _TuningRun:
                 break  # the policy hears of it next, and ends the decision
             wanted.discard(m.candidate)
             if plan.within_s is not None and (
-                count >= _TIMED_PER_PLAN or wanted.isdisjoint(measurer.ready())
+                count >= most or wanted.isdisjoint(measurer.ready())
             ):
                 break  # while compilations go on, a new plan costs nothing
 

@@ -103,7 +103,7 @@ class SteppedEvent:
         self.at_s = 0.0
         self._asked = False
 
-    def record(self) -> None:
+    def record(self, stream: SteppedStream | None = None) -> None:
         self.at_s = self._cuda.now_s
         self._asked = False
 

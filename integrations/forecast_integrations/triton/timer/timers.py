@@ -130,6 +130,11 @@ class LaunchTimer:
     def _event(self) -> Any:
         return self._interface.Event(enable_timing=True)
 
+    def _stream(self) -> Any:
+        """The stream of the launches, for events: one that has to ask for it costs the host some 20 us. None: it asks."""
+        current = getattr(self._interface, "current_stream", None)
+        return None if current is None else current()
+
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """Launch once and wait, at most `timeout_s`. Raises `LaunchTimeoutError` when it does not come back."""
         self._interface.synchronize()  # what `stay_awake` queued is not the candidate's
@@ -297,7 +302,7 @@ class LaunchTimer:
         If the device has passed the first event before the launch is queued, it waited for the host,
         and the wait would count as kernel time.
         """
-        call, flush = self._call, self._flush
+        call, flush, stream = self._call, self._flush, self._stream()
         hooked = [call.has_hooks(c) for c in candidates]
         count = max(map(len, ways))
         events = [[(self._event(), self._event()) for _ in range(rounds * count)] for _ in candidates]
@@ -311,10 +316,10 @@ class LaunchTimer:
                 for _ in range(self._flushes):
                     flush()
                 start, end = events[j][i]
-                start.record()
+                start.record(stream)
                 launch()
                 late = start.query()
-                end.record()
+                end.record(stream)
                 slots[j].append((start, end, late))
                 if full is not None:
                     call.run_after_hook(full)
