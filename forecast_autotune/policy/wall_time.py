@@ -36,8 +36,9 @@ class WallTime(RiskBounded):
     """Wall seconds that one per cent of a kernel's run time is worth to who accepts a risk of 10 %."""
     fewest: int = 2
     """Fewest candidates to time. A third may be the one that compiles for seconds: its risk says whether to wait."""
-    surprise: float = 0.06
-    """log2 of run time that is lost on average where the stated risk comes true: thin tails of draws tell of less."""
+    surprise: float = 0.45
+    """log2 of run time that is lost where the stated risk comes true, after one timing; it falls with the root of their
+    number. Tails of draws are too thin, most of all where little is timed that could show a forecast to be wrong."""
     timing_s: float = 0.02
     """Wall seconds of timing one candidate."""
     patience_s: float = 0.1
@@ -147,5 +148,6 @@ class WallTime(RiskBounded):
         if not gains[-1] > 0.0:
             return False
         # Where forecasts are wrong they are so by more than their draws say, as recorded decisions show.
-        price = self._price(state) * max(1.0, risk * self.surprise / float(gains[-1]))
+        lost = self.surprise / math.sqrt(sum(m.ok for m in state.measured.values()))
+        price = self._price(state) * max(1.0, risk * lost / float(gains[-1]))
         return bool((price * gains > ends + self.timing_s * np.arange(1, len(some) + 1)).any())
