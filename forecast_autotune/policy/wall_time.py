@@ -32,7 +32,7 @@ class WallTime(RiskBounded):
     limited, it plans in rounds, as its base does.
     """
 
-    percent_s: float = 0.5
+    percent_s: float = 0.6
     """Wall seconds that one per cent of a kernel's run time is worth to who accepts a risk of 10 %."""
     fewest: int = 2
     """Fewest candidates to time. A third may be the one that compiles for seconds: its risk says whether to wait."""
