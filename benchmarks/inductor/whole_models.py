@@ -206,13 +206,28 @@ def summary(rows: RowFile) -> Row:
     for name in MODELS:
         arms = {arm: rows.pick(row="compile", model=name, arm=arm) for arm in (*FIRST_ARMS, *FOLLOWING)}
         arms = {arm: mine for arm, mine in arms.items() if mine}
-        if not {"plain", "untuned"} & set(arms) or "ours" not in arms:
-            continue
-        found[name] = model_summary(arms, rows.pick(row="latency", model=name))
+        latencies = rows.pick(row="latency", model=name)
+        if {"plain", "untuned"} & set(arms) and "ours" in arms:
+            found[name] = model_summary(arms, latencies)
+        if {"plain", "wide"} <= set(arms):
+            found.setdefault(name, {})["wide"] = wide_summary(arms, latencies)
     if len(found) > 1:
         ratios = {key: [one[key] for one in found.values() if one.get(key)] for key in _RATIOS}
-        found["all"] = {key: geometric_mean(values) for key, values in ratios.items() if values}
+        if together := {key: geometric_mean(values) for key, values in ratios.items() if values}:
+            found["all"] = together
     return found
+
+
+def wide_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -> Row:
+    """The wider space with us against DEFAULT's without: seconds of tuning, and latency."""
+    tuning = {arm: statistics.median(r["tuning_s"] for r in arms[arm]) for arm in ("plain", "wide")}
+    ratios = [r["ms"]["wide"] / r["ms"]["plain"] for r in latencies if {"plain", "wide"} <= set(r["ms"])]
+    return {
+        "tuning_s": tuning,
+        "tuning_plain_over_wide": tuning["plain"] / tuning["wide"] if tuning["wide"] else None,
+        "latency_over_plain": geometric_mean(ratios) if ratios else None,
+        "latency_noise": max((r["noise"] for r in latencies), default=None),
+    }
 
 
 def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -> Row:

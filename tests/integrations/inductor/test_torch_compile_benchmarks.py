@@ -185,6 +185,18 @@ def test_models_are_summed_up_by_medians(tmp_path: Path) -> None:
     assert found["convnet"]["latency_over_plain"] == pytest.approx(1.01)
 
 
+def test_the_wide_space_is_told_beside_max_autotune_as_it_comes(tmp_path: Path) -> None:
+    rows = RowFile(tmp_path / "rows.jsonl")
+    for arm, seconds in (("plain", 30.0), ("wide", 3.0)):
+        rows.add({"row": "compile", "model": "vit", "arm": arm, "tuning_s": seconds, "seconds": 40.0})
+    rows.add({"row": "latency", "model": "vit", "ms": {"plain": 2.0, "wide": 1.9}, "noise": 0.01})
+    found = models.summary(rows)
+    wide = found["vit"]["wide"]
+    assert wide["tuning_plain_over_wide"] == pytest.approx(10.0)
+    assert wide["latency_over_plain"] == pytest.approx(0.95)
+    assert set(found) == {"vit"}, "nothing is said of what was not measured"
+
+
 def test_parts_that_were_measured_apart_make_one_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
