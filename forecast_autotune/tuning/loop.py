@@ -303,9 +303,7 @@ class _TuningRun:
             if time_exhausted(self.settings.budget, measurer.spent()):
                 break  # the policy hears of it next, and ends the decision
             wanted.discard(m.candidate)
-            if plan.within_s is not None and (
-                count >= most or wanted.isdisjoint(measurer.ready())
-            ):
+            if plan.within_s is not None and (count >= most or wanted.isdisjoint(measurer.ready())):
                 break  # while compilations go on, a new plan costs nothing
 
     def _measure_early(self, measurer: Measurer) -> None:

@@ -15,10 +15,12 @@ from forecast_autotune.features.traced_texts import (
     encode_facts,
     facts_of_text,
 )
+from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records.problem import FACTS
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Query, Relative
+from forecast_autotune.tuning.preparation.tracing import LazyTraces, fact_reader
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 
 TABLE = max(load(shipped_tables()), key=lambda table: len(table.problem.ttir))
@@ -88,6 +90,21 @@ def test_a_forecast_and_a_store_read_no_text_that_came_with_its_facts() -> None:
     assert there.sd.tobytes() == here.sd.tobytes()
     kept = collect_facts(problem, candidates, grids, texts, within_s=60.0)
     assert kept == collect_facts(problem, candidates, grids, TEXTS, within_s=60.0)
+
+
+def test_candidates_without_texts_have_the_facts_that_their_problem_s_record_kept() -> None:
+    """Compile seconds are forecast from these, also where a recorded decision is replayed."""
+    problem, candidates, grids = TABLE.problem, list(TABLE.by_candidate()), TABLE.grids()
+    kept = collect_facts(problem, candidates, grids, TEXTS, within_s=60.0)
+    bare = replace(problem, ttir={}, extra={FACTS: kept})
+    traces = LazyTraces(candidates, None, fact_reader(bare, grids))
+    for row, candidate in enumerate(candidates):
+        text = TEXTS.get(assignment_of(candidate))
+        told = None if text is None else cached_facts(text, ARGUMENTS, grids.get(candidate, problem.grid))
+        assert traces.facts(row) == told
+    assert any(traces.facts(row) for row in range(len(candidates)))
+    forgotten = LazyTraces(candidates, None, fact_reader(replace(bare, extra={}), grids))
+    assert forgotten.facts(0) is None
 
 
 def test_a_relative_is_read_from_the_facts_that_are_kept_of_it() -> None:

@@ -170,6 +170,18 @@ def test_what_compiles_far_too_long_is_expected_to_be_slow() -> None:
     assert WallTime().plan(late).measure == ()
 
 
+@pytest.mark.parametrize(("timed", "waits"), [(2, True), (7, False)])
+def test_what_may_win_is_waited_for_longer_while_little_is_timed(timed: int, waits: bool) -> None:
+    one = state(
+        [5.0] * 12 + [0.4],
+        [9.0] * 12 + [0.12],
+        sd=0.2,
+        measured=dict.fromkeys(range(timed), 1.0),
+        compiling=[12],
+    )
+    assert (rows(WallTime().plan(one))[:1] == [12]) is waits
+
+
 def test_a_state_has_one_plan_and_a_pure_function_leaves_it_as_it_is() -> None:
     for one in (
         state(spread(40, 7)),

@@ -131,7 +131,7 @@ class LaunchTimer:
         return self._interface.Event(enable_timing=True)
 
     def _stream(self) -> Any:
-        """The stream of the launches, for events: one that has to ask for it costs the host some 20 us. None: it asks."""
+        """The stream of the launches: an event that has to ask costs the host some 20 us. None where it must."""
         current = getattr(self._interface, "current_stream", None)
         return None if current is None else current()
 
