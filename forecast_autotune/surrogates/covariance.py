@@ -91,11 +91,13 @@ class CovarianceInputs:
     """Centred columns that the slope terms multiply, [n, 1 + parts]."""
     leaves: Leaves
     """Leaf per tree, [n, trees]; negative and unlike all others where there is no IR."""
-    warps: Array
+    warp_doublings: Array
     """What `warp_trend` multiplies: doublings of warps beside the mean of the list, scaled, [n]."""
 
     def __getitem__(self, rows: Any) -> CovarianceInputs:
-        return CovarianceInputs(self.points[rows], self.slopes[rows], self.leaves[rows], self.warps[rows])
+        return CovarianceInputs(
+            self.points[rows], self.slopes[rows], self.leaves[rows], self.warp_doublings[rows]
+        )
 
     def __len__(self) -> int:
         return len(self.points)
@@ -103,7 +105,7 @@ class CovarianceInputs:
     @classmethod
     def concatenate(cls, parts: Sequence[CovarianceInputs]) -> CovarianceInputs:
         """One after the other."""
-        names = ("points", "slopes", "leaves", "warps")
+        names = ("points", "slopes", "leaves", "warp_doublings")
         return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
 
 
@@ -128,7 +130,7 @@ class Covariance:
 
     def slope_terms(self, a: CovarianceInputs, b: CovarianceInputs) -> Array:
         """Of the slope terms."""
-        trend = np.outer(a.warps, b.warps) * self.hyper.warp_trend**2
+        trend = np.outer(a.warp_doublings, b.warp_doublings) * self.hyper.warp_trend**2
         return np.asarray((a.slopes * self._weights()) @ b.slopes.T + trend)
 
     def diagonal(self, a: CovarianceInputs, scale: float) -> Array:
@@ -136,7 +138,7 @@ class Covariance:
         h = self.hyper
         flat = h.additive**2 + h.joint**2 + h.rough**2
         flat += h.forest**2 if a.leaves.shape[1] else 0.0
-        tilt = (a.slopes**2 * self._weights()).sum(axis=1) + (h.warp_trend * a.warps) ** 2
+        tilt = (a.slopes**2 * self._weights()).sum(axis=1) + (h.warp_trend * a.warp_doublings) ** 2
         return np.asarray(scale**2 * flat + tilt)
 
     def _weights(self) -> Array:

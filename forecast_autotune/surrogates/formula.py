@@ -195,7 +195,7 @@ class AnalyticSurrogate:
         parts = _SLOPE_REACH * np.tanh((before.parts - before.parts.mean(axis=0)) / _SLOPE_REACH)
         slopes = [(believed - believed.mean())[:, None], parts - parts.mean(axis=0)]
         return CovarianceInputs(
-            points, np.concatenate(slopes, axis=1), leaves, _warps(places, encoder)
+            points, np.concatenate(slopes, axis=1), leaves, _warp_doublings(places, encoder)
         ), believed
 
     def _reason(self, before: Prior, known: _Observations) -> str:
@@ -317,7 +317,7 @@ class AnalyticSurrogate:
         return choice
 
 
-def _warps(places: Array, encoder: ConfigEncoder) -> Array:
+def _warp_doublings(places: Array, encoder: ConfigEncoder) -> Array:
     """Doublings of warps beside the mean of the candidates, over the root of the number of coordinates, [n].
 
     Zeros where warps do not differ. The more else differs, the less hangs on them. `places` are the encoder's

@@ -58,7 +58,7 @@ from forecast_autotune.surrogates.protocol import Forecasts, Query
 
 Rows = npt.NDArray[np.intp]
 
-DEFAULT_COMPILE_S = 0.5
+UNSEEN_COMPILE_S = 0.5
 """Seconds to compile a candidate, where no measurement of the kernel says."""
 _MAX_QUESTIONS = 8
 """Questions under way or answered that are remembered; a decision asks one."""
@@ -267,7 +267,7 @@ class EnsembleSurrogate:
         return GateInputs(
             candidates=max(0, len(query.candidates) - known),
             workers=self.workers,
-            compile_s=float(fast_median(np.array(seen), axis=0)) if seen else DEFAULT_COMPILE_S,
+            compile_s=float(fast_median(np.array(seen), axis=0)) if seen else UNSEEN_COMPILE_S,
             saved=calibration.saving(question, known),
             asked=min(len(query.candidates), MAX_CANDIDATES),
             per_token_s=per_token,

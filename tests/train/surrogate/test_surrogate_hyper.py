@@ -94,7 +94,7 @@ def observed(
     inputs = CovarianceInputs(points, draw.normal(size=(n, 8)), leaves, draw.normal(size=n))
     alike = forest_proximity(inputs.leaves, inputs.leaves)
     seen = hyperparameters._FastCandidates(
-        points, unit, inputs.slopes, inputs.warps, alike, draw.normal(size=n)
+        points, unit, inputs.slopes, inputs.warp_doublings, alike, draw.normal(size=n)
     )
     return seen, inputs
 
@@ -111,7 +111,7 @@ def test_the_covariance_in_torch_is_that_of_the_surrogate(seed: int) -> None:
     problems = [observed(draw, n, width) for n, width in ((9, 4), (6, 3), (12, 5))]
     h = {name: torch.tensor(value) for name, value in hyperparameters._fitted_values(weights).items()}
     data = hyperparameters._padded([seen for seen, _ in problems])
-    data["moved"] *= weights.warp_trend
+    data["warp_doublings"] *= weights.warp_trend
     residual, tilt = hyperparameters._covariance(data, h)
     for i, (seen, inputs) in enumerate(problems):
         n = len(inputs)

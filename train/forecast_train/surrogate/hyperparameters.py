@@ -45,8 +45,8 @@ class _FastCandidates:
     unit: npt.NDArray[np.intp]
     """Per coordinate: 1 where it counts warps, 2 stages, else 0."""
     slopes: Array
-    moved: Array
-    """`CovarianceInputs.warps`, [n]."""
+    warp_doublings: Array
+    """As `CovarianceInputs` has them, [n]."""
     alike: Array
     """Share of leaves in common, [n, n]."""
     residual: Array
@@ -80,7 +80,7 @@ def fit_hyper(
         name: torch.tensor(np.log(np.clip(value, _LEAST, _MOST)), requires_grad=True)
         for name, value in _fitted_values(first).items()
     }
-    everything["moved"] *= first.warp_trend  # fitted beside it: see `LEARNED_HYPERPARAMETERS`
+    everything["warp_doublings"] *= first.warp_trend  # fitted beside it: see `LEARNED_HYPERPARAMETERS`
     optimiser = torch.optim.Adam(list(logs.values()), lr=_RATE)
     generator = torch.Generator().manual_seed(seed)
     batches = math.ceil(len(data) / _BATCH)
@@ -152,7 +152,7 @@ def _fast_candidates(table: Table, surrogate: AnalyticSurrogate, rows: int) -> _
         points[ran],
         unit,
         inputs.slopes[ran],
-        inputs.warps[ran],
+        inputs.warp_doublings[ran],
         forest_proximity(leaves, leaves),
         seen - believed[ran],
     )
@@ -167,10 +167,10 @@ def _padded(data: Sequence[_FastCandidates]) -> dict[str, Any]:
     shapes = {
         "points": (most, width),
         "dimension": (width,),
-        "warps": (width,),
-        "stages": (width,),
+        "counts_warps": (width,),
+        "counts_stages": (width,),
         "slopes": (most, data[0].slopes.shape[1]),
-        "moved": (most,),
+        "warp_doublings": (most,),
         "alike": (most, most),
         "residual": (most,),
         "there": (most,),
@@ -180,9 +180,9 @@ def _padded(data: Sequence[_FastCandidates]) -> dict[str, Any]:
         n, w = d.points.shape
         found["points"][i, :n, :w] = d.points
         found["dimension"][i, :w] = 1.0
-        found["warps"][i, :w], found["stages"][i, :w] = d.unit == 1, d.unit == 2
+        found["counts_warps"][i, :w], found["counts_stages"][i, :w] = d.unit == 1, d.unit == 2
         found["slopes"][i, :n], found["alike"][i, :n, :n] = d.slopes, d.alike
-        found["moved"][i, :n] = d.moved
+        found["warp_doublings"][i, :n] = d.warp_doublings
         found["residual"][i, :n], found["there"][i, :n] = d.residual, 1.0
     return {name: torch.tensor(array) for name, array in found.items()}
 
@@ -209,7 +209,8 @@ def _covariance(data: Mapping[str, Any], h: Mapping[str, Any]) -> tuple[Any, Any
     """The residual's and the slopes' covariance, as `Covariance.residual` and `.tilt`, [problems, n, n]."""
     import torch
 
-    stretch = 1.0 + data["warps"] * (h["warp_scale"] - 1.0) + data["stages"] * (h["stage_scale"] - 1.0)
+    stretch = 1.0 + data["counts_warps"] * (h["warp_scale"] - 1.0)
+    stretch = stretch + data["counts_stages"] * (h["stage_scale"] - 1.0)
     points = data["points"] / stretch[:, None, :]
     step = (points[:, :, None, :] - points[:, None, :, :]) ** 2
     dimension = data["dimension"][:, None, None, :]
@@ -220,5 +221,6 @@ def _covariance(data: Mapping[str, Any], h: Mapping[str, Any]) -> tuple[Any, Any
     residual = residual + h["rough"] ** 2 * (far < 1e-9) + h["forest"] ** 2 * data["alike"]
     weights = torch.cat([h["slope"][None], h["part_slopes"]]) ** 2
     tilt = (data["slopes"] * weights) @ data["slopes"].transpose(1, 2)
-    tilt = tilt + data["moved"][:, :, None] * data["moved"][:, None, :]
+    doublings = data["warp_doublings"]
+    tilt = tilt + doublings[:, :, None] * doublings[:, None, :]
     return residual, tilt
