@@ -130,10 +130,13 @@ class LaunchTimer:
     def _event(self) -> Any:
         return self._interface.Event(enable_timing=True)
 
-    def _stream(self) -> Any:
-        """The stream of the launches: an event that has to ask costs the host some 20 us. None where it must."""
+    def _event_arguments(self) -> tuple[Any, ...]:
+        """What to record events with: the launches' stream, as one that has to ask for it costs the host some 20 us.
+
+        Nothing for a device that knows of no streams.
+        """
         current = getattr(self._interface, "current_stream", None)
-        return None if current is None else current()
+        return () if current is None else (current(),)
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """Launch once and wait, at most `timeout_s`. Raises `LaunchTimeoutError` when it does not come back."""
@@ -302,7 +305,7 @@ class LaunchTimer:
         If the device has passed the first event before the launch is queued, it waited for the host,
         and the wait would count as kernel time.
         """
-        call, flush, stream = self._call, self._flush, self._stream()
+        call, flush, place = self._call, self._flush, self._event_arguments()
         hooked = [call.has_hooks(c) for c in candidates]
         count = max(map(len, ways))
         events = [[(self._event(), self._event()) for _ in range(rounds * count)] for _ in candidates]
@@ -316,10 +319,10 @@ class LaunchTimer:
                 for _ in range(self._flushes):
                     flush()
                 start, end = events[j][i]
-                start.record(stream)
+                start.record(*place)
                 launch()
                 late = start.query()
-                end.record(stream)
+                end.record(*place)
                 slots[j].append((start, end, late))
                 if full is not None:
                     call.run_after_hook(full)
