@@ -218,14 +218,19 @@ def summary(rows: RowFile) -> Row:
     return found
 
 
+def latency_ratio(latencies: Sequence[Row], arm: str, other: str) -> float | None:
+    """An arm's latency over another's, geometric mean; None where they were not timed in turns."""
+    ratios = [r["ms"][arm] / r["ms"][other] for r in latencies if {arm, other} <= set(r["ms"])]
+    return geometric_mean(ratios) if ratios else None
+
+
 def wide_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -> Row:
     """The wider space with us against DEFAULT's without: seconds of tuning, and latency."""
     tuning = {arm: statistics.median(r["tuning_s"] for r in arms[arm]) for arm in ("plain", "wide")}
-    ratios = [r["ms"]["wide"] / r["ms"]["plain"] for r in latencies if {"plain", "wide"} <= set(r["ms"])]
     return {
         "tuning_s": tuning,
         "tuning_plain_over_wide": tuning["plain"] / tuning["wide"] if tuning["wide"] else None,
-        "latency_over_plain": geometric_mean(ratios) if ratios else None,
+        "latency_over_plain": latency_ratio(latencies, "wide", "plain"),
         "latency_noise": max((r["noise"] for r in latencies), default=None),
     }
 
@@ -249,8 +254,8 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
         "repeats": min(map(len, arms.values())),
     }
     for arm in ("plain", "untuned"):
-        if ratios := [r["ms"]["ours"] / r["ms"][arm] for r in latencies if {arm, "ours"} <= set(r["ms"])]:
-            found[f"latency_over_{arm}"] = geometric_mean(ratios)
+        if (ratio := latency_ratio(latencies, "ours", arm)) is not None:
+            found[f"latency_over_{arm}"] = ratio
     if "plain" in whole:
         found["tuning_plain_over_ours"] = tuning["plain"] / tuning["ours"] if tuning["ours"] else None
         found["tuning_share_of_plain"] = tuning["plain"] / whole["plain"]

@@ -62,7 +62,8 @@ class WallTime(RiskBounded):
         late = state.compile_penalty is not None and bool((state.compile_penalty[rows] > 0).all())
         enough = seen >= (1 if late else min(self.fewest, len(state.forecasts)))
         gain = self._gain(state, samples)
-        pays = seen > 0 and self._waiting_pays(state, rows, samples, gain, risk)
+        stake = risk * (self.surprise / math.sqrt(max(1, seen)))
+        pays = seen > 0 and self._waiting_pays(state, rows, samples, gain, stake)
         if enough and risk <= state.risk and not pays:
             return self._audit(state, risk, rows)
         if room <= 0:
@@ -119,11 +120,11 @@ class WallTime(RiskBounded):
         return self.percent_s / _PERCENT * _USUAL_RISK / max(state.risk, 1e-3)
 
     def _waiting_pays(
-        self, state: TuningState, rows: npt.NDArray[np.intp], samples: Array, gain: Array, risk: float
+        self, state: TuningState, rows: npt.NDArray[np.intp], samples: Array, gain: Array, stake: float
     ) -> bool:
         """Whether some horizon gains more run time, at its price, than the seconds until then.
 
-        `gain` is of each candidate by itself.
+        `gain` is of each candidate by itself; `stake`, log2, is what all may gain at least, whatever the draws say.
         """
         assert state.compile_s is not None
         best = state.best()
@@ -148,6 +149,5 @@ class WallTime(RiskBounded):
         if not gains[-1] > 0.0:
             return False
         # Where forecasts are wrong they are so by more than their draws say, as recorded decisions show.
-        lost = self.surprise / math.sqrt(sum(m.ok for m in state.measured.values()))
-        price = self._price(state) * max(1.0, risk * lost / float(gains[-1]))
+        price = self._price(state) * max(1.0, stake / float(gains[-1]))
         return bool((price * gains > ends + self.timing_s * np.arange(1, len(some) + 1)).any())

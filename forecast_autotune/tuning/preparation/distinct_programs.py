@@ -8,8 +8,6 @@ import numpy as np
 
 from forecast_autotune.features.candidate_list import CandidateList, Codes
 from forecast_autotune.features.equal_programs import program_numbers
-from forecast_autotune.features.stored_facts import facts_by_unit
-from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.numerics import fast_unique
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.tuning.preparation.tracing import LazyTraces
@@ -21,10 +19,6 @@ class DistinctPrograms:
     def __init__(self, problem: Problem, candidates: CandidateList, traces: LazyTraces) -> None:
         self._candidates, self._traces = candidates, traces
         self._applies = problem.kernel.language == "triton" and problem.device.backend == "cuda"
-        self._stored = (
-            {name: one for (name, _), one in facts_by_unit(problem).items()} if self._applies else {}
-        )
-        """Of an earlier process' IR, by assignment."""
         self._texts = -1
         self._numbers: Codes | None = None
 
@@ -32,7 +26,7 @@ class DistinctPrograms:
         """As `program_numbers`; None where nothing is known of what is equal."""
         if self._applies and self._texts != len(self._traces.texts):
             self._texts = len(self._traces.texts)
-            self._numbers = program_numbers(self._candidates, self._facts)
+            self._numbers = program_numbers(self._candidates, self._traces.facts)
         return self._numbers
 
     def count(self) -> int:
@@ -46,7 +40,3 @@ class DistinctPrograms:
             return 0
         labelled = self._candidates.mask_of(labels)
         return int(np.isin(numbers, numbers[labelled]).sum() - labelled.sum())
-
-    def _facts(self, row: int) -> TtirFacts | None:
-        names, keys = self._candidates.assignments
-        return self._traces.facts(row) or self._stored.get(names[keys[row]])

@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.candidate_list import CandidateList, Codes
+from forecast_autotune.features.candidate_list import CandidateList, Codes, Grid
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
 from forecast_autotune.features.stored_facts import facts_by_unit
@@ -89,6 +89,21 @@ class LaunchFacts:
             return self.texts.facts(name, self.problem.arguments, grid)
         return cached_facts(text, self.problem.arguments, grid)
 
+    def of_candidate(self, name: str, candidate: Candidate) -> TtirFacts | None:
+        """Facts of IR of this assignment that has come in, else what the problem's record has kept of it."""
+        grid = self.grids.get(candidate, self.problem.grid)
+        found = self.texts.facts(name, self.problem.arguments, grid) if name in self.texts else None
+        if found is None:
+            units, by_name = self._kept
+            found = units.get((name, grid)) or by_name.get(name)
+        return found
+
+    @cached_property
+    def _kept(self) -> tuple[Mapping[tuple[str, Grid], TtirFacts], Mapping[str, TtirFacts]]:
+        """Of an earlier process's IR: by assignment and launch grid, and by assignment alone."""
+        units = facts_by_unit(self.problem)
+        return units, {name: one for (name, _), one in units.items()}
+
 
 class LazyTraces:
     """TTIR texts of one task, gathered lazily. Warps and stages do not change TTIR."""
@@ -114,24 +129,11 @@ class LazyTraces:
         """
         names, keys = self._candidates.assignments
         name, candidate = names[keys[row]], self._candidates[row]
-        if self._read is None:
-            return None
-        if name not in self.texts:
-            return self._kept_facts(name, candidate)
-        if self._facts is None:
-            return self._read(candidate, self.texts[name])
-        problem = self._facts.problem
-        return self.texts.facts(name, problem.arguments, self._facts.grids.get(candidate, problem.grid))
-
-    def _kept_facts(self, name: str, candidate: Candidate) -> TtirFacts | None:
-        if self._facts is None or not self._kept:
-            return None
-        grid = self._facts.grids.get(candidate, self._facts.problem.grid)
-        return self._kept.get((name, grid))
-
-    @cached_property
-    def _kept(self) -> Mapping[tuple[str, tuple[int, ...] | None], TtirFacts]:
-        return {} if self._facts is None else facts_by_unit(self._facts.problem)
+        if self._facts is not None:
+            return self._facts.of_candidate(name, candidate)
+        return (
+            None if self._read is None or name not in self.texts else self._read(candidate, self.texts[name])
+        )
 
     @property
     def outstanding(self) -> int:
