@@ -39,10 +39,11 @@ CASES = (
 )
 LENGTHS = {
     "do_bench": TimingLengths(100.0, 100.0, 100.0, math.inf, math.inf),
-    "20 ms within 1.25, 40 ms in turns": TimingLengths(full_ms=20.0, compare_ms=40.0, contender=1.25),
-    "12 ms within 1.1, 40 ms in turns": TimingLengths(full_ms=12.0, compare_ms=40.0, contender=1.1),
-    "10 ms within 1.1, 24 ms in turns": TimingLengths(full_ms=10.0, compare_ms=24.0, contender=1.1),
-    "5 ms, 24 ms in turns": TimingLengths(full_ms=5.0, compare_ms=24.0, contender=1.0),
+    "20 ms within 1.25, 40 ms in turns": TimingLengths(5.0, 20.0, 40.0, 1.25),
+    "10 ms within 1.1, 24 ms in turns": TimingLengths(5.0, 10.0, 24.0, 1.1),
+    "5 ms, 24 ms in turns": TimingLengths(5.0, 5.0, 24.0),
+    "2.5 ms, 24 ms in turns": TimingLengths(2.5, 2.5, 24.0),
+    "2.5 ms, 12 ms in turns": TimingLengths(2.5, 2.5, 12.0),
 }
 FAST, TOP, MORE = 24, 4, 8
 

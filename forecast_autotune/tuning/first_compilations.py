@@ -32,7 +32,7 @@ class FirstCompilations:
         self._is_exhaustive = isinstance(policy, Exhaustive)
         self._by_time = isinstance(policy, WallTime)
         self.begun: list[Candidate] = []
-        """What compiles by now, in the order asked for."""
+        """What compiles by now, in the order asked for; or, of an earlier decision's binaries, what seems best."""
 
     def begin(self, measurer: Measurer) -> None:
         """Compile what `at_once` names; nothing where binaries of an earlier decision may be all that it takes."""
@@ -40,22 +40,27 @@ class FirstCompilations:
             self._compile(measurer, self.at_once(measurer.workers))
 
     def begin_guessed(self, measurer: Measurer, relatives: Sequence[Relative]) -> None:
-        """Compile what `guessed` names."""
+        """Compile what `guessed` names, or take the best of an earlier decision's binaries where there are some."""
+        if (ready := measurer.ready()) and not self.begun:
+            if self._is_free and self._by_time:
+                self.begun += [c for c in self._best_guesses(relatives) if c in ready]
+            return
         self._compile(measurer, self.guessed(measurer.workers, relatives))
 
     def compiled_early(self, measurer: Measurer) -> Iterator[Candidate]:
-        """Of what has begun, each that has compiled while the first traces are still to come; ends with those.
+        """Of `begun`, each that has compiled while the first traces are still to come; ends with those.
 
         To be timed meanwhile: nobody else needs the device, and who traces is another process.
         """
-        traces, left = self._forecaster.traces, set(self.begun)
+        traces, left = self._forecaster.traces, dict.fromkeys(self.begun)
         if not (self._by_time and left and measurer.quiet and traces.outstanding):
             return
         with span("trace", assignments=traces.outstanding):
             while left and traces.outstanding:
-                if (ready := next((c for c in measurer.ready() if c in left), None)) is not None:
-                    left.discard(ready)
-                    yield ready
+                compiled = measurer.ready()
+                if (first := next((c for c in left if c in compiled), None)) is not None:
+                    del left[first]
+                    yield first
                     continue
                 try:
                     traces.poll(_LOOK_S)
@@ -85,11 +90,15 @@ class FirstCompilations:
         config within 2 % of the best. Workers that turn out to have the wrong ones are given others. A single one
         waits: it would take the core that traces.
         """
-        many = 2 * workers < len(self._candidates) <= _MOST_GUESSED
-        if not (self._is_free and self._by_time and many and workers > 1):
+        if not (self._is_free and self._by_time and 2 * workers < len(self._candidates) and workers > 1):
+            return ()
+        return self._best_guesses(relatives)[:workers]
+
+    def _best_guesses(self, relatives: Sequence[Relative]) -> Sequence[Candidate]:
+        """All that may launch, by forecasts without IR; none of a list that takes long to forecast."""
+        if len(self._candidates) > _MOST_GUESSED:
             return ()
         with contextlib.suppress(Exception), single_threaded_blas():  # it fails again where it is dealt with
             guess = self._forecaster.forecast((), relatives, provisional=True)
-            rows = [row for row in guess.order().tolist() if guess.p_fail[row] < REFUSED]
-            return [self._candidates[row] for row in rows[:workers]]
+            return [self._candidates[row] for row in guess.order().tolist() if guess.p_fail[row] < REFUSED]
         return ()

@@ -193,6 +193,27 @@ def test_a_list_that_is_timed_whole_before_its_traces_come_needs_no_forecast() -
     assert decision.stated_risk == 0.0
 
 
+@pytest.mark.parametrize("workers", [4, len(NAMES)])
+def test_the_best_of_an_earlier_decisions_binaries_are_timed_meanwhile_and_nothing_compiles(
+    workers: int,
+) -> None:
+    """Whatever the list's length: they may be all that it takes."""
+    order = sorted(NAMES, key=lambda c: WIDE.by_candidate()[c].ms if WIDE.by_candidate()[c].ok else math.inf)
+
+    class Kept(Logged):
+        def ready(self) -> Sequence[Candidate]:
+            timed = {c for some in self.listed for c in some}
+            return [c for c in NAMES if c in order[:9] and c not in timed]
+
+    store, bench = Store(None), Kept(workers=workers)
+    decision = decide_early(bench, SlowTracer(3), store, Told(truth()))
+    early = [m.candidate for m in store.measurements(WIDE.problem) if "forecast" not in m.extra]
+    assert early == order[:9][: len(early)]
+    assert len(early) >= 2
+    assert bench.ahead == []
+    assert decision.chosen == BEST
+
+
 class FailingTracer(SlowTracer):
     """A tracer that cannot be asked."""
 

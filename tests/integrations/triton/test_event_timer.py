@@ -88,14 +88,36 @@ def test_finalists_are_told_apart_in_turns_however_many_pauses(device: SteppedDe
     assert device.cuda.captures == captures + 2 * 16, "every finalist behind sixteen pauses"
 
 
-def test_finalists_that_differ_need_a_third_of_the_turns(
+def test_finalists_that_differ_need_a_sixth_of_the_turns(
     device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call, by = call_of()
     finalists = [by[8], by[16]]
     few = len(EventTimer(call).in_turns(finalists)[0])
-    monkeypatch.setattr(timers, "is_separated", lambda times: False)
-    assert len(EventTimer(call).in_turns(finalists)[0]) >= 3 * few - 2
+    monkeypatch.setattr(timers, "contenders", lambda times: [0, 1])
+    assert len(EventTimer(call).in_turns(finalists)[0]) >= 6 * few - 5
+
+
+def test_finalists_that_are_behind_have_no_more_turns(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, by = call_of()
+    monkeypatch.setattr(timers, "contenders", lambda times: [0, 2])
+    first, behind, other = map(len, EventTimer(call).in_turns([by[8], by[16], by[8]]))
+    assert first == other >= 6 * behind - 5
+
+
+def test_finalists_of_many_intervals_are_behind_no_more_pauses_than_a_look(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, by = call_of()
+    timer = EventTimer(call)
+    for warps in (1, 2):
+        looked_at(timer, by[warps])
+    captures = device.cuda.captures
+    monkeypatch.setattr(timers, "_FINELY_S", 4e-6)
+    timer.in_turns([by[1], by[2]])
+    assert device.cuda.captures == captures
 
 
 def test_every_replay_is_behind_a_flush(device: SteppedDevice) -> None:
@@ -157,7 +179,7 @@ def test_what_the_tuner_restores_is_restored_around_replays_too(device: SteppedD
     looked_at(timer, by[1])
     assert timer.protocol_of(by[1]) == "graph-l2flush-1"
     assert float(x[0]) == 1.0, "the caller's values are back"
-    replays = seen[-8 * 7 :]
+    replays = seen[-8 * 3 :]
     assert set(replays) == {1.0}, "every timed launch meets the values of the call"
 
 

@@ -1,4 +1,4 @@
-"""When finalists have been timed in turns for long enough."""
+"""Which finalists more times may yet show to be the fastest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from forecast_integrations.triton.timer.separation import is_separated
+from forecast_integrations.triton.timer.separation import contenders
 
 
 def times(median: float, spread: float, rounds: int = 20, seed: int = 0) -> list[float]:
@@ -16,28 +16,28 @@ def times(median: float, spread: float, rounds: int = 20, seed: int = 0) -> list
 
 
 @pytest.mark.parametrize(
-    ("gap", "spread", "separated"),
+    ("gap", "spread", "left"),
     [
-        (0.05, 0.01, True),
-        (0.02, 0.10, False),  # as likely by chance
-        (0.00, 0.10, False),
-        (0.00, 0.001, True),  # whichever is taken, it costs nothing
-        (0.01, 0.001, True),
+        (0.05, 0.01, []),
+        (0.02, 0.10, [0, 1]),  # as likely by chance
+        (0.00, 0.10, [0, 1]),
+        (0.00, 0.001, []),  # whichever is taken, it costs nothing
+        (0.01, 0.001, []),
     ],
 )
 def test_a_gap_beyond_the_noise_or_one_that_does_not_matter_is_enough(
-    gap: float, spread: float, separated: bool
+    gap: float, spread: float, left: list[int]
 ) -> None:
     found = [times(1.0 + gap, spread, seed=1), times(1.0, spread, seed=2), times(2.0, spread, seed=3)]
-    assert is_separated(found) is separated
+    assert contenders(found) == left
 
 
-def test_one_close_rival_is_enough_to_go_on() -> None:
+def test_only_close_rivals_are_left() -> None:
     far, close = times(1.5, 0.02, seed=1), times(1.002, 0.02, seed=2)
-    assert is_separated([times(1.0, 0.02), far])
-    assert not is_separated([times(1.0, 0.02), far, close])
+    assert contenders([far, times(1.0, 0.02)]) == []
+    assert contenders([times(1.0, 0.02), far, close]) == [0, 2]
 
 
 def test_single_times_tell_nothing() -> None:
-    assert not is_separated([[1.0], [2.0]])
-    assert is_separated([[1.0]])
+    assert contenders([[1.0], [2.0]]) == [0, 1]
+    assert contenders([[1.0]]) == []

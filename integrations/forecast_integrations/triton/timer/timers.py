@@ -23,7 +23,7 @@ from forecast_autotune.timing.pauses import CLOCK_INTERVAL_S, SHORT_LAUNCH_S, me
 from forecast_autotune.timing.recorded_launches import DeviceEvent
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer.prompt_turns import prompt_turns
-from forecast_integrations.triton.timer.separation import is_separated
+from forecast_integrations.triton.timer.separation import contenders
 from forecast_integrations.triton.timer.short_launches import TimedLaunch, record_launches
 from forecast_integrations.triton.timer.warmup import IDLE_S, keep_busy
 
@@ -37,10 +37,11 @@ _LONG_MS = 1.0
 """Beyond this a launch is told by few repetitions: neither the clock nor the first launch matters to it."""
 _FEWEST_LAUNCHES, _FEWEST_LONG, _FEWEST_RECORDED = 7, 3, 3
 """Launches of a look, those of long kernels, and rounds over all pauses of recorded ones."""
-_MOST_FINELY = 8
-"""Finalists that are recorded behind twice as many pauses: some 3 ms each, and memory of the device."""
-_FIRST_TURNS, _FEWEST_TURNS = 1 / 3, 5
-"""Share of the rounds in turns after which the fastest may be clear, and how many these are at least."""
+_MOST_FINELY, _FINELY_S = 8, 15e-6
+"""Finalists that are recorded behind twice as many pauses (some 3 ms each, and memory of the device), and seconds of a
+launch below which that tells more: half a step between two pauses is 0.5 % of them."""
+_TURNS, _FEWEST_TURNS = 1 / 6, 5
+"""Share of the rounds in turns after which finalists may be clear of each other, and how many these are at least."""
 _HOPELESS_AT_ONCE = 1.5
 """Times hopeless: so slow that a single launch of a long kernel is enough, disturbed or not."""
 
@@ -49,9 +50,9 @@ _HOPELESS_AT_ONCE = 1.5
 class TimingLengths:
     """How long candidates are timed, in device milliseconds; `benchmarks/tuning/timing_lengths.py` compares some."""
 
-    look_ms: float = 5.0
+    look_ms: float = 2.5
     """Milliseconds of a first look at a candidate."""
-    full_ms: float = 5.0
+    full_ms: float = 2.5
     """Milliseconds in all for a candidate that may still win: finalists are timed in turns, which tells more."""
     compare_ms: float = 24.0
     """Per finalist, when they are timed in turns."""
@@ -225,8 +226,8 @@ class LaunchTimer:
     def in_turns(self, candidates: Sequence[Candidate]) -> list[list[float]]:
         """Milliseconds per launch (or round, see `time_adaptively`) of each candidate.
 
-        Launches are interleaved, so that drifting clocks meet all candidates alike. All are recorded or none. A
-        third of them is enough where that tells the fastest from the others.
+        Launches are interleaved, so that drifting clocks meet all candidates alike. All are recorded or none.
+        Those that a part of the rounds shows to be behind have no more of them.
         """
         for candidate in candidates:
             if candidate not in self._estimates:
@@ -236,8 +237,9 @@ class LaunchTimer:
         if max(estimates) >= _LONG_MS:
             least = 5
         if min(estimates) <= 1e3 * SHORT_LAUNCH_S:
+            finely = len(candidates) <= _MOST_FINELY and min(estimates) <= 1e3 * _FINELY_S
             for candidate in candidates:
-                if not (found := self._record(candidate, finely=len(candidates) <= _MOST_FINELY)):
+                if not (found := self._record(candidate, finely=finely)):
                     break
                 ways.append(found)
         recorded = len(ways) == len(candidates)
@@ -247,11 +249,17 @@ class LaunchTimer:
             ways = [[self._plain(c)] for c in candidates]
         self._protocols |= dict.fromkeys(candidates, self._recorded_protocol if recorded else self.protocol)
         rounds = min(200, max(least, int(self._lengths.compare_ms / each_ms)))
-        first = min(rounds, max(_FEWEST_TURNS, math.ceil(rounds * _FIRST_TURNS)))
-        times = self._rounds(candidates, ways, first)
-        if first < rounds and not is_separated(times):
-            more = self._rounds(candidates, ways, rounds - first)
-            times = [early + late for early, late in zip(times, more, strict=True)]
+        part = max(_FEWEST_TURNS, math.ceil(rounds * _TURNS))
+        times: list[list[float]] = [[] for _ in candidates]
+        left, done = list(range(len(candidates))), 0
+        while left and done < rounds:
+            more = self._rounds(
+                [candidates[i] for i in left], [ways[i] for i in left], min(part, rounds - done)
+            )
+            for i, new in zip(left, more, strict=True):
+                times[i] += new
+            done += part
+            left = contenders(times)
         return times
 
     def _record(self, candidate: Candidate, *, finely: bool = False) -> list[TimedLaunch]:
