@@ -61,9 +61,8 @@ class FirstCompilations:
                 if (first := next((c for c in left if c in compiled), None)) is not None:
                     del left[first]
                     yield first
-                    continue
                 try:
-                    traces.poll(_LOOK_S)
+                    traces.poll(_LOOK_S if first is None else 0.0)
                 except Exception:
                     return  # it fails again where the traces are needed, and is dealt with there
 

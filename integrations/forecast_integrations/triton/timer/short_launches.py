@@ -118,6 +118,13 @@ def _recorder_of(driver: Any, flush: Callable[[], None]) -> ShortLaunchRecorder 
     return made[device]
 
 
+def prepare_recording(flush: Callable[[], None]) -> None:
+    """Make ready to record on the active device, which takes some 50 ms, once a process."""
+    from triton.runtime.driver import driver
+
+    _recorder_of(driver.active, flush)
+
+
 def recording_stream(flush: Callable[[], None]) -> Any:
     """The stream that calls are recorded on, on the active device; None where nothing can be recorded."""
     from triton.runtime.driver import driver

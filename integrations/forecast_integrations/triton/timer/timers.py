@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.timing.pauses import CLOCK_INTERVAL_S, SHORT_LAUNCH_S, mean_without_strays
@@ -24,7 +25,7 @@ from forecast_autotune.timing.recorded_launches import DeviceEvent
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer.prompt_turns import prompt_turns
 from forecast_integrations.triton.timer.separation import contenders
-from forecast_integrations.triton.timer.short_launches import TimedLaunch, record_launches
+from forecast_integrations.triton.timer.short_launches import TimedLaunch, prepare_recording, record_launches
 from forecast_integrations.triton.timer.warmup import IDLE_S, keep_busy
 
 _MOST_FLUSHES = 8
@@ -44,6 +45,9 @@ _TURNS, _FEWEST_TURNS = 1 / 6, 5
 """Share of the rounds in turns after which finalists may be clear of each other, and how many these are at least."""
 _HOPELESS_AT_ONCE = 1.5
 """Times hopeless: so slow that a single launch of a long kernel is enough, disturbed or not."""
+
+_LAST_BUSY: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
+"""When the last timer saw a device at work, by driver and device of this process."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +109,14 @@ class LaunchTimer:
         self._recorded: dict[Candidate, list[TimedLaunch]] = {}
         """Of contenders: their finals replay the same graphs."""
         self._flushes = 1
-        self._busy = -math.inf
-        """When it was last seen at work, by `time.perf_counter`."""
+        self._driver = driver.active
+        self._busy = _LAST_BUSY.setdefault(self._driver, {}).get(self._device(), -math.inf)
+        """When the device was last seen at work, by `time.perf_counter`; at first by an earlier timer."""
         self._warm_up_flushes = 0
         """Flushes that take as long as a warm-up; 0 while that is not known."""
+
+    def _device(self) -> int:
+        return int(self._driver.get_current_device())
 
     def _flusher(self, driver: Any) -> tuple[Callable[[], None], str]:
         import torch
@@ -346,6 +354,7 @@ class LaunchTimer:
 
     def close(self) -> None:
         """Free the flush buffer and what was recorded."""
+        _LAST_BUSY[self._driver][self._device()] = self._busy
         self._flush = lambda: None
         self._recorded.clear()
 
@@ -356,6 +365,12 @@ class EventTimer(LaunchTimer):
     def __init__(self, call: KernelCall, lengths: TimingLengths = TimingLengths()) -> None:
         super().__init__(call, lengths)
         self._call: KernelCall = call
+
+    def stay_awake(self) -> None:
+        """As any timer does; and make ready for short launches, before one is waited for."""
+        super().stay_awake()
+        with suppress(RuntimeError):
+            prepare_recording(self._flush)
 
     def _record_ways(self, candidate: Candidate, *, between: bool = False) -> list[TimedLaunch] | None:
         return record_launches(self._call, candidate, self._flush, between=between)
