@@ -48,6 +48,11 @@ FEATURES = (
     "operations_tile",
 )
 _LEAST_S, _MOST_S = 0.05, 120.0
+_LATE, _LATE_SHARE = 0.5, 0.55
+"""log2 beyond the median where the tail of compile seconds begins, and the inverse of its index, which is what a power
+law has ahead for each second behind it: of 221 recorded candidates that were so late 78 % ended before they were late by
+a doubling more, of 91 that were a doubling late 69 %.
+"""
 
 
 def _log(value: float) -> float:
@@ -124,20 +129,22 @@ class CompileSeconds:
 
 
 def remaining_seconds(log2_median: float, sd: float, elapsed_s: float) -> float:
-    """Expected seconds until a compilation ends that has run for `elapsed_s`, if its log2 is normal.
+    """Expected seconds until a compilation ends that has run for `elapsed_s`, if its log2 is normal but for its tail.
 
-    The mean of a log-normal variable beyond a threshold, less the threshold: what should have ended long ago will
-    not end soon.
+    The mean of a log-normal variable beyond a threshold, less the threshold; and once that is passed by a half, no
+    less than a share of `elapsed_s`: what should have ended long ago does not end soon.
     """
     mu, sigma = log2_median * math.log(2), max(sd, 1e-3) * math.log(2)
     mean = math.exp(mu + sigma**2 / 2)
     if elapsed_s <= 0.0:
         return mean
-    z = (math.log(elapsed_s) - mu) / sigma
+    late = math.log2(elapsed_s) - log2_median
+    z = late * math.log(2) / sigma
     beyond = _upper_tail(z)
     if beyond < 1e-6:
         return elapsed_s
-    return max(0.0, mean * _upper_tail(z - sigma) / beyond - elapsed_s)
+    least = _LATE_SHARE * elapsed_s * min(1.0, max(0.0, late / _LATE))
+    return max(least, mean * _upper_tail(z - sigma) / beyond - elapsed_s)
 
 
 def _upper_tail(z: float) -> float:

@@ -39,14 +39,16 @@ from forecast_autotune.features.ttir.facts import TtirFacts
         (1.2, 5.0),
     ],
 )
-def test_what_remains_is_the_mean_beyond_what_has_passed(sd: float, elapsed: float) -> None:
+def test_what_remains_is_the_mean_beyond_what_has_passed_or_a_share_of_that_where_it_is_late(sd: float, elapsed: float) -> None:
     """Against the integral of the survival function of seconds whose log2 is normal around log2(0.6)."""
     median = math.log2(0.6)
     log = np.linspace(median - 10 * sd, median + 10 * sd, 400_001)
     density = np.exp(-(((log - median) / sd) ** 2) / 2)
     seconds, beyond = np.exp2(log), np.exp2(log) > elapsed
     expected = float((density * seconds)[beyond].sum() / density[beyond].sum()) - elapsed
-    assert remaining_seconds(median, sd, elapsed) == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    late = math.log2(elapsed) - median if elapsed else 0.0
+    least = 0.55 * elapsed * min(1.0, max(0.0, late / 0.5))
+    assert remaining_seconds(median, sd, elapsed) == pytest.approx(max(expected, least), rel=1e-3, abs=1e-4)
 
 
 def test_what_should_have_ended_long_ago_does_not_end_soon() -> None:
