@@ -1,20 +1,25 @@
 """A search algorithm for Helion's autotuner: our surrogate ranks its configs, our policy plans what it benchmarks.
 
-Helion compiles, checks and times as ever; in place of generations of random neighbours, a pool of its own random
-configs (its default and its seeds among them) is priced from generated code, a few are measured, and rounds go on
-until the stated risk of having missed a better one of the pool is accepted. `enable_helion` adds it to Helion's
-algorithms: `HELION_AUTOTUNER=ForecastSearch`, or `autotuner_fn` of a kernel.
+Helion compiles, checks and times as ever; a pool of its own random configs (its default and its seeds among them) is
+priced from generated code, a few are measured, and rounds go on until the stated risk of having missed a better one of
+the pool is accepted. Then the neighbours of the best join the pool, as long as that finds better ones. `enable_helion`
+adds it to Helion's algorithms: `HELION_AUTOTUNER=ForecastSearch`, or `autotuner_fn` of a kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
+import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import random
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from forecast_autotune.features.traced_texts import TracedTexts, cached_facts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.policy import TuningState
@@ -27,15 +32,25 @@ from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_integrations.device import current_device, toolchain
 from forecast_integrations.helion.tracing import GeneratedLaunch, generated_launch, to_config
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Benchmark = Callable[[list[Any]], Sequence[tuple[str, float]]]
+"""Helion's status and milliseconds of configs, in their order."""
 
 NAME = "ForecastSearch"
-POOL = 100
-"""Configs that are ranked: as many as Helion's own searches begin with."""
+POOL = 60
+"""Configs that are ranked at first: to generate and read the code of one takes some 0.1 s."""
 MOST_ROUNDS = 30
 MOST_MEASURED = 0.5
 """Share of the pool that is measured at most, whatever risk is left."""
+MOST_GENERATIONS = 5
+"""Times that neighbours of the best join the pool, at most; as many as Helion's own searches at effort `quick`."""
+NEIGHBOURS, STEPS = 40, 2
+"""Of these, how many at most, drawn at random; and how far away they are, in Helion's steps."""
+_WORTHWHILE = 0.01
+"""Share of its time by which a generation has to be better than the last, for another one to follow."""
+_FINAL_TIMINGS, _FINAL_MARGIN = 2, 0.05
+"""Times that the fastest are timed again, and by what share of the fastest's time others may be slower to be among
+them."""
+_RAN = ("ok", "deduplicated")
 _OUTCOMES = {
     "timeout": Outcome.TIMEOUT,
     "accuracy_error": Outcome.INCORRECT,
@@ -47,39 +62,54 @@ _OUTCOMES = {
 class RankedPool:
     """The configs of one pool, as our records, with what is known of each."""
 
-    def __init__(self, kernel: Any, args: Sequence[Any], configs: Sequence[Any]) -> None:
-        """Trace every config that has code; the others are ranked by their neighbours'.
+    def __init__(self, kernel: Any, args: Sequence[Any], configs: Iterable[Any]) -> None:
+        """Trace every config. Those without code are left out, as nobody could launch them.
 
-        Raises nothing for configs without code: a pool of nothing else is ranked by parameters alone.
+        Raises nothing where there is none with code: such a pool is ranked by parameters alone.
         """
-        launches: list[GeneratedLaunch | None] = []
-        for config in configs:
-            try:
-                launches.append(generated_launch(kernel, args, config))
-            except FeatureError:
-                launches.append(None)
-        first = next((found for found in launches if found is not None), None)
-        self.configs: dict[Candidate, Any] = {}
-        self.texts: dict[str, str] = {}
-        self.grids: dict[Candidate, tuple[int, ...]] = {}
-        for config, launch in zip(configs, launches, strict=True):
-            warps, stages = (launch.num_warps, launch.num_stages) if launch else (4, 1)
-            candidate = Candidate(to_config(config, warps, stages))
-            self.configs.setdefault(candidate, config)
-            # Facts of all candidates are read with one list of arguments: that of kernels like the first.
-            if launch is not None and first is not None and _same_arguments(launch, first):
-                self.texts[assignment_of(candidate)] = launch.ttir
-                self.grids[candidate] = launch.grid
+        self._kernel, self._args = kernel, args
+        launches = [(config, self._launch(config)) for config in configs]
+        first = next((launch for _, launch in launches if launch is not None), None)
+        arguments = first.arguments if first else ()
         source = str(getattr(kernel, "kernel_source", "") or "")
         name = str(getattr(getattr(kernel, "kernel", None), "name", "") or "helion_kernel")
         self.problem = Problem.of(
             Kernel(name, "helion", source),
-            first.arguments if first else (),
+            arguments,
             current_device(),
-            key=[str(a.shape) for a in (first.arguments if first else ()) if a.kind == "tensor"],
+            key=[str(a.shape) for a in arguments if a.kind == "tensor"],
             toolchain=toolchain(),
             identity=[name],
         )
+        self.configs: dict[Candidate, Any] = {}
+        self.texts = TracedTexts(self.problem.arguments)
+        self.grids: dict[Candidate, tuple[int, ...]] = {}
+        for config, launch in launches:
+            if launch is not None or first is None:
+                self._add(config, launch)
+
+    def extend(self, configs: Iterable[Any]) -> int:
+        """Add configs that have code and were not there; how many these were."""
+        before = len(self.configs)
+        for config in configs:
+            if (launch := self._launch(config)) is not None:
+                self._add(config, launch)
+        return len(self.configs) - before
+
+    def _launch(self, config: Any) -> GeneratedLaunch | None:
+        try:
+            return generated_launch(self._kernel, self._args, config)
+        except FeatureError:
+            return None
+
+    def _add(self, config: Any, launch: GeneratedLaunch | None) -> None:
+        candidate = Candidate(to_config(config, *((launch.num_warps, launch.num_stages) if launch else ())))
+        self.configs.setdefault(candidate, config)
+        if launch is not None:
+            # What a kernel's arguments are depends on its config: its facts are read with its own.
+            read = cached_facts(launch.ttir, launch.arguments, launch.grid)
+            self.texts.add(assignment_of(candidate), launch.ttir, {launch.grid: read})
+            self.grids[candidate] = launch.grid
 
     def state(
         self, surrogate: Surrogate, rows: Mapping[Candidate, Measurement], settings: Settings
@@ -99,38 +129,108 @@ class RankedPool:
         )
 
 
-def _same_arguments(one: GeneratedLaunch, other: GeneratedLaunch) -> bool:
-    return [(a.name, a.kind) for a in one.arguments] == [(a.name, a.kind) for a in other.arguments]
-
-
 def search_pool(
     pool: RankedPool,
-    benchmark: Callable[[list[Any]], Sequence[tuple[str, float]]],
+    benchmark: Benchmark,
     surrogate: Surrogate,
     settings: Settings,
+    *,
+    measured: Mapping[Candidate, Measurement] | None = None,
+    exhausted: Callable[[], bool] = lambda: False,
 ) -> tuple[Any, dict[Candidate, Measurement], float]:
     """Measure until the stated risk is accepted: (best config or None, what was measured, the risk at the end).
 
-    `benchmark` gives (Helion's status, milliseconds) of configs, in their order.
+    `benchmark` gives (Helion's status, milliseconds) of configs, in their order. `measured` is what is known before.
+    Once `exhausted`, the search ends: Helion then answers for what it has not tried as for what fails.
     """
-    rows: dict[Candidate, Measurement] = {}
+    rows: dict[Candidate, Measurement] = dict(measured or {})
     policy = RiskBounded(share=MOST_MEASURED)
     risk = 1.0
     for _ in range(MOST_ROUNDS):
         plan = policy.plan(pool.state(surrogate, rows, settings))
         risk = plan.risk
-        wanted = [c for c in plan.measure if c not in rows]
-        if not wanted:
+        # Helion compiles a batch side by side: as many as there are workers take hardly longer than one.
+        batch = (*plan.measure, *plan.prefetch)[: max(len(plan.measure), settings.worker_count())]
+        wanted = [c for c in batch if c not in rows] if plan.measure else []
+        if not wanted or exhausted():
             break
         for candidate, (status, ms) in zip(wanted, benchmark([pool.configs[c] for c in wanted]), strict=True):
-            rows[candidate] = _measurement(pool.problem.id, candidate, status, ms)
+            m = _measurement(pool.problem.id, candidate, status, ms)
+            if m.ok or not exhausted():
+                rows[candidate] = m
     ran = [m for m in rows.values() if m.ok]
     best = pool.configs[min(ran, key=lambda m: m.ms).candidate] if ran else None
     return best, rows, risk
 
 
+def neighbours(generation: Any, config: Any, generator: random.Random) -> list[Any]:
+    """Configs that differ from this one in one parameter, or in two block sizes, by a few steps; `NEIGHBOURS` at most.
+
+    `generation` is Helion's `ConfigGeneration`. What it refuses is left out.
+    """
+    base = generation.flatten(config)
+    fixed = generation.overridden_flat_indices
+    steps = [
+        [] if i in fixed else spec.pattern_neighbors(base[i], STEPS)
+        for i, spec in enumerate(generation.flat_spec)
+    ]
+    changes = [{i: value} for i, values in enumerate(steps) for value in values]
+    blocks = [i for i in generation.block_size_indices if i not in fixed]
+    for one, other in itertools.combinations(blocks, 2):
+        changes += [{one: a, other: b} for a in steps[one] for b in steps[other]]
+    generator.shuffle(changes)
+    found = []
+    for change in changes[:NEIGHBOURS]:
+        with contextlib.suppress(Exception):  # `InvalidConfig` of many kinds
+            found.append(generation.unflatten([change.get(i, value) for i, value in enumerate(base)]))
+    return found
+
+
+def search_generations(
+    pool: RankedPool,
+    generation: Any,
+    benchmark: Benchmark,
+    surrogate: Surrogate,
+    settings: Settings,
+    exhausted: Callable[[], bool],
+) -> tuple[Any, dict[Candidate, Measurement], float]:
+    """`search_pool`, and again with the neighbours of the best, until these are no better; the fastest timed again."""
+    best, rows, risk = search_pool(pool, benchmark, surrogate, settings, exhausted=exhausted)
+    generator = random.Random(settings.seed)
+    for _ in range(MOST_GENERATIONS):
+        before = _fastest_ms(rows)
+        if best is None or exhausted():
+            break
+        fresh = itertools.takewhile(lambda _: not exhausted(), neighbours(generation, best, generator))
+        if not pool.extend(fresh):
+            break
+        best, rows, risk = search_pool(
+            pool, benchmark, surrogate, settings, measured=rows, exhausted=exhausted
+        )
+        if _fastest_ms(rows) > (1.0 - _WORTHWHILE) * before:
+            break
+    if best is not None:
+        best = _retimed_best(pool, benchmark, rows)
+    return best, rows, risk
+
+
+def _fastest_ms(rows: Mapping[Candidate, Measurement]) -> float:
+    return min((m.ms for m in rows.values() if m.ok), default=math.inf)
+
+
+def _retimed_best(pool: RankedPool, benchmark: Benchmark, rows: Mapping[Candidate, Measurement]) -> Any:
+    """The best config by the median of several timings: single ones crown the luckiest, not the best."""
+    limit = (1.0 + _FINAL_MARGIN) * _fastest_ms(rows)
+    times = {c: [m.ms] for c, m in rows.items() if m.ok and m.ms <= limit}
+    for _ in range(_FINAL_TIMINGS if len(times) > 1 else 0):
+        for c, (status, ms) in zip(times, benchmark([pool.configs[c] for c in times]), strict=True):
+            if status in _RAN and math.isfinite(ms):
+                times[c].append(ms)
+    return pool.configs[min(times, key=lambda c: statistics.median(times[c]))]
+
+
 def _measurement(problem: str, candidate: Candidate, status: str, ms: float) -> Measurement:
-    if status in ("ok", "deduplicated") and math.isfinite(ms) and ms > 0:
+    if status in _RAN and math.isfinite(ms) and ms > 0:
         return Measurement(problem, candidate, Outcome.OK, ms, protocol=PROTOCOL)
     return Measurement(problem, candidate, _OUTCOMES.get(status, Outcome.RUNTIME_ERROR), protocol=PROTOCOL)
 
@@ -154,11 +254,27 @@ def make_search_class() -> Any:
         )
         settings = Settings.from_environment()
 
+        # Helion 1.4 does not know the keyword, and raises only if the last config of a batch has no code.
+        quiet = "raise_if_no_viable_config" in inspect.signature(self.benchmark_batch).parameters
+        options = {"raise_if_no_viable_config": False} if quiet else {}
+
         def benchmark(configs: list[Any]) -> list[tuple[str, float]]:
-            found = self.benchmark_batch(configs, desc="Forecast", raise_if_no_viable_config=False)
+            try:
+                found = self.benchmark_batch(configs, desc="Forecast", **options)
+            except Exception:
+                if quiet:
+                    raise
+                return [("error", math.inf)] * len(configs)
             return [(str(result.status), float(result.perf)) for result in found]
 
-        best, rows, self.stated_risk = search_pool(pool, benchmark, surrogate_for(settings), settings)
+        best, rows, self.stated_risk = search_generations(
+            pool,
+            generation,
+            benchmark,
+            surrogate_for(settings),
+            settings,
+            self._autotune_budget_exceeded,
+        )
         self.log(
             f"{len(rows)} of {len(pool.configs)} configs measured, {self.stated_risk:.0%} risk of a better one"
         )

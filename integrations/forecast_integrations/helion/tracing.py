@@ -41,7 +41,7 @@ def generated_launch(kernel: Any, args: Sequence[Any], config: Any) -> Generated
     try:
         kernel.compile_config(config, allow_print=False)(*args, _launcher=record)
     except Exception as error:  # Helion refuses configs in many ways, while it generates code and in the code
-        raise FeatureError(f"no code for {config}: {type(error).__name__}: {error}"[:300]) from error
+        raise FeatureError(f"no code: {type(error).__name__}: {error}; under {config}"[:300]) from error
     if len(seen) != 1:
         raise FeatureError(f"{len(seen)} launches under {config}: one can be traced")
     function, grid, given, warps, stages, options = seen[0]

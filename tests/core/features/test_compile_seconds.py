@@ -39,7 +39,9 @@ from forecast_autotune.features.ttir.facts import TtirFacts
         (1.2, 5.0),
     ],
 )
-def test_what_remains_is_the_mean_beyond_what_has_passed_or_a_share_of_that_where_it_is_late(sd: float, elapsed: float) -> None:
+def test_what_remains_is_the_mean_beyond_what_has_passed_or_a_share_of_that_where_it_is_late(
+    sd: float, elapsed: float
+) -> None:
     """Against the integral of the survival function of seconds whose log2 is normal around log2(0.6)."""
     median = math.log2(0.6)
     log = np.linspace(median - 10 * sd, median + 10 * sd, 400_001)

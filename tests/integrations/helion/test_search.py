@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,15 +17,20 @@ pytest.importorskip("helion", reason="needs the package helion")
 import helion
 import helion.language as hl
 
+from forecast_autotune.features.traced_texts import cached_facts
+from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_integrations.helion.search import (
     MOST_MEASURED,
     NAME,
+    NEIGHBOURS,
     RankedPool,
     disable_helion,
     enable_helion,
+    neighbours,
+    search_generations,
     search_pool,
 )
 from forecast_integrations.helion.tracing import generated_launch, to_config
@@ -72,7 +78,7 @@ def test_a_config_is_traced_by_its_generated_code_without_a_launch(bound: Any) -
 
 
 def test_what_has_no_code_is_refused(bound: Any) -> None:
-    with pytest.raises(FeatureError, match="no code for"):
+    with pytest.raises(FeatureError, match="no code"):
         generated_launch(bound, ARGS, helion.Config(block_sizes=["many"]))
 
 
@@ -109,8 +115,85 @@ def test_configs_that_fail_are_labels_and_a_pool_of_them_has_no_best(bound: Any)
     assert {str(m.outcome) for m in rows.values()} == {"incorrect"}
 
 
+def test_what_failed_after_the_time_was_up_is_no_label(bound: Any) -> None:
+    generation = bound.config_spec.create_config_generation()
+    start = bound.config_spec.default_config()
+    pool = RankedPool(bound, ARGS, neighbours(generation, start, random.Random(0)))
+    settings = Settings().with_(workers=8)
+    calls: list[int] = []
+
+    def benchmark(some: list[Any]) -> list[tuple[str, float]]:
+        calls.append(len(some))
+        return [("ok", made_up_ms(some[0])), *[("error", float("inf"))] * (len(some) - 1)]
+
+    best, rows, _ = search_pool(
+        pool, benchmark, surrogate_for(settings), settings, exhausted=lambda: len(calls) == 1
+    )
+    assert best is not None
+    assert calls[0] > len(rows) == 1
+
+
+def test_facts_are_read_with_each_configs_own_arguments(bound: Any) -> None:
+    """Generated kernels differ in their arguments: with another's, what they load would be unknown."""
+    pool = RankedPool(bound, ARGS, population(bound, 24))
+    for candidate, config in pool.configs.items():
+        launch = generated_launch(bound, ARGS, config)
+        own = cached_facts(launch.ttir, launch.arguments, launch.grid)
+        name = assignment_of(candidate)
+        assert pool.texts.facts(name, pool.problem.arguments, launch.grid) == own
+    assert pool.extend(pool.configs.values()) == 0
+
+
+def test_neighbours_are_a_few_steps_away(bound: Any) -> None:
+    generation = bound.config_spec.create_config_generation()
+    config = bound.config_spec.default_config()
+    found = neighbours(generation, config, random.Random(0))
+    assert 1 < len(found) <= NEIGHBOURS
+    base = generation.flatten(config)
+    flat = [generation.flatten(one) for one in found]
+    changed = [sum(a != b for a, b in zip(one, base, strict=True)) for one in flat]
+    assert set(changed) <= {0, 1, 2}  # some parameters say nothing beside others
+
+
+def test_neighbours_of_the_best_join_the_pool_while_they_are_better(bound: Any) -> None:
+    generation = bound.config_spec.create_config_generation()
+    start = helion.Config(**{**bound.config_spec.default_config().config, "block_sizes": [512]})
+    pool = RankedPool(bound, ARGS, [start])
+    asked: list[Any] = []
+
+    def benchmark(some: list[Any]) -> list[tuple[str, float]]:
+        asked.extend(some)
+        return [("ok", made_up_ms(c)) for c in some]
+
+    settings = Settings()
+    surrogate = surrogate_for(settings)
+    best, rows, _ = search_generations(pool, generation, benchmark, surrogate, settings, lambda: False)
+    assert made_up_ms(best) < made_up_ms(start)
+    assert made_up_ms(best) == min(map(made_up_ms, asked)) == min(m.ms for m in rows.values())
+    ended = search_generations(pool, generation, benchmark, surrogate, settings, lambda: True)
+    assert ended[:2] == (None, {})
+
+
+def test_the_luckiest_of_close_ones_is_not_taken(bound: Any) -> None:
+    configs = population(bound, 24)
+    pool = RankedPool(bound, ARGS, configs)
+    lucky: list[Any] = []
+
+    def benchmark(some: list[Any]) -> list[tuple[str, float]]:
+        first = not lucky
+        lucky.extend(some[:1] if first else [])
+        return [("ok", 0.97 if first and c is lucky[0] else 1.02 if c is lucky[0] else 1.0) for c in some]
+
+    generation = bound.config_spec.create_config_generation()
+    surrogate = surrogate_for(Settings())
+    best, rows, _ = search_generations(pool, generation, benchmark, surrogate, Settings(), lambda: False)
+    assert min(m.ms for m in rows.values()) == 0.97
+    assert best is not lucky[0]
+
+
+@pytest.mark.parametrize("release", ["1.4", "1.5"])
 def test_helions_own_autotuner_runs_it_by_name(
-    enabled: Any, bound: Any, monkeypatch: pytest.MonkeyPatch
+    release: str, enabled: Any, bound: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from helion.autotuner import search_algorithms
     from helion.autotuner.benchmark_provider import BenchmarkResult
@@ -118,15 +201,40 @@ def test_helions_own_autotuner_runs_it_by_name(
     assert search_algorithms[NAME] is enabled
     assert enable_helion() is enabled, "twice is once"
     search = enabled(bound, ARGS, count=8)
+    search._autotune_budget_start = None
 
-    def benchmark_batch(configs: list[Any], **_: Any) -> list[BenchmarkResult]:
+    def timed(configs: list[Any]) -> list[BenchmarkResult]:
         """In place of a GPU."""
         return [BenchmarkResult(c, lambda: None, made_up_ms(c), "ok", 0.1) for c in configs]
 
-    monkeypatch.setattr(search, "benchmark_batch", benchmark_batch)
+    def before(configs: list[Any], *, desc: str = "Benchmarking") -> list[BenchmarkResult]:
+        return timed(configs)
+
+    def since(
+        configs: list[Any], *, desc: str = "Benchmarking", raise_if_no_viable_config: bool = True
+    ) -> list[BenchmarkResult]:
+        assert not raise_if_no_viable_config
+        return timed(configs)
+
+    monkeypatch.setattr(search, "benchmark_batch", before if release == "1.4" else since)
     best = search._autotune()
     assert made_up_ms(best) > 0
     assert 0.0 <= search.stated_risk <= 1.0
+
+
+def test_a_batch_without_code_is_no_end_of_the_search_with_helion_1_4(
+    enabled: Any, bound: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import helion.exc
+
+    search = enabled(bound, ARGS, count=8)
+
+    def raising(configs: list[Any], *, desc: str = "Benchmarking") -> list[Any]:
+        raise RuntimeError("no code")
+
+    monkeypatch.setattr(search, "benchmark_batch", raising)
+    with pytest.raises(helion.exc.NoConfigFound):
+        search._autotune()
 
 
 def test_it_is_taken_out_again(enabled: Any) -> None:
