@@ -13,7 +13,6 @@ configs no regret is told: their times differ by noise.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.bridges.turns import run_in_turns
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts
+from benchmarks.lib.bridges.turns import join_parts, run_in_turns
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
 ARMS = ("own", "ours")
 CLAIM = "flaggems_operators"
@@ -147,18 +146,6 @@ def chosen_of(row: dict[str, Any]) -> dict[str, str]:
     return {name: tuner["chosen"] for name, tuner in row["tuners"].items()}
 
 
-def merged(arguments: argparse.Namespace) -> int:
-    """One result of several that were measured apart, in one environment."""
-    parts = read_parts(arguments.report)
-    result = ResultFile(arguments, CLAIM)
-    result.data["environment"] = parts[-1]["environment"]
-    rows = [row for part in parts for row in part["raw"].get("runs", ())]
-    for row in rows:
-        result.add("runs", row)
-    result.finish(summary_of(rows))
-    return 0
-
-
 def main() -> int:
     made = parser(__doc__)
     made.add_argument("--repeats", type=int, default=3)
@@ -166,7 +153,8 @@ def main() -> int:
     made.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
     arguments = parse_arguments(made, on_host="--report" in sys.argv)
     if arguments.report:
-        return merged(arguments)
+        join_parts(arguments, CLAIM, summary_of)
+        return 0
     if arguments.child:
         print(json.dumps(tune(arguments.given)), flush=True)
         return 0

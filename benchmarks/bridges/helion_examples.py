@@ -1,6 +1,7 @@
 """Claim: Helion's autotuner finds as fast a config by our forecasts as by its own searches, in less time.
 
-    python -m benchmarks.bridges.helion_examples --out FILE.json [--repeats 3] [--only softmax] [--effort quick]
+    python -m benchmarks.bridges.helion_examples --out FILE.json [--repeats 3] [--only softmax] [--arms ForecastSearch]
+    python -m benchmarks.bridges.helion_examples --report PART.json ... --out FILE.json
 
 Needs `helion` beside the package (`pip install --no-deps helion filecheck psutil`). Kernels of five kinds are tuned by
 Helion's default search, its pattern search and ours, each in processes of its own with empty caches, at the same
@@ -14,11 +15,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.bridges.turns import run_in_turns
+from benchmarks.lib.bridges.turns import join_parts, run_in_turns
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
+CLAIM = "helion_examples"
 ARMS = ("LFBOTreeSearch", "PatternSearch", "ForecastSearch")
 KERNELS = ("add", "softmax", "layer_norm", "matmul", "row_sums")
 TIMEOUT_S = 1200.0
@@ -83,19 +86,24 @@ def main() -> int:
     made = parser(__doc__)
     made.add_argument("--repeats", type=int, default=3)
     made.add_argument("--only", default="", help="comma-separated kernels")
+    made.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
+    made.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is measured")
     made.add_argument("--effort", default="quick", choices=("quick", "full"))
     made.add_argument("--seconds", type=int, default=300, help="limit of one search")
-    arguments = parse_arguments(made)
+    arguments = parse_arguments(made, on_host="--report" in sys.argv)
+    if arguments.report:
+        join_parts(arguments, CLAIM, summary_of)
+        return 0
     if arguments.child:
         print(json.dumps(tune(arguments.given)), flush=True)
         return 0
-    result = ResultFile(arguments, "helion_examples")
+    result = ResultFile(arguments, CLAIM)
     rows = run_in_turns(
         result,
         arguments,
         __file__,
         [n for n in arguments.only.split(",") if n] or KERNELS,
-        ARMS,
+        arguments.arms,
         subject="kernel",
         given={"effort": arguments.effort, "seconds": arguments.seconds},
         environment=lambda folder, arm: {

@@ -50,8 +50,8 @@ FEATURES = (
 _LEAST_S, _MOST_S = 0.05, 120.0
 _LATE, _LATE_SHARE = 0.5, 0.55
 """log2 beyond the median where the tail of compile seconds begins, and the inverse of its index, which is what a power
-law has ahead for each second behind it: of 221 recorded candidates that were so late 78 % ended before they were late by
-a doubling more, of 91 that were a doubling late 69 %.
+law has ahead for each second behind it: of 221 recorded candidates that were so late 78 % ended before they were late
+by a doubling more, of 91 that were a doubling late 69 %.
 """
 
 

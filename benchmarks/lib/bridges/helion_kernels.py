@@ -51,7 +51,7 @@ def row_sums(x: torch.Tensor) -> torch.Tensor:
     rows, _ = x.size()
     out = torch.empty([rows], dtype=x.dtype, device=x.device)
     for tile in hl.tile(rows):
-        out[tile] = x[tile, :].sum(-1)
+        out[tile] = x[tile, :].to(torch.float32).sum(-1).to(x.dtype)
     return out
 
 

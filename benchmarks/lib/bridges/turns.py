@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.processes.child_processes import child_command, child_environment, run_child
-from benchmarks.lib.result_files import ResultFile, say
+from benchmarks.lib.result_files import ResultFile, read_parts, say
 
 
 def run_in_turns(
@@ -48,3 +48,16 @@ def run_in_turns(
                 result.add("runs", rows[-1])
                 say(f"{name} {arm}: {row['tune_s']:.2f} s, {row['ms']:.4f} ms")
     return rows
+
+
+def join_parts(
+    arguments: argparse.Namespace, claim: str, summary_of: Callable[[list[dict[str, Any]]], dict[str, Any]]
+) -> None:
+    """One result of the parts `arguments.report` that were measured apart, in one environment."""
+    parts = read_parts(arguments.report)
+    result = ResultFile(arguments, claim)
+    result.data["environment"] = parts[-1]["environment"]
+    rows = [row for part in parts for row in part["raw"].get("runs", ())]
+    for row in rows:
+        result.add("runs", row)
+    result.finish(summary_of(rows))

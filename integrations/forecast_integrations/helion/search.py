@@ -36,14 +36,19 @@ Benchmark = Callable[[list[Any]], Sequence[tuple[str, float]]]
 """Helion's status and milliseconds of configs, in their order."""
 
 NAME = "ForecastSearch"
-POOL = 60
-"""Configs that are ranked at first: to generate and read the code of one takes some 0.1 s."""
+POOL = 32
+"""Configs that are ranked at first, as many as Helion's own searches begin with at effort `quick`."""
+BATCH = 8
+"""Configs that Helion is given at a time. It compiles them side by side; to check and time one takes it 0.3 s."""
+MOST_ELEMENTS = 256
+"""Elements of its largest tile for each thread from which on a config is left out: it spills, and may compile for
+minutes, for which a whole batch waits. Of 40 recorded ones the median took 8 times as long as the best."""
 MOST_ROUNDS = 30
 MOST_MEASURED = 0.5
 """Share of the pool that is measured at most, whatever risk is left."""
 MOST_GENERATIONS = 5
 """Times that neighbours of the best join the pool, at most; as many as Helion's own searches at effort `quick`."""
-NEIGHBOURS, STEPS = 40, 2
+NEIGHBOURS, STEPS = 24, 2
 """Of these, how many at most, drawn at random; and how far away they are, in Helion's steps."""
 _WORTHWHILE = 0.01
 """Share of its time by which a generation has to be better than the last, for another one to follow."""
@@ -63,7 +68,7 @@ class RankedPool:
     """The configs of one pool, as our records, with what is known of each."""
 
     def __init__(self, kernel: Any, args: Sequence[Any], configs: Iterable[Any]) -> None:
-        """Trace every config. Those without code are left out, as nobody could launch them.
+        """Trace every config. Those without code are left out, as nobody could launch them, and so is what spills.
 
         Raises nothing where there is none with code: such a pool is ranked by parameters alone.
         """
@@ -104,12 +109,15 @@ class RankedPool:
 
     def _add(self, config: Any, launch: GeneratedLaunch | None) -> None:
         candidate = Candidate(to_config(config, *((launch.num_warps, launch.num_stages) if launch else ())))
-        self.configs.setdefault(candidate, config)
         if launch is not None:
             # What a kernel's arguments are depends on its config: its facts are read with its own.
             read = cached_facts(launch.ttir, launch.arguments, launch.grid)
+            threads = launch.num_warps * self.problem.device.warp_size
+            if read is not None and self.configs and read.largest_tile >= MOST_ELEMENTS * threads:
+                return
             self.texts.add(assignment_of(candidate), launch.ttir, {launch.grid: read})
             self.grids[candidate] = launch.grid
+        self.configs.setdefault(candidate, config)
 
     def state(
         self, surrogate: Surrogate, rows: Mapping[Candidate, Measurement], settings: Settings
@@ -149,9 +157,9 @@ def search_pool(
     for _ in range(MOST_ROUNDS):
         plan = policy.plan(pool.state(surrogate, rows, settings))
         risk = plan.risk
-        # Helion compiles a batch side by side: as many as there are workers take hardly longer than one.
-        batch = (*plan.measure, *plan.prefetch)[: max(len(plan.measure), settings.worker_count())]
-        wanted = [c for c in batch if c not in rows] if plan.measure else []
+        # The pool's first is Helion's default, or what its heuristics say: nothing slower is to be found.
+        batch = [*([] if rows else list(pool.configs)[:1]), *plan.measure, *plan.prefetch]
+        wanted = [c for c in dict.fromkeys(batch) if c not in rows][:BATCH] if plan.measure else []
         if not wanted or exhausted():
             break
         for candidate, (status, ms) in zip(wanted, benchmark([pool.configs[c] for c in wanted]), strict=True):

@@ -144,6 +144,15 @@ def test_facts_are_read_with_each_configs_own_arguments(bound: Any) -> None:
     assert pool.extend(pool.configs.values()) == 0
 
 
+def test_what_holds_hundreds_of_elements_per_thread_is_left_out(bound: Any) -> None:
+    """It would compile for a minute, and spill."""
+    default = bound.config_spec.default_config().config
+    plain, many = (helion.Config(**{**default, "block_sizes": [rows], "num_warps": 1}) for rows in (1, 64))
+    pool = RankedPool(bound, ARGS, [plain, many])
+    assert list(pool.configs.values()) == [plain]
+    assert pool.extend([many]) == 0
+
+
 def test_neighbours_are_a_few_steps_away(bound: Any) -> None:
     generation = bound.config_spec.create_config_generation()
     config = bound.config_spec.default_config()
