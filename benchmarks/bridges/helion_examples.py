@@ -1,30 +1,39 @@
 """Claim: Helion's autotuner finds as fast a config by our forecasts as by its own searches, in less time.
 
     python -m benchmarks.bridges.helion_examples --out FILE.json [--repeats 3] [--only softmax] [--arms ForecastSearch]
-    python -m benchmarks.bridges.helion_examples --report PART.json ... --out FILE.json
+    python -m benchmarks.bridges.helion_examples --parts PART.json ... --out FILE.json
 
 Needs `helion` beside the package (`pip install --no-deps helion filecheck psutil`). Kernels of five kinds are tuned by
 Helion's default search, its pattern search and ours, each in processes of its own with empty caches, at the same
-effort and with the same limit of wall seconds; then the tuned kernels are timed.
+effort and with the same limit of wall seconds. Then what the searches chose is timed in turns, in one process a
+kernel, one of them twice: the noise. With `--parts`, choices of earlier runs are timed again in place of new ones.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.bridges.turns import join_parts, run_in_turns
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
+from benchmarks.lib.bridges.turns import run_in_turns
+from benchmarks.lib.kernel_timing import time_in_turns
+from benchmarks.lib.processes.child_processes import child_command, child_environment, run_child
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
 
 CLAIM = "helion_examples"
 ARMS = ("LFBOTreeSearch", "PatternSearch", "ForecastSearch")
 KERNELS = ("add", "softmax", "layer_norm", "matmul", "row_sums")
 TIMEOUT_S = 1200.0
+ROUNDS = 100
+"""Launches of each choice when they are timed in turns."""
 
 
 def make_kernel(name: str, **settings: Any) -> tuple[Any, tuple[Any, ...], Callable[..., Any]]:
@@ -60,6 +69,49 @@ def tune(given: dict[str, Any]) -> dict[str, Any]:
     return {"tune_s": seconds, "ms": ms, "config": str(config)}
 
 
+def retime(given: dict[str, Any]) -> dict[str, Any]:
+    """Median milliseconds of one kernel under each of some configs, in turns; the first once more."""
+    kernel, args, _ = make_kernel(given["kernel"])
+    bound = kernel.bind(args)
+    made = [bound.compile_config(parsed_config(text), allow_print=False) for text in given["configs"]]
+    calls = [partial(one, *args) for one in [*made, made[0]]]
+    for call in calls:
+        call()
+    *ms, again_ms = (statistics.median(t) for t in time_in_turns(calls, ROUNDS))
+    return {"ms": ms, "again_ms": again_ms}
+
+
+def parsed_config(text: str) -> Any:
+    """A Helion config from what `str` gives of it: `Config(name=value, ...)` with literal values."""
+    import helion
+
+    call = ast.parse(text.removeprefix("helion."), mode="eval").body
+    if not isinstance(call, ast.Call):
+        raise ValueError(f"a config is written as Config(name=value, ...), got {text[:80]!r}")
+    return helion.Config(**{str(k.arg): ast.literal_eval(k.value) for k in call.keywords})
+
+
+def retime_choices(
+    result: ResultFile, arguments: argparse.Namespace, rows: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The same rows with `ms` as it is beside the others' of their kernel, a process a kernel."""
+    found = []
+    for kernel in dict.fromkeys(row["kernel"] for row in rows):
+        own = [row for row in rows if row["kernel"] == kernel]
+        given = {"kernel": kernel, "configs": [row["config"] for row in own]}
+        with tempfile.TemporaryDirectory() as folder:
+            command = child_command(__file__, arguments, "retime", given)
+            surroundings = child_environment(
+                Path(folder), TORCHINDUCTOR_CACHE_DIR=str(Path(folder) / "inductor")
+            )
+            times = run_child(command, surroundings, TIMEOUT_S)
+        result.add("retimed", {"kernel": kernel, **times})
+        told = [f"{row['arm']} {ms:.4f} ms" for row, ms in zip(own, times["ms"], strict=True)]
+        say(f"{kernel} in turns: {', '.join(told)}")
+        found += [{**row, "ms": ms} for row, ms in zip(own, times["ms"], strict=True)]
+    return found
+
+
 def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Seconds and times against each of Helion's searches, geometric means over kernels."""
     found: dict[str, Any] = {}
@@ -87,17 +139,21 @@ def main() -> int:
     made.add_argument("--repeats", type=int, default=3)
     made.add_argument("--only", default="", help="comma-separated kernels")
     made.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
-    made.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is measured")
+    made.add_argument("--parts", type=Path, nargs="+", help="results whose choices are timed again")
     made.add_argument("--effort", default="quick", choices=("quick", "full"))
     made.add_argument("--seconds", type=int, default=300, help="limit of one search")
-    arguments = parse_arguments(made, on_host="--report" in sys.argv)
-    if arguments.report:
-        join_parts(arguments, CLAIM, summary_of)
-        return 0
+    arguments = parse_arguments(made)
     if arguments.child:
-        print(json.dumps(tune(arguments.given)), flush=True)
+        roles = {"tune": tune, "retime": retime}
+        print(json.dumps(roles[arguments.child](arguments.given)), flush=True)
         return 0
     result = ResultFile(arguments, CLAIM)
+    if arguments.parts:
+        rows = [row for part in read_parts(arguments.parts) for row in part["raw"]["runs"]]
+        for row in rows:
+            result.add("runs", row)
+        result.finish(summary_of(retime_choices(result, arguments, rows)))
+        return 0
     rows = run_in_turns(
         result,
         arguments,
@@ -114,7 +170,7 @@ def main() -> int:
         },
         timeout_s=TIMEOUT_S,
     )
-    result.finish(summary_of(rows))
+    result.finish(summary_of(retime_choices(result, arguments, rows)))
     return 0
 
 

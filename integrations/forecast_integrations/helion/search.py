@@ -16,6 +16,7 @@ import math
 import os
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,11 @@ Benchmark = Callable[[list[Any]], Sequence[tuple[str, float]]]
 """Helion's status and milliseconds of configs, in their order."""
 
 NAME = "ForecastSearch"
-POOL = 32
-"""Configs that are ranked at first, as many as Helion's own searches begin with at effort `quick`."""
+POOL = 48
+"""Configs that are ranked at first; to generate and read the code of one takes some 0.1 s."""
+COMPILE_TIMEOUT_S = 8
+"""Seconds that Helion gives a compilation at most: a whole batch waits for its slowest, and what compiles so long is
+hardly ever fast."""
 BATCH = 8
 """Configs that Helion is given at a time. It compiles them side by side; to check and time one takes it 0.3 s."""
 MOST_ELEMENTS = 256
@@ -201,12 +205,19 @@ def search_generations(
     surrogate: Surrogate,
     settings: Settings,
     exhausted: Callable[[], bool],
+    say: Callable[[str], object] = lambda _: None,
 ) -> tuple[Any, dict[Candidate, Measurement], float]:
-    """`search_pool`, and again with the neighbours of the best, until these are no better; the fastest timed again."""
+    """`search_pool`, and again with the neighbours of the best, until these are no better; the fastest timed again.
+
+    `say` hears of every generation.
+    """
     best, rows, risk = search_pool(pool, benchmark, surrogate, settings, exhausted=exhausted)
     generator = random.Random(settings.seed)
-    for _ in range(MOST_GENERATIONS):
+    for count in range(MOST_GENERATIONS):
         before = _fastest_ms(rows)
+        say(
+            f"Generation {count}: {len(rows)} of {len(pool.configs)} measured, {before:.4f} ms, risk {risk:.0%}"
+        )
         if best is None or exhausted():
             break
         fresh = itertools.takewhile(lambda _: not exhausted(), neighbours(generation, best, generator))
@@ -257,9 +268,11 @@ def make_search_class() -> Any:
             overrides=self.settings.autotune_config_overrides or None
         )
         seeds = list(self._autotune_seed_configs())
+        begin = time.perf_counter()
         pool = RankedPool(
             self.kernel, self.args, generation.random_population(self.count, user_seed_configs=seeds)
         )
+        self.log(f"{len(pool.configs)} of {self.count} configs ranked, {time.perf_counter() - begin:.1f} s")
         settings = Settings.from_environment()
 
         # Helion 1.4 does not know the keyword, and raises only if the last config of a batch has no code.
@@ -275,14 +288,20 @@ def make_search_class() -> Any:
                 return [("error", math.inf)] * len(configs)
             return [(str(result.status), float(result.perf)) for result in found]
 
-        best, rows, self.stated_risk = search_generations(
-            pool,
-            generation,
-            benchmark,
-            surrogate_for(settings),
-            settings,
-            self._autotune_budget_exceeded,
-        )
+        usual = self.settings.autotune_compile_timeout
+        self.settings.autotune_compile_timeout = min(usual, COMPILE_TIMEOUT_S)
+        try:
+            best, rows, self.stated_risk = search_generations(
+                pool,
+                generation,
+                benchmark,
+                surrogate_for(settings),
+                settings,
+                self._autotune_budget_exceeded,
+                self.log,
+            )
+        finally:
+            self.settings.autotune_compile_timeout = usual
         self.log(
             f"{len(rows)} of {len(pool.configs)} configs measured, {self.stated_risk:.0%} risk of a better one"
         )

@@ -228,6 +228,7 @@ def test_helions_own_autotuner_runs_it_by_name(
     monkeypatch.setattr(search, "benchmark_batch", before if release == "1.4" else since)
     best = search._autotune()
     assert made_up_ms(best) > 0
+    assert search.settings.autotune_compile_timeout == 60, "as it was"
     assert 0.0 <= search.stated_risk <= 1.0
 
 
