@@ -39,7 +39,7 @@ Benchmark = Callable[[list[Any]], Sequence[tuple[str, float]]]
 NAME = "ForecastSearch"
 POOL = 48
 """Configs that are ranked at first; to generate and read the code of one takes some 0.1 s."""
-COMPILE_TIMEOUT_S = 8
+COMPILE_TIMEOUT_S = 4
 """Seconds that Helion gives a compilation at most: a whole batch waits for its slowest, and what compiles so long is
 hardly ever fast."""
 BATCH = 8
