@@ -2,11 +2,13 @@
 
     python -m benchmarks.bridges.helion_examples --out FILE.json [--repeats 3] [--only softmax] [--arms ForecastSearch]
     python -m benchmarks.bridges.helion_examples --parts PART.json ... --out FILE.json
+    python -m benchmarks.bridges.helion_examples --report PART.json ... --out FILE.json
 
 Needs `helion` beside the package (`pip install --no-deps helion filecheck psutil`). Kernels of five kinds are tuned by
 Helion's default search, its pattern search and ours, each in processes of its own with empty caches, at the same
 effort and with the same limit of wall seconds. Then what the searches chose is timed in turns, in one process a
-kernel, one of them twice: the noise. With `--parts`, choices of earlier runs are timed again in place of new ones.
+kernel, one of them twice: the noise. With `--parts`, choices of earlier runs are timed again in place of new ones; `--report`
+joins runs as they are, each timed by its own process, and needs no device.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.bridges.turns import run_in_turns
+from benchmarks.lib.bridges.turns import join_parts, run_in_turns
 from benchmarks.lib.kernel_timing import time_in_turns
 from benchmarks.lib.processes.child_processes import child_command, child_environment, run_child
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
@@ -142,7 +144,11 @@ def main() -> int:
     made.add_argument("--parts", type=Path, nargs="+", help="results whose choices are timed again")
     made.add_argument("--effort", default="quick", choices=("quick", "full"))
     made.add_argument("--seconds", type=int, default=300, help="limit of one search")
-    arguments = parse_arguments(made)
+    made.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is timed")
+    arguments = parse_arguments(made, on_host="--report" in sys.argv)
+    if arguments.report:
+        join_parts(arguments, CLAIM, summary_of)
+        return 0
     if arguments.child:
         roles = {"tune": tune, "retime": retime}
         print(json.dumps(roles[arguments.child](arguments.given)), flush=True)
