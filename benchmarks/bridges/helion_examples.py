@@ -7,8 +7,8 @@
 Needs `helion` beside the package (`pip install --no-deps helion filecheck psutil`). Kernels of five kinds are tuned by
 Helion's default search, its pattern search and ours, each in processes of its own with empty caches, at the same
 effort and with the same limit of wall seconds. Then what the searches chose is timed in turns, in one process a
-kernel, one of them twice: the noise. With `--parts`, choices of earlier runs are timed again in place of new ones; `--report`
-joins runs as they are, each timed by its own process, and needs no device.
+kernel, one of them twice: the noise. With `--parts`, choices of earlier runs are timed again in place of new ones;
+`--report` joins runs as they are, each timed by its own process, and needs no device.
 """
 
 from __future__ import annotations

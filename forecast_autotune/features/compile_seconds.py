@@ -48,10 +48,10 @@ FEATURES = (
     "operations_tile",
 )
 _LEAST_S, _MOST_S = 0.05, 120.0
-_LATE, _LATE_SHARE = 0.5, 0.55
-"""log2 beyond the median where the tail of compile seconds begins, and the inverse of its index, which is what a power
-law has ahead for each second behind it: of 221 recorded candidates that were so late 78 % ended before they were late
-by a doubling more, of 91 that were a doubling late 69 %.
+_LATE, _LATE_SHARE = 1.5, 0.55
+"""log2 beyond the median where the tail of compile seconds is that of a power law, and the inverse of its index, which is
+what such a law has ahead for each second behind it: of 91 recorded candidates that were late by a doubling 69 % ended
+before they were late by another one. Taken whole from the start, it gives up more than its seconds are worth.
 """
 
 
@@ -131,8 +131,8 @@ class CompileSeconds:
 def remaining_seconds(log2_median: float, sd: float, elapsed_s: float) -> float:
     """Expected seconds until a compilation ends that has run for `elapsed_s`, if its log2 is normal but for its tail.
 
-    The mean of a log-normal variable beyond a threshold, less the threshold; and once that is passed by a half, no
-    less than a share of `elapsed_s`: what should have ended long ago does not end soon.
+    The mean of a log-normal variable beyond a threshold, less the threshold; and the later it is, the nearer to a
+    share of `elapsed_s` at least: what should have ended long ago does not end soon.
     """
     mu, sigma = log2_median * math.log(2), max(sd, 1e-3) * math.log(2)
     mean = math.exp(mu + sigma**2 / 2)

@@ -49,7 +49,7 @@ def test_what_remains_is_the_mean_beyond_what_has_passed_or_a_share_of_that_wher
     seconds, beyond = np.exp2(log), np.exp2(log) > elapsed
     expected = float((density * seconds)[beyond].sum() / density[beyond].sum()) - elapsed
     late = math.log2(elapsed) - median if elapsed else 0.0
-    least = 0.55 * elapsed * min(1.0, max(0.0, late / 0.5))
+    least = 0.55 * elapsed * min(1.0, max(0.0, late / 1.5))
     assert remaining_seconds(median, sd, elapsed) == pytest.approx(max(expected, least), rel=1e-3, abs=1e-4)
 
 
