@@ -49,9 +49,9 @@ FEATURES = (
 )
 _LEAST_S, _MOST_S = 0.05, 120.0
 _LATE, _LATE_SHARE = 1.5, 0.55
-"""log2 beyond the median where the tail of compile seconds is that of a power law, and the inverse of its index, which is
-what such a law has ahead for each second behind it: of 91 recorded candidates that were late by a doubling 69 % ended
-before they were late by another one. Taken whole from the start, it gives up more than its seconds are worth.
+"""log2 beyond the median where the tail of compile seconds is that of a power law, and the inverse of its index, which
+is what such a law has ahead for each second behind it: of 91 recorded candidates that were late by a doubling 69 %
+ended before they were late by another one. Taken whole from the start, it gives up more than its seconds are worth.
 """
 
 
