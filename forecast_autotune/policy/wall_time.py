@@ -69,13 +69,12 @@ class WallTime(RiskBounded):
         if room <= 0:
             return Plan((), f"budget reached with {risk:.0%} risk left", risk)
         names = state.forecasts.candidates
-        if (
-            not seen
-            and not state.compiling
-            and (known := np.array([names[int(i)] in state.ready for i in rows])).any()
-        ):
+        known = np.array([names[int(i)] in state.ready for i in rows])
+        if known.any() and not state.compiling and not state.spent.compiled:
             # Binaries of an earlier decision: they may be all that it takes.
-            rows, samples, gain = rows[known], samples[:, known], gain[known]
+            worth = known & (not seen or gain * self._price(state) > self.timing_s)
+            if worth.any():
+                rows, samples, gain = rows[worth], samples[:, worth], gain[worth]
         going = np.array([names[int(i)] in state.compiling for i in rows])
         ready = sum(names[int(i)] in state.ready for i in rows)
         # Every worker is one candidate's share of the clock while it compiles.

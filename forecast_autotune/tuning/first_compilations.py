@@ -40,9 +40,12 @@ class FirstCompilations:
             self._compile(measurer, self.at_once(measurer.workers))
 
     def begin_guessed(self, measurer: Measurer, relatives: Sequence[Relative]) -> None:
-        """Compile what `guessed` names, or take the best of an earlier decision's binaries where there are some."""
+        """Compile what `guessed` names, or take the best of an earlier decision's binaries where there are some.
+
+        These are for the time in which traces are waited for.
+        """
         if (ready := measurer.ready()) and not self.begun:
-            if self._is_free and self._by_time:
+            if self._is_free and self._by_time and self._forecaster.traces.outstanding:
                 self.begun += [c for c in self._best_guesses(relatives) if c in ready]
             return
         self._compile(measurer, self.guessed(measurer.workers, relatives))

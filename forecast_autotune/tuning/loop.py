@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from forecast_autotune.errors import is_of_caller, is_told_to_caller
+from forecast_autotune.garbage_collection import rare_collections
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import (
     REFUSED,
@@ -76,7 +77,8 @@ def tune(
     """
     guarded = GuardedStore(store)
     try:
-        return _tune(task, measurer, guarded, surrogate, settings, policy)
+        with rare_collections():
+            return _tune(task, measurer, guarded, surrogate, settings, policy)
     except MeasurerFailedError as failed:
         raised = failed.error
     except Exception as error:

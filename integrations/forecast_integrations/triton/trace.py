@@ -24,8 +24,9 @@ from forecast_integrations.triton.compile.forked_children import DispatchedTask,
 from forecast_integrations.triton.compile.pool import can_fork, without_device
 from forecast_integrations.triton.problem.call import KernelCall
 
-_READ_HERE_CHARACTERS = 40_000
-"""Text that is read sooner than children are started, have read it and are heard: 4 to 8 ms."""
+_READ_HERE_CHARACTERS = 150_000
+"""Known text that is read sooner than children are started, have read it and are heard: some 60 ms, half of that where
+this process has read it before."""
 _TIMEOUT_S, _TIMEOUT_PER_JOB_S = 20.0, 2.0
 """Children that take longer are given up, and their share is traced here. Cores are shared, and long kernels
 take a quarter of a second each where nobody else has work."""
@@ -125,9 +126,14 @@ class ChildTracer:
         return self.poll(0.0)
 
     def start(self, wanted: Sequence[Candidate]) -> None:
-        """Begin to trace in children; without those, `poll` traces one assignment at a time."""
+        """Begin to trace in children; without those, `poll` traces one assignment at a time.
+
+        What is known and short is read before this returns.
+        """
         self._queue(wanted)
         self._start_children(least=1)
+        if all(job.text is not None for job in self._left.values()):
+            self._work_here(len(self._left))
 
     def poll(self, timeout_s: float) -> TracedTexts:
         """Texts and facts that have come since the last time, waiting for some for at most `timeout_s` seconds."""

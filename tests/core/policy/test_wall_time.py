@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.policy import REFUSED, RiskBounded, TuningState, WallTime
-from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Plan
+from forecast_autotune.records import Candidate, Config, Measurement, MeasuringCost, Outcome, Plan
 from forecast_autotune.settings import Budget
 from forecast_autotune.surrogates.protocol import Forecasts
 
@@ -157,9 +157,16 @@ def test_of_what_began_before_the_first_timing_only_the_best_goes_on() -> None:
 def test_what_is_compiled_already_comes_first() -> None:
     plan = WallTime().plan(state(spread(20, 3), ready=[10, 11]))
     assert set(rows(plan)) == {10, 11}, "binaries of an earlier decision may be all that it takes"
-    later = WallTime().plan(state(spread(20, 3), measured={0: 4.0}, sd=1.0, ready=[3, 10]))
+    one = state(spread(20, 3), measured={0: 4.0}, sd=1.0, ready=[3, 10])
+    assert rows(WallTime().plan(one)) == [3, 10], "they are timed while that is worth its seconds"
+    later = WallTime().plan(replace(one, spent=MeasuringCost(compiled=1)))
     assert rows(later)[0] == 3
     assert len(later.measure) == 6, "what is compiled takes no worker"
+
+
+def test_what_is_compiled_and_cannot_win_keeps_nothing_from_compiling() -> None:
+    plan = WallTime().plan(state(spread(20, 3), measured={0: 4.0}, sd=0.02, ready=[19]))
+    assert rows(plan)[0] == 3
 
 
 def test_what_compiles_far_too_long_is_expected_to_be_slow() -> None:

@@ -198,6 +198,30 @@ def test_facts_come_from_children_with_their_texts() -> None:
         assert again.facts(name, problem.arguments, grids[candidates[0]]) is None
 
 
+@pytest.mark.parametrize("longest", [10**6, 10])
+def test_short_texts_of_another_shape_are_read_at_once(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer ones by children; what they say is the same."""
+    monkeypatch.setattr("forecast_integrations.triton.trace._READ_HERE_CHARACTERS", longest)
+    with null_device():
+        call, candidates = traced_call()
+        problem = describe.describe(
+            _scale, describe.kernel_record(_scale), call.arguments(), ("64",), call.grid
+        )
+        known = TracedTexts()
+        first = make_tracer(call, known, 1, problem, {})(candidates)
+        tracer = make_tracer(call, known, 3, problem, {})
+        tracer.start(candidates)
+        assert tracer.outstanding == (0 if longest > 10 else 8)
+        texts = tracer.poll(0.0)
+        while tracer.outstanding:
+            texts.merge(tracer.poll(5.0))
+        assert texts == first
+        for name in texts:
+            found = texts.facts(name, problem.arguments, problem.grid)
+            assert found == first.facts(name, problem.arguments, problem.grid)
+            assert found is not None
+
+
 def test_more_traces_than_children_are_shared_out_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree of children, one of which dies: its share is traced here."""
     parent = os.getpid()

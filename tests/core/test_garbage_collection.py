@@ -1,0 +1,74 @@
+"""Collections of garbage are rare while a decision is made, and what a program has set is left alone."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from forecast_autotune.garbage_collection import rare_collections
+from forecast_autotune.records import Candidate
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.loop import TuningTask, tune
+from tests.core.tuning.loop import Bench
+
+USUAL = (700, 10, 10)
+
+
+@pytest.fixture(autouse=True)
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(*USUAL)
+    yield
+    gc.set_threshold(*before)
+
+
+def test_collections_are_rare_until_the_last_user_is_done() -> None:
+    with rare_collections():
+        rare = gc.get_threshold()
+        assert min(a / b for a, b in zip(rare, USUAL, strict=True)) >= 2
+        with rare_collections():
+            assert gc.get_threshold() == rare
+        assert gc.get_threshold() == rare
+    assert gc.get_threshold() == USUAL
+    with pytest.raises(ValueError, match="ends it"), rare_collections():
+        raise ValueError("ends it")
+    assert gc.get_threshold() == USUAL
+
+
+@pytest.mark.parametrize("own", [(0, 10, 10), (1_000_000, 5, 5)])
+def test_a_program_that_collects_more_rarely_is_left_alone(own: tuple[int, int, int]) -> None:
+    gc.set_threshold(*own)
+    with rare_collections():
+        assert gc.get_threshold() == own
+    assert gc.get_threshold() == own
+
+
+def test_what_a_program_sets_meanwhile_stays() -> None:
+    with rare_collections():
+        gc.set_threshold(123, 4, 5)
+    assert gc.get_threshold() == (123, 4, 5)
+
+
+def test_decisions_are_made_so() -> None:
+    table, seen = example_table([4, 8, 16, 32]), set[tuple[int, int, int]]()
+
+    class Looking(Bench):
+        def ready(self) -> Collection[Candidate]:
+            seen.add(gc.get_threshold())
+            return super().ready()
+
+    tune(
+        TuningTask(table.problem, list(table.by_candidate())),
+        Looking(table),
+        store=Store(None),
+        surrogate=AnalyticSurrogate(),
+        settings=Settings(),
+    )
+    assert seen
+    assert USUAL not in seen
+    assert gc.get_threshold() == USUAL
