@@ -8,6 +8,7 @@ counts.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,3 +42,15 @@ def rare_collections() -> Iterator[None]:
             _users -= 1
             if not _users and gc.get_threshold() == _RARE:
                 gc.set_threshold(*_usual)
+
+
+def _restore_in_child() -> None:
+    """A process that is forked meanwhile collects as usual: the thread that would restore it is not in it."""
+    global _lock, _users
+    if _users and gc.get_threshold() == _RARE:
+        gc.set_threshold(*_usual)
+    _lock, _users = threading.Lock(), 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restore_in_child)

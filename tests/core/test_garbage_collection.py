@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Collection, Iterator
 
 import pytest
@@ -52,6 +53,15 @@ def test_what_a_program_sets_meanwhile_stays() -> None:
     with rare_collections():
         gc.set_threshold(123, 4, 5)
     assert gc.get_threshold() == (123, 4, 5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_forked_meanwhile_collects_as_usual() -> None:
+    with rare_collections():
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.get_threshold() == USUAL else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_decisions_are_made_so() -> None:

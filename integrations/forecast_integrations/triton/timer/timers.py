@@ -109,14 +109,12 @@ class LaunchTimer:
         self._recorded: dict[Candidate, list[TimedLaunch]] = {}
         """Of contenders: their finals replay the same graphs."""
         self._flushes = 1
-        self._driver = driver.active
-        self._busy = _LAST_BUSY.setdefault(self._driver, {}).get(self._device(), -math.inf)
+        self._device = int(driver.active.get_current_device())
+        self._last_busy = _LAST_BUSY.setdefault(driver.active, {})
+        self._busy = self._last_busy.get(self._device, -math.inf)
         """When the device was last seen at work, by `time.perf_counter`; at first by an earlier timer."""
         self._warm_up_flushes = 0
         """Flushes that take as long as a warm-up; 0 while that is not known."""
-
-    def _device(self) -> int:
-        return int(self._driver.get_current_device())
 
     def _flusher(self, driver: Any) -> tuple[Callable[[], None], str]:
         import torch
@@ -354,7 +352,7 @@ class LaunchTimer:
 
     def close(self) -> None:
         """Free the flush buffer and what was recorded."""
-        _LAST_BUSY[self._driver][self._device()] = self._busy
+        self._last_busy[self._device] = self._busy
         self._flush = lambda: None
         self._recorded.clear()
 
