@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.bridges.turns import join_parts, run_in_turns
+from benchmarks.lib.bridges.turns import add_parts, run_in_turns
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
 ARMS = ("own", "ours")
@@ -152,13 +152,13 @@ def main() -> int:
     made.add_argument("--only", default="", help="comma-separated operators")
     made.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
     arguments = parse_arguments(made, on_host="--report" in sys.argv)
-    if arguments.report:
-        join_parts(arguments, CLAIM, summary_of)
-        return 0
     if arguments.child:
         print(json.dumps(tune(arguments.given)), flush=True)
         return 0
     result = ResultFile(arguments, CLAIM)
+    if arguments.report:
+        result.finish(summary_of(add_parts(result, arguments.report)))
+        return 0
     rows = run_in_turns(
         result,
         arguments,

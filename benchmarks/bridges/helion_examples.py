@@ -25,10 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.bridges.turns import join_parts, run_in_turns
+from benchmarks.lib.bridges.turns import add_parts, run_in_turns
 from benchmarks.lib.kernel_timing import time_in_turns
 from benchmarks.lib.processes.child_processes import child_command, child_environment, run_child
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 
 CLAIM = "helion_examples"
 ARMS = ("LFBOTreeSearch", "PatternSearch", "ForecastSearch")
@@ -108,9 +108,9 @@ def retime_choices(
             )
             times = run_child(command, surroundings, TIMEOUT_S)
         result.add("retimed", {"kernel": kernel, **times})
-        told = [f"{row['arm']} {ms:.4f} ms" for row, ms in zip(own, times["ms"], strict=True)]
-        say(f"{kernel} in turns: {', '.join(told)}")
-        found += [{**row, "ms": ms} for row, ms in zip(own, times["ms"], strict=True)]
+        timed = [{**row, "ms": ms} for row, ms in zip(own, times["ms"], strict=True)]
+        say(f"{kernel} in turns: " + ", ".join(f"{row['arm']} {row['ms']:.4f} ms" for row in timed))
+        found += timed
     return found
 
 
@@ -146,21 +146,25 @@ def main() -> int:
     made.add_argument("--seconds", type=int, default=300, help="limit of one search")
     made.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is timed")
     arguments = parse_arguments(made, on_host="--report" in sys.argv)
-    if arguments.report:
-        join_parts(arguments, CLAIM, summary_of)
-        return 0
     if arguments.child:
         roles = {"tune": tune, "retime": retime}
         print(json.dumps(roles[arguments.child](arguments.given)), flush=True)
         return 0
     result = ResultFile(arguments, CLAIM)
-    if arguments.parts:
-        rows = [row for part in read_parts(arguments.parts) for row in part["raw"]["runs"]]
-        for row in rows:
-            result.add("runs", row)
-        result.finish(summary_of(retime_choices(result, arguments, rows)))
+    if arguments.report:
+        result.finish(summary_of(add_parts(result, arguments.report)))
         return 0
-    rows = run_in_turns(
+    if arguments.parts:
+        rows = add_parts(result, arguments.parts, as_measured=False)
+    else:
+        rows = tune_in_turns(result, arguments)
+    result.finish(summary_of(retime_choices(result, arguments, rows)))
+    return 0
+
+
+def tune_in_turns(result: ResultFile, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """What the searches of all arms choose, each in a process of its own."""
+    return run_in_turns(
         result,
         arguments,
         __file__,
@@ -176,8 +180,6 @@ def main() -> int:
         },
         timeout_s=TIMEOUT_S,
     )
-    result.finish(summary_of(retime_choices(result, arguments, rows)))
-    return 0
 
 
 if __name__ == "__main__":

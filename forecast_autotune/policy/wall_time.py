@@ -74,17 +74,16 @@ class WallTime(RiskBounded):
             # Binaries of an earlier decision: they may be all that it takes.
             worth = known & (not seen or gain * self._price(state) > self.timing_s)
             if worth.any():
-                rows, samples, gain = rows[worth], samples[:, worth], gain[worth]
+                rows, samples, gain, known = rows[worth], samples[:, worth], gain[worth], known[worth]
         going = np.array([names[int(i)] in state.compiling for i in rows])
-        ready = sum(names[int(i)] in state.ready for i in rows)
         # Every worker is one candidate's share of the clock while it compiles.
         cost = self.timing_s + state.compile_s[rows] / max(1, state.workers)
         # What compiles and may win goes on: a worker that changed its mind at every plan would finish nothing.
         kept = np.flatnonzero(going & (gain > _LEAST_GAIN) & (seen > 0))
-        wanted = min(room, len(rows), max(ready + state.workers, len(kept)))
+        wanted = min(room, len(rows), max(int(known.sum()) + state.workers, len(kept)))
         picked = self._greedy(state, samples, 1.0 / cost, wanted)
         if lost := set(kept.tolist()) - set(picked):
-            fresh = [i for i in picked if not going[i] and names[rows[i]] not in state.ready]
+            fresh = [i for i in picked if not (going[i] or known[i])]
             given_up = set(fresh[max(0, len(fresh) - len(lost)) :])
             picked = [i for i in picked if i not in given_up] + sorted(lost)
         if not seen:

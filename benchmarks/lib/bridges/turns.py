@@ -50,14 +50,15 @@ def run_in_turns(
     return rows
 
 
-def join_parts(
-    arguments: argparse.Namespace, claim: str, summary_of: Callable[[list[dict[str, Any]]], dict[str, Any]]
-) -> None:
-    """One result of the parts `arguments.report` that were measured apart, in one environment."""
-    parts = read_parts(arguments.report)
-    result = ResultFile(arguments, claim)
-    result.data["environment"] = parts[-1]["environment"]
-    rows = [row for part in parts for row in part["raw"].get("runs", ())]
+def add_parts(result: ResultFile, parts: Sequence[Path], *, as_measured: bool = True) -> list[dict[str, Any]]:
+    """The runs of parts that were measured apart, in one environment; `result` has them, too.
+
+    It has their environment as well, unless what they chose is measured again.
+    """
+    read = read_parts(parts)
+    if as_measured:
+        result.data["environment"] = read[-1]["environment"]
+    rows = [row for part in read for row in part["raw"].get("runs", ())]
     for row in rows:
         result.add("runs", row)
-    result.finish(summary_of(rows))
+    return rows

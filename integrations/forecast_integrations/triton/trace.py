@@ -128,7 +128,7 @@ class ChildTracer:
     def start(self, wanted: Sequence[Candidate]) -> None:
         """Begin to trace in children; without those, `poll` traces one assignment at a time.
 
-        What is known and short is read before this returns.
+        What is known and no child reads is read before this returns.
         """
         self._queue(wanted)
         self._start_children(least=1)

@@ -7,30 +7,16 @@ the switch interval only: five milliseconds, unless told otherwise, where flushe
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+
+from forecast_autotune.shared_setting import SharedSetting
 
 _PROMPT_S = 2e-5
-_lock = threading.Lock()
-_users = 0
-_usual_s = 0.0
-"""The interval outside of all such turns."""
+_INTERVAL = SharedSetting(
+    sys.getswitchinterval, sys.setswitchinterval, lambda usual_s: min(usual_s, _PROMPT_S)
+)
 
 
-@contextmanager
-def prompt_turns() -> Iterator[None]:
+def prompt_turns() -> AbstractContextManager[None]:
     """Busy threads of this process give way within some 20 us. Several threads may ask for it at once."""
-    global _users, _usual_s
-    with _lock:
-        if not _users:
-            _usual_s = sys.getswitchinterval()
-            sys.setswitchinterval(min(_usual_s, _PROMPT_S))
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                sys.setswitchinterval(_usual_s)
+    return _INTERVAL.changed()
