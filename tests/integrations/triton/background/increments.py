@@ -14,6 +14,7 @@ from forecast_autotune import autotune
 from forecast_autotune.policy import Exhaustive
 from forecast_integrations.triton.null_device import NullDevice
 from tests.integrations.null import configs, fresh
+from tests.waiting import under_way
 
 
 @triton.jit
@@ -61,6 +62,6 @@ def launch_until_settled(tuner: Any, x: torch.Tensor, seconds: float = 120.0) ->
         launch(tuner, x)
         if tuner.cache:
             return count
-        assert time.monotonic() < until, "no choice became final"
+        assert time.monotonic() < until, f"no choice became final; {under_way()}"
         time.sleep(0.001)
     raise AssertionError

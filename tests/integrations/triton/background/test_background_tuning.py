@@ -29,6 +29,7 @@ from tests.integrations.triton.background.increments import (
     launch_until_settled,
     tuned,
 )
+from tests.waiting import under_way
 
 
 def best(config: Any) -> bool:
@@ -52,7 +53,7 @@ def test_a_program_sees_its_own_launches_alone_and_one_switch(
     while not tuner.cache:
         launch(tuner, x)
         served.append(tuner.best_config)
-        assert time.monotonic() < until
+        assert time.monotonic() < until, under_way()
         time.sleep(0.001)
     for _ in range(3):
         launch(tuner, x)
@@ -97,7 +98,7 @@ def test_launches_are_held_up_no_more_than_the_budget_says(
             held_up.append((before, background.now_ms - before - own_ms))
         background.now_ms += 10.0
         time.sleep(0.0005)
-        assert time.monotonic() < until
+        assert time.monotonic() < until, under_way()
     slowest_ms = 2.0 + 0.05 * 10
     assert max(ms for _, ms in held_up) <= 20 + slowest_ms
     total = sum(ms for _, ms in held_up)
@@ -367,7 +368,7 @@ def test_a_launch_that_fails_as_the_process_ends_says_nothing_of_its_candidate(
     until = time.monotonic() + 120
     while not ended:
         launch(tuner, x)
-        assert time.monotonic() < until
+        assert time.monotonic() < until, under_way()
         time.sleep(0.001)
     BACKGROUND.stop(60.0)
     assert not [m for table in tables(tmp_path / "store") for m in table.measurements if not m.ok]

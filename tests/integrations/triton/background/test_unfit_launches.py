@@ -15,6 +15,7 @@ from tests.integrations.triton.background.increments import (
     launch_until_settled,
     tuned,
 )
+from tests.waiting import under_way
 
 
 def test_a_key_that_is_launched_at_other_sizes_alone_holds_up_no_other(
@@ -28,7 +29,7 @@ def test_a_key_that_is_launched_at_other_sizes_alone_holds_up_no_other(
     while not other.cache:
         launch(warmed_up, torch.zeros(8192))
         launch(other, torch.zeros(4096))
-        assert time.monotonic() < until, "the other key is never decided"
+        assert time.monotonic() < until, f"the other key is never decided; {under_way()}"
         time.sleep(0.001)
     assert not warmed_up.cache
 
