@@ -25,6 +25,7 @@ from forecast_integrations.triton.compile.dispatcher_loop import (
     frame,
     run_dispatcher,
 )
+from forecast_integrations.triton.compile.hung_processes import HUNG_S
 
 NICE = 5
 """Children yield to the main process, whose launches are being timed."""
@@ -49,6 +50,9 @@ class Dispatcher:
         self._pid = 0
         self._owner = 0
         self._ends: list[tuple[socket.socket, FrameReader]] = []
+        self._silent: set[socket.socket] = set()
+        """Ends from which nothing has come so far, not even a greeting."""
+        self._forked_at = 0.0
         self._outstanding: set[int] = set()
         self._answers: dict[int, Answer] = {}
         self._count = 0
@@ -99,6 +103,8 @@ class Dispatcher:
             if not self._hear(end, reader):
                 self._give_up()
                 return
+        if self._silent and time.perf_counter() > self._forked_at + HUNG_S:
+            self._give_up(hung=True)
 
     def close(self) -> None:
         """End all children, and the dispatcher. Returns at once: freeing their memory takes a tenth of a second."""
@@ -114,6 +120,7 @@ class Dispatcher:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
         self._ends.clear()
+        self._silent.clear()
         self._outstanding.clear()
         self._answers.clear()
         pid, self._pid = self._pid, 0
@@ -146,8 +153,9 @@ class Dispatcher:
                 os._exit(code)
         for _, other in pairs:
             other.close()
-        self._pid, self._owner = pid, parent
+        self._pid, self._owner, self._forked_at = pid, parent, time.perf_counter()
         self._ends = [(mine, FrameReader()) for mine, _ in pairs]
+        self._silent = {mine for mine, _ in pairs}
 
     def _send(self, number: int, request: bytes) -> bool:
         if not self._ends:
@@ -170,21 +178,22 @@ class Dispatcher:
                 return False
             if not block:
                 return False
+            self._silent.discard(end)
             for content in reader.frames(block):
                 answer = Answer(**json.loads(content))
                 if answer.number in self._outstanding:  # it was not killed meanwhile
                     self._outstanding.discard(answer.number)
                     self._answers[answer.number] = answer
 
-    def _give_up(self) -> None:
-        """A process of the dispatcher's died: what was asked of it is lost, and the others are ended."""
+    def _give_up(self, *, hung: bool = False) -> None:
+        """A process of the dispatcher's died or hangs: what was asked of it is lost, and the others are ended."""
         for end, reader in self._ends:
             self._hear(end, reader)
         lost, kept = self._outstanding, self._answers
         self._outstanding = set()
         self._answers = {}
         self.close()
-        self._answers = kept | {number: Answer(number, status=signal.SIGKILL) for number in lost}
+        self._answers = kept | {number: Answer(number, status=signal.SIGKILL, hung=hung) for number in lost}
 
 
 def _reap(pid: int) -> None:

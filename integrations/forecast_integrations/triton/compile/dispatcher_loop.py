@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -26,11 +27,16 @@ from forecast_integrations.triton.compile.child_process import (
     settle_in,
     write_whole,
 )
+from forecast_integrations.triton.compile.hung_processes import HungProcesses
 
 _LENGTH = struct.Struct("!I")
 _BLOCK = 1 << 16
 _REAP_S = 0.05
 """Children that have answered take milliseconds to give their memory back; they are looked for so often."""
+_WATCH_S = 1.0
+"""Seconds between two looks for children that hang."""
+_GREETING = -1
+"""The number of the answer that each process gives to nobody, to show that it has begun."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,8 @@ class Answer:
     """The wait status of a child without a text."""
     refusal: str = ""
     """Why no child could be started; empty where one was."""
+    hung: bool = False
+    """Whether it was ended for doing nothing."""
 
 
 @dataclass
@@ -119,6 +127,8 @@ class _DispatcherLoop:
         """Pids of children that have answered or were killed."""
         self._outgoing = bytearray()
         self._requests = FrameReader()
+        self._hung = HungProcesses()
+        self._watch_at = time.monotonic() + _WATCH_S
         self._selector = selectors.DefaultSelector()
         self._selector.register(end, selectors.EVENT_READ)
         end.setblocking(False)
@@ -126,6 +136,7 @@ class _DispatcherLoop:
     def run(self) -> None:
         """Serve until the other end was shut down; then end all children."""
         with contextlib.suppress(OSError):  # nobody listens any more
+            self._answer(Answer(_GREETING))
             while self._serve():
                 pass
         pids = self._ending | {child.pid for child in self._children.values()}
@@ -138,7 +149,8 @@ class _DispatcherLoop:
         """Wait for something to do and do it. False when the other end is gone."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         self._selector.modify(self._end, events)
-        for key, mask in self._selector.select(_REAP_S if self._ending else None):
+        wait = _REAP_S if self._ending else _WATCH_S if self._children else None
+        for key, mask in self._selector.select(wait):
             if key.fileobj is not self._end:
                 self._listen(key.data)
                 continue
@@ -151,7 +163,18 @@ class _DispatcherLoop:
                 for content in self._requests.frames(block):
                     self._obey(*pickle.loads(content))
         self._ending = {pid for pid in self._ending if os.waitpid(pid, os.WNOHANG)[0] == 0}
+        self._end_hung()
         return True
+
+    def _end_hung(self) -> None:
+        if time.monotonic() < self._watch_at:
+            return
+        self._watch_at = time.monotonic() + _WATCH_S
+        hung = self._hung.among([child.pid for child in self._children.values()])
+        for child in [one for one in self._children.values() if one.pid in hung]:
+            kill_group(child.pid)
+            self._forget(child)
+            self._answer(Answer(child.number, status=signal.SIGKILL, hung=True))
 
     def _obey(self, verb: str, number: int, *details: Any) -> None:
         if verb == "start":

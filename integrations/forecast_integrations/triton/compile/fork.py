@@ -152,19 +152,25 @@ class ForkPool:
 
     def _listen(self, timeout_s: float) -> bool:
         ended, answered = self._children.finished(timeout_s)
-        self._ended.extend(self._result(child, status) for child, status in ended)
+        for child, status in ended:
+            if child.hung:
+                # Forked anew, it need not: that is nothing that the candidate has done.
+                self._start(child.tag, None)
+            else:
+                self._ended.append(self._result(child, status))
         return answered
 
     def _fill(self) -> None:
         while self._waiting and len(self._children) < self._workers:
             candidate = self._waiting.popleft()
             self._started.add(candidate)
-            try:
-                self._children.start(
-                    candidate, partial(self._attempt, candidate), self._dispatched(candidate)
-                )
-            except OSError as error:
-                self._ended.append(_not_started(candidate, str(error)))
+            self._start(candidate, self._dispatched(candidate))
+
+    def _start(self, candidate: Candidate, dispatched: DispatchedTask | None) -> None:
+        try:
+            self._children.start(candidate, partial(self._attempt, candidate), dispatched)
+        except OSError as error:
+            self._ended.append(_not_started(candidate, str(error)))
 
     def _dispatched(self, candidate: Candidate) -> DispatchedTask | None:
         if self._dispatcher is None or candidate not in self._known:

@@ -43,6 +43,8 @@ class ForkedChild:
     received: bytearray = field(default_factory=bytearray)
     refusal: str = ""
     """Why its dispatcher could start no child; empty where it could."""
+    hung: bool = False
+    """Whether its dispatcher has ended it for doing nothing, or hangs itself."""
 
     def answer(self) -> Any:
         """What the task returned. Raises `ValueError` when the child died before it could say."""
@@ -127,7 +129,7 @@ class ForkedChildren:
             if child.dispatcher is None or (answer := child.dispatcher.take(child.number)) is None:
                 continue
             child.received += answer.text.encode()
-            child.refusal = answer.refusal
+            child.refusal, child.hung = answer.refusal, answer.hung
             self._running.remove(child)
             ended.append((child, answer.status))
         return ended
