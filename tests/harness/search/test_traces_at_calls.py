@@ -14,8 +14,8 @@ from forecast_autotune.records import Argument
 from forecast_autotune.variants import Origin, Provenance
 from forecast_harness.sandbox.jobs import JobResult, SandboxJob
 from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS, SourceTraces
-from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
+from forecast_harness.search.lanes.cpu_lanes import CpuLanes
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import configs_for
 from tests.harness.variant_kernels import (
@@ -58,7 +58,7 @@ class NotedTracing:
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
-        self.lanes = TracingLanes(None, TRACE_LIMITS, 1)
+        self.lanes = CpuLanes(None, TRACE_LIMITS, 1)
 
     def __call__(self, jobs: Sequence[SandboxJob]) -> list[JobResult]:
         self.asked += [[s["calls"][0][0]["shape"][0] for s in job.payload["subjects"]] for job in jobs]

@@ -26,9 +26,9 @@ from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_harness.packs.schema import PackFormat
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
 from forecast_harness.search.forecasters.timings import Timing, add_timings, is_known_at, to_measurement
-from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
 from forecast_harness.search.judging.packs.source_configs import SourceConfig as TunedConfig
 from forecast_harness.search.judging.packs.source_configs import apply_config, configs_of, diverse_configs
+from forecast_harness.search.lanes.cpu_lanes import CpuLanes
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import pack_of
 
@@ -93,7 +93,7 @@ class PackTracer:
             for w in pack.timed_workloads("cuda")
         ]
         self._is_native = pack.definition.format is PackFormat.OWN
-        self._lanes = TracingLanes(folder, _TRACE_LIMITS)
+        self._lanes = CpuLanes(folder, _TRACE_LIMITS)
         self._cached_forecasts: dict[str, tuple[float, float] | None] = {}
         """By id of the node: such answers depend on the text alone."""
         self._traces: dict[str, list[list[_LaunchRecord]]] = {}

@@ -16,7 +16,7 @@ from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records import Argument, Config, Device, digest
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
 from forecast_harness.sandbox.jobs import JobResult
-from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
+from forecast_harness.search.lanes.cpu_lanes import CpuLanes
 from forecast_harness.search.records import SearchTarget
 from forecast_harness.search.targets import subjects_of
 
@@ -77,7 +77,7 @@ class SourceTraces:
         self._subjects = [s.to_json() for s in subjects_of(target)]
         device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
         self._arch = int(device.arch or 90)
-        self._lanes = TracingLanes(folder, TRACE_LIMITS)
+        self._lanes = CpuLanes(folder, TRACE_LIMITS)
         self._run: RunJobs = self._lanes.run
         self._idle: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()

@@ -12,7 +12,7 @@ from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_harness.rewrites.torch.registry import RewrittenSource
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxError, SandboxJob
 from forecast_harness.sandbox.judge_process import JobContext
-from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
+from forecast_harness.search.lanes.cpu_lanes import CpuLanes
 from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.proposers.triton_rewrites import kernel_rewrites
 from forecast_harness.search.records import SearchTarget
@@ -31,7 +31,7 @@ class RewritingLanes:
 
     def __init__(self, target: SearchTarget) -> None:
         self._target, self._closed = target, False
-        self._lanes = TracingLanes(None, _LIMITS, _LANES, warm=(__name__,))
+        self._lanes = CpuLanes(None, _LIMITS, _LANES, warm=(__name__,))
         self._lanes.open_ahead()
 
     def rewrites(self, source: str) -> tuple[tuple[str, RewrittenSource], ...]:

@@ -10,15 +10,15 @@ import pytest
 
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxError, SandboxJob
 from forecast_harness.sandbox.lane_pools import lane_count
-from forecast_harness.search.forecasters.tracing_lanes import TracingLanes
+from forecast_harness.search.lanes.cpu_lanes import CpuLanes
 
 LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
 ENTRY = "tests.harness.search.tracing_job:main"
 
 
 @pytest.fixture
-def lanes() -> Iterator[TracingLanes]:
-    made = TracingLanes(None, LIMITS, count=2)
+def lanes() -> Iterator[CpuLanes]:
+    made = CpuLanes(None, LIMITS, count=2)
     yield made
     made.close()
 
@@ -27,13 +27,13 @@ def jobs(*payloads: dict[str, float]) -> list[SandboxJob]:
     return [SandboxJob(ENTRY, p) for p in payloads]
 
 
-def test_results_come_in_the_order_of_the_jobs(lanes: TracingLanes) -> None:
+def test_results_come_in_the_order_of_the_jobs(lanes: CpuLanes) -> None:
     found = lanes.run(jobs({"seconds": 0.5, "n": 1}, {"seconds": 0.0, "n": 2}, {"seconds": 0.0, "n": 3}))
     assert [(r.status, r.value) for r in found] == [(JobStatus.OK, n) for n in (1, 2, 3)]
     assert lanes.run([]) == []
 
 
-def test_closing_ends_what_is_under_way(lanes: TracingLanes) -> None:
+def test_closing_ends_what_is_under_way(lanes: CpuLanes) -> None:
     said: list[str] = []
 
     def ask() -> None:

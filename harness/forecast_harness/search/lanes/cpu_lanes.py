@@ -1,4 +1,4 @@
-"""Sandboxes that trace sources, several at a time."""
+"""Sandboxes without a device for short jobs, several at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PROCESSORS_PER_LANE = 2
 """Others compile and verify at the same time."""
 
 
-class TracingLanes:
-    """Lanes without a device for short jobs. Any thread may ask."""
+class CpuLanes:
+    """Lanes without a device. Any thread may ask."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class TracingLanes:
         `SandboxLane`."""
         most = count or lane_count(_MOST_LANES, _PROCESSORS_PER_LANE)
         self._limits, self._closed = limits, False
-        self._pool = ThreadPoolExecutor(most, "tracing")
+        self._pool = ThreadPoolExecutor(most, "cpu-lanes")
         self._lanes = LanePool(
             lambda: SandboxLane(scratch=folder, environment={"TRITON_INTERPRET": "0"}, warm=warm), most
         )
@@ -46,7 +46,7 @@ class TracingLanes:
         except (CancelledError, RuntimeError) as error:
             if not self._closed:
                 raise
-            raise SandboxError("the tracing lanes are closed") from error
+            raise SandboxError("the lanes are closed") from error
 
     def close(self) -> None:
         """End all lanes, and what they are at."""
@@ -57,5 +57,5 @@ class TracingLanes:
     def _run(self, job: SandboxJob) -> JobResult:
         with self._lanes.borrowed() as lane:
             if self._closed:
-                raise SandboxError("the tracing lanes are closed")
+                raise SandboxError("the lanes are closed")
             return lane.run(job, self._limits)
