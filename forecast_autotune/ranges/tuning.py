@@ -137,7 +137,7 @@ def range_slowdowns(
 
     Between the measured points, logarithms of times are interpolated, as the plan's shares say. A surrogate asked about
     these points chooses worse: it follows what it believes of a candidate where times of both neighbours say otherwise
-    (`benchmarks.tuning.live_ranges`).
+    (`benchmarks.ranges.live_ranges`).
     """
     labels = [rows.labels(point) for point in plan.measured]
     measured = np.array([[np.log2(at[c].ms) for c in candidates] for at in labels])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.tuning import background_launches
+from benchmarks.launches import background_launches
 
 if TYPE_CHECKING:
     import pytest

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import kernels
 from benchmarks.lib.kernel_ranges import RANGES
-from benchmarks.tuning.live_ranges import (
+from benchmarks.ranges.live_ranges import (
     best_single,
     compared,
     interpolated_choice,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner.driver import LIBRARY
+from forecast_harness.machine_code.runner.gpu.driver import LIBRARY
 from forecast_harness.machine_code.runner_health import runner_problem
 from forecast_harness.timing import device as devices
 from forecast_harness.verify.plan import VerificationPlan

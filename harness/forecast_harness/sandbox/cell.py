@@ -14,7 +14,8 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from forecast_harness.sandbox import process_stops, wire
+from forecast_harness.sandbox import wire
+from forecast_harness.sandbox.lane_server import process_stops
 from forecast_harness.sandbox.jobs import (
     CellAnswer,
     Fault,

@@ -32,7 +32,7 @@ from forecast_harness.sandbox.jobs import (
     describe_end,
     write_files,
 )
-from forecast_harness.sandbox.warm_process import (
+from forecast_harness.sandbox.lane_server.warm_process import (
     ServerProcess,
     WarmProcess,
     WarmUp,

@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from forecast_harness.machine_code.runner.driver import CudaDriver
-from forecast_harness.machine_code.runner.error_kernels import COMPARED_TYPES
-from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
+from forecast_harness.machine_code.runner.gpu.error_kernels import COMPARED_TYPES
+from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
 from forecast_harness.search.judging.kernels.call_values import relative_error
 

@@ -17,9 +17,9 @@ from forecast_harness.machine_code.compilation.compile_workers import CompileWor
 from forecast_harness.machine_code.fit_runner import facts_for_workers
 from forecast_harness.machine_code.records import Program
 from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner.driver import CudaDriver
-from forecast_harness.machine_code.runner.error_kernels import COMPARED_TYPES
-from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
+from forecast_harness.machine_code.runner.gpu.error_kernels import COMPARED_TYPES
+from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 from forecast_harness.machine_code.trials.pack_calls import PackCalls
 from forecast_harness.packs.load import load_pack
 from forecast_harness.packs.schema import Language

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forecast_harness.machine_code.runner.arena import Placed
-from forecast_harness.machine_code.runner.driver import CudaDriver
-from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.runner.gpu.arena import Placed
+from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
+from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 from forecast_harness.machine_code.runner.work_inputs import WorkInputs
 
 SIZES = {"large": 1 << 17, "odd": (1 << 17) + 2, "small": 256, "ordered": 1 << 17, "updated": 4096}

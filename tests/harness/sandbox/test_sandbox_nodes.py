@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forecast_harness.sandbox import device_holder
+from forecast_harness.sandbox.lane_server import device_holder
 from forecast_harness.sandbox.containment import confine
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forecast_harness.sandbox import process_stops
+from forecast_harness.sandbox.lane_server import process_stops
 from forecast_harness.sandbox.api import (
     ContainmentLevel,
     Fault,

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forecast_harness.sandbox import warm_process
+from forecast_harness.sandbox.lane_server import warm_process
 from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
 from forecast_harness.sandbox.containment import linux
 from tests.harness.lanes import lane, run

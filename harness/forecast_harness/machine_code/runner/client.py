@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from forecast_harness.machine_code.records import MachineCodeError, Program
-from forecast_harness.machine_code.runner.driver import LIBRARY
+from forecast_harness.machine_code.runner.gpu.driver import LIBRARY
 from forecast_harness.machine_code.runner.known_results import ElementKind
 from forecast_harness.machine_code.runner.launch_outputs import KnownOutputs
 from forecast_harness.machine_code.runner.messages import (

@@ -16,8 +16,8 @@ from forecast_harness.machine_code.records import (
     MachineCodeError,
     Program,
 )
-from forecast_harness.machine_code.runner.arena import Placed
-from forecast_harness.machine_code.runner.driver import FUNCTION_LOCAL_BYTES, CudaDriver
+from forecast_harness.machine_code.runner.gpu.arena import Placed
+from forecast_harness.machine_code.runner.gpu.driver import FUNCTION_LOCAL_BYTES, CudaDriver
 
 MOST_LOCAL_BYTES = 64 << 10
 """Of a thread's stack and spills; the device holds as much for every thread it can run."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forecast_harness.machine_code.runner.buffer_contents import BufferContents
-from forecast_harness.machine_code.runner.driver import CudaDriver, DriverError
-from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.runner.gpu.driver import CudaDriver, DriverError
+from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 
 _ALIGNMENT = 256
 _MOST_KEPT_BYTES = 16 << 30

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forecast_autotune.records.codec import Record
-from forecast_harness.machine_code.runner.arena import Placed
-from forecast_harness.machine_code.runner.driver import CudaDriver
-from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.runner.gpu.arena import Placed
+from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
+from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 
 _ALIGNMENT = 256
 

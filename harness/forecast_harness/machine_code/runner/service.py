@@ -17,7 +17,7 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_harness.machine_code.records import MOST_STEPS, CompiledKernel, MachineCodeError, Program
 from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.contestant import Contestant, LoadedKernel
-from forecast_harness.machine_code.runner.driver import (
+from forecast_harness.machine_code.runner.gpu.driver import (
     ATTRIBUTE_L2_BYTES,
     ATTRIBUTE_MAJOR,
     ATTRIBUTE_MINOR,

@@ -6,10 +6,10 @@ import math
 import random
 from collections.abc import Collection, Mapping
 
-from forecast_harness.machine_code.runner.arena import Placed
-from forecast_harness.machine_code.runner.driver import CudaDriver
-from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
-from forecast_harness.machine_code.runner.trusted_texts import SECTOR_WORDS, WORD
+from forecast_harness.machine_code.runner.gpu.arena import Placed
+from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
+from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.runner.gpu.trusted_texts import SECTOR_WORDS, WORD
 
 _LEAST_RENEWED_BYTES = 64 << 10
 """Of an input of which only a part is renewed: a smaller one is copied as soon, and has few sectors to choose from."""

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forecast_harness.sandbox import cell_process, cell_supervisor, wire
+from forecast_harness.sandbox import cell_process, wire
+from forecast_harness.sandbox.lane_server import cell_supervisor
 from forecast_harness.sandbox.containment import confine
 from forecast_harness.sandbox.containment.levels import ContainmentLevel
 from forecast_harness.sandbox.jobs import ResourceLimits, TensorArrays, WireError

@@ -52,7 +52,7 @@ _LAST_BUSY: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class TimingLengths:
-    """How long candidates are timed, in device milliseconds; `benchmarks/tuning/timing_lengths.py` compares some."""
+    """How long candidates are timed, in device milliseconds; `benchmarks/timing/timing_lengths.py` compares some."""
 
     look_ms: float = 2.5
     """Milliseconds of a first look at a candidate."""

@@ -1,6 +1,6 @@
 """Claim: whenever candidates are timed in the background, a program's tensors hold what its own launches put there.
 
-    python -m benchmarks.tuning.background_schedules --out benchmarks/results/background_schedules.json
+    python -m benchmarks.launches.background_schedules --out benchmarks/results/background_schedules.json
 
 CPU only, on a null device whose launches add one to their tensors: each launch more or less on a tensor of the program
 shows. A schedule's seed says how many threads launch an in-place kernel, with which of two keys, at which moments, with

@@ -9,8 +9,8 @@ from typing import Any
 
 from forecast_autotune.timing.pauses import pause_lengths
 from forecast_autotune.timing.recorded_launches import GraphRecorder, RecordedGraph
-from forecast_harness.machine_code.runner.driver import CudaDriver
-from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
+from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 
 _PAUSE_ROUNDS = 8
 

@@ -1,6 +1,6 @@
 """Claim: when the end of work is seen on a device, and how long its clock takes to rise after idling.
 
-    python -m benchmarks.tuning.device_clock --out benchmarks/results/device_clock.json
+    python -m benchmarks.timing.device_clock --out benchmarks/results/device_clock.json
 
 Steps: pauses that grow by a fraction of a microsecond are recorded as graphs and timed by events, as one graph
 and behind another launch of their own; the time moves in steps, whose width is the interval at which the end of

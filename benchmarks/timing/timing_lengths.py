@@ -1,6 +1,6 @@
 """Claim: candidates are timed no longer than picking the right one needs.
 
-    python -m benchmarks.tuning.timing_lengths --out benchmarks/results/timing_lengths.json
+    python -m benchmarks.timing.timing_lengths --out benchmarks/results/timing_lengths.json
 
 All configs of a case are compiled and timed once, and the fastest timed in turns for long: the truth. Then a
 decision's timing is played again and again: the four fastest and eight more of the fastest 24, in an order

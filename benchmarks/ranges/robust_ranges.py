@@ -1,6 +1,6 @@
 """Claim: one config for a kernel's shapes, from a few candidates at a few of them, is nearly the best single config.
 
-    python -m benchmarks.tuning.robust_ranges --out benchmarks/results/robust_ranges.json --models FOLDER
+    python -m benchmarks.ranges.robust_ranges --out benchmarks/results/robust_ranges.json --models FOLDER
 
 Replays the recorded H200 tables of every kernel with at least `--shapes` shapes of the same dtypes on the CPU. The
 shapes of a kernel stand for a range, each as often as another. `tune_range` decides one config for all of them: its

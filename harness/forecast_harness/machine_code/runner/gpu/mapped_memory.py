@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forecast_harness.machine_code.runner.driver import (
+from forecast_harness.machine_code.runner.gpu.driver import (
     ATTRIBUTE_VIRTUAL_MEMORY,
     OUT_OF_MEMORY,
     CudaDriver,

@@ -1,7 +1,7 @@
 """Claim: one config decided for a range of sizes is nearly as fast at each as the best config of that size.
 
-    python -m benchmarks.tuning.live_ranges --out benchmarks/results/live_ranges.json [--only matmul softmax ...]
-    python -m benchmarks.tuning.live_ranges --join FILE... --out benchmarks/results/live_ranges.json
+    python -m benchmarks.ranges.live_ranges --out benchmarks/results/live_ranges.json [--only matmul softmax ...]
+    python -m benchmarks.ranges.live_ranges --join FILE... --out benchmarks/results/live_ranges.json
 
 For every kernel of `benchmarks.lib.kernel_ranges`, on the device: `truth` measures every config at `--sizes` sizes,
 evenly spaced on a log scale, each as a decision of its own in exhaustive mode. `robust` decides once for the range,

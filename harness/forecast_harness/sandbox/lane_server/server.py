@@ -23,12 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forecast_harness.sandbox import cell_supervisor, device_holder, judge_process, toolchain, wire
+from forecast_harness.sandbox import judge_process, toolchain, wire
+from forecast_harness.sandbox.lane_server import cell_supervisor, device_holder
 from forecast_harness.sandbox.containment import confine, linux, probes
 from forecast_harness.sandbox.containment.levels import ContainmentLevel
 from forecast_harness.sandbox.jobs import ResourceLimits
-from forecast_harness.sandbox.process_records import RunningCell, RunningJob
-from forecast_harness.sandbox.server_forks import fork_servers
+from forecast_harness.sandbox.lane_server.process_records import RunningCell, RunningJob
+from forecast_harness.sandbox.lane_server.server_forks import fork_servers
 
 _POLL_INTERVAL_S = 0.1
 _MESSAGE_BYTES = 1 << 17

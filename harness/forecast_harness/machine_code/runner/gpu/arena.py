@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from forecast_harness.machine_code.runner.driver import CudaDriver
-from forecast_harness.machine_code.runner.mapped_memory import PAGE_BYTES, MappedMemory
-from forecast_harness.machine_code.runner.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
+from forecast_harness.machine_code.runner.gpu.mapped_memory import PAGE_BYTES, MappedMemory
+from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 
 _ALIGNMENT = 256
 GAP_BYTES = 4096

@@ -9,18 +9,18 @@ import random
 import struct
 from collections.abc import Sequence
 
-from forecast_harness.machine_code.runner.driver import (
+from forecast_harness.machine_code.runner.gpu.driver import (
     ATTRIBUTE_MULTIPROCESSORS,
     ATTRIBUTE_SHARED_OPT_IN,
     CudaDriver,
 )
-from forecast_harness.machine_code.runner.error_kernels import (
+from forecast_harness.machine_code.runner.gpu.error_kernels import (
     COMPARED_TYPES,
     element_size,
     error_kernel_name,
     error_kernel_text,
 )
-from forecast_harness.machine_code.runner.trusted_texts import (
+from forecast_harness.machine_code.runner.gpu.trusted_texts import (
     ADD,
     GAPS,
     HEADER,

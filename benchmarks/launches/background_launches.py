@@ -1,7 +1,7 @@
 """Claim: while a kernel is tuned in the background, its launches wait no longer than the budget, and compute the same.
 
-    python -m benchmarks.tuning.background_launches --out benchmarks/results/background_launches.json
-    python -m benchmarks.tuning.background_launches --out FILE --null   # dry run without a GPU
+    python -m benchmarks.launches.background_launches --out benchmarks/results/background_launches.json
+    python -m benchmarks.launches.background_launches --out FILE --null   # dry run without a GPU
 
 Each case is launched again and again in `background` mode, from an empty store and an empty compile cache, until its
 choice is final and `--launches` launches are made. Milliseconds of a launch are the host's, from the call until the

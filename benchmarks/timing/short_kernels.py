@@ -1,6 +1,6 @@
 """Claim: kernels of a few microseconds are told apart, though the device's clock is read every 1.2 us only.
 
-    python -m benchmarks.tuning.short_kernels --out benchmarks/results/short_kernels.json
+    python -m benchmarks.timing.short_kernels --out benchmarks/results/short_kernels.json
 
 Of each case some configs are compiled and looked at; the fastest of up to 40 us are timed side by side for long,
 recorded behind pauses: the truth, in two halves that say how well it is known. Then each is timed again and again

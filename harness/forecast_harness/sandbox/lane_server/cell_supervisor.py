@@ -24,7 +24,7 @@ from typing import NoReturn
 from forecast_harness.sandbox import cell_process, toolchain
 from forecast_harness.sandbox.containment import confine, linux
 from forecast_harness.sandbox.jobs import ResourceLimits
-from forecast_harness.sandbox.process_stops import ProcessStopper
+from forecast_harness.sandbox.lane_server.process_stops import ProcessStopper
 
 _KILL_TIMEOUT_S = 3.0
 """Most seconds for killing what a candidate left, where no namespace does it."""
