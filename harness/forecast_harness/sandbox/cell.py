@@ -15,7 +15,6 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from forecast_harness.sandbox import wire
-from forecast_harness.sandbox.lane_server import process_stops
 from forecast_harness.sandbox.jobs import (
     CellAnswer,
     Fault,
@@ -27,6 +26,7 @@ from forecast_harness.sandbox.jobs import (
     check_entry,
     printable,
 )
+from forecast_harness.sandbox.lane_server import process_stops
 
 _REPORT_TIMEOUT_S = 20.0
 """How long the server may take to report the end of a cell."""

@@ -20,9 +20,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from forecast_autotune.features.traced_texts import TracedTexts, cached_facts
+from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.features.ttir.extraction import assignment_of
-from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.policy import TuningState
 from forecast_autotune.policy.risk_bounded import RiskBounded
 from forecast_autotune.records import Candidate, Kernel, Measurement, Outcome, Problem
@@ -31,14 +30,15 @@ from forecast_autotune.store.exchange.helion import PROTOCOL
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_integrations.device import current_device, toolchain
-from forecast_integrations.helion.tracing import GeneratedLaunch, generated_launch, to_config
+from forecast_integrations.helion.child_tracing import generated_launches
+from forecast_integrations.helion.tracing import GeneratedLaunch, to_config
 
 Benchmark = Callable[[list[Any]], Sequence[tuple[str, float]]]
 """Helion's status and milliseconds of configs, in their order."""
 
 NAME = "ForecastSearch"
 POOL = 48
-"""Configs that are ranked at first; to generate and read the code of one takes some 0.1 s."""
+"""Configs that are ranked at first; to generate and read the code of one takes a core some 0.1 s."""
 COMPILE_TIMEOUT_S = 4
 """Seconds that Helion gives a compilation at most: a whole batch waits for its slowest, and what compiles so long is
 hardly ever fast."""
@@ -72,13 +72,14 @@ _OUTCOMES = {
 class RankedPool:
     """The configs of one pool, as our records, with what is known of each."""
 
-    def __init__(self, kernel: Any, args: Sequence[Any], configs: Iterable[Any]) -> None:
+    def __init__(self, kernel: Any, args: Sequence[Any], configs: Iterable[Any], workers: int = 1) -> None:
         """Trace every config. Those without code are left out, as nobody could launch them, and so is what spills.
 
-        Raises nothing where there is none with code: such a pool is ranked by parameters alone.
+        Up to `workers` children trace. Raises nothing where there is none with code: such a pool is ranked by
+        parameters alone.
         """
-        self._kernel, self._args = kernel, args
-        launches = [(config, self._launch(config)) for config in configs]
+        self._kernel, self._args, self._workers = kernel, args, workers
+        launches = self._launches(configs)
         first = next((launch for _, launch in launches if launch is not None), None)
         arguments = first.arguments if first else ()
         source = str(getattr(kernel, "kernel_source", "") or "")
@@ -101,22 +102,21 @@ class RankedPool:
     def extend(self, configs: Iterable[Any]) -> int:
         """Add configs that have code and were not there; how many these were."""
         before = len(self.configs)
-        for config in configs:
-            if (launch := self._launch(config)) is not None:
+        for config, launch in self._launches(configs):
+            if launch is not None:
                 self._add(config, launch)
         return len(self.configs) - before
 
-    def _launch(self, config: Any) -> GeneratedLaunch | None:
-        try:
-            return generated_launch(self._kernel, self._args, config)
-        except FeatureError:
-            return None
+    def _launches(self, configs: Iterable[Any]) -> list[tuple[Any, GeneratedLaunch | None]]:
+        some = list(configs)
+        found = generated_launches(self._kernel, self._args, some, self._workers)
+        return list(zip(some, found, strict=True))
 
     def _add(self, config: Any, launch: GeneratedLaunch | None) -> None:
         candidate = Candidate(to_config(config, *((launch.num_warps, launch.num_stages) if launch else ())))
         if launch is not None:
             # What a kernel's arguments are depends on its config: its facts are read with its own.
-            read = cached_facts(launch.ttir, launch.arguments, launch.grid)
+            read = launch.facts
             threads = launch.num_warps * self.problem.device.warp_size
             if read is not None and self.configs and read.largest_tile >= MOST_ELEMENTS * threads:
                 return
@@ -221,8 +221,7 @@ def search_generations(
         )
         if best is None or exhausted():
             break
-        fresh = itertools.takewhile(lambda _: not exhausted(), neighbours(generation, best, generator))
-        if not pool.extend(fresh):
+        if not pool.extend(neighbours(generation, best, generator)):
             break
         best, rows, risk = search_pool(
             pool, benchmark, surrogate, settings, measured=rows, exhausted=exhausted
@@ -250,6 +249,19 @@ def _retimed_best(pool: RankedPool, benchmark: Benchmark, rows: Mapping[Candidat
     return pool.configs[min(times, key=lambda c: statistics.median(times[c]))]
 
 
+def _start_benchmark_process(search: Any) -> None:
+    """Have Helion's process that times configs come up, 10 s, while they are ranked.
+
+    Its own searches start it with the first config. Nothing happens where this release of Helion has none.
+    """
+    with contextlib.suppress(Exception):
+        provider = search.benchmark_provider
+        if provider._subprocess_benchmark_enabled() and provider._benchmark_worker is None:
+            made = importlib.import_module("helion.autotuner.benchmark_worker").BenchmarkWorker(device=None)
+            made._start()
+            provider._benchmark_worker = made
+
+
 def _measurement(problem: str, candidate: Candidate, status: str, ms: float) -> Measurement:
     if status in _RAN and math.isfinite(ms) and ms > 0:
         return Measurement(problem, candidate, Outcome.OK, ms, protocol=PROTOCOL)
@@ -270,12 +282,12 @@ def make_search_class() -> Any:
             overrides=self.settings.autotune_config_overrides or None
         )
         seeds = list(self._autotune_seed_configs())
-        begin = time.perf_counter()
-        pool = RankedPool(
-            self.kernel, self.args, generation.random_population(self.count, user_seed_configs=seeds)
-        )
-        self.log(f"{len(pool.configs)} of {self.count} configs ranked, {time.perf_counter() - begin:.1f} s")
         settings = Settings.from_environment()
+        _start_benchmark_process(self)
+        begin = time.perf_counter()
+        population = generation.random_population(self.count, user_seed_configs=seeds)
+        pool = RankedPool(self.kernel, self.args, population, settings.worker_count())
+        self.log(f"{len(pool.configs)} of {self.count} configs ranked, {time.perf_counter() - begin:.1f} s")
 
         # Helion 1.4 does not know the keyword, and raises only if the last config of a batch has no code.
         quiet = "raise_if_no_viable_config" in inspect.signature(self.benchmark_batch).parameters

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forecast_autotune.features.trace import trace
+from forecast_autotune.features.traced_texts import cached_facts
+from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.store.exchange.helion import flat_parameters
@@ -23,6 +25,8 @@ class GeneratedLaunch:
     arguments: tuple[Argument, ...]
     """Of the generated Triton kernel, whose parameters depend on the config."""
     ttir: str
+    facts: TtirFacts | None
+    """Of the text at these arguments and this grid; None for one that cannot be read."""
 
 
 def generated_launch(kernel: Any, args: Sequence[Any], config: Any) -> GeneratedLaunch:
@@ -48,7 +52,8 @@ def generated_launch(kernel: Any, args: Sequence[Any], config: Any) -> Generated
     constants = {name: value for name, value in options.items() if name in function.arg_names}
     text = trace(function, given, constants, {})
     named = {**dict(zip(function.arg_names, given, strict=False)), **constants}
-    return GeneratedLaunch(grid, warps, stages, tuple(call_arguments(function, named)), text)
+    arguments = tuple(call_arguments(function, named))
+    return GeneratedLaunch(grid, warps, stages, arguments, text, cached_facts(text, arguments, grid))
 
 
 def to_config(config: Any, warps: int = 4, stages: int = 1) -> Config:

@@ -26,10 +26,10 @@ from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.client import RunnerClient
 from forecast_harness.machine_code.runner.contestant import Contestant, LoadedKernel
 from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
+from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 from forecast_harness.machine_code.runner.known_results import ElementKind
 from forecast_harness.machine_code.runner.messages import ProgramInputs
 from forecast_harness.machine_code.runner.session import CallInputs, LaunchSession, TimingLimits
-from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 
 COUNT, PERIOD = 1000, 96
 SIZE = 4 * COUNT

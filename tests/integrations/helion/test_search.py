@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from forecast_integrations.helion.search import (
     NAME,
     NEIGHBOURS,
     RankedPool,
+    _start_benchmark_process,
     disable_helion,
     enable_helion,
     neighbours,
@@ -245,6 +247,24 @@ def test_a_batch_without_code_is_no_end_of_the_search_with_helion_1_4(
     monkeypatch.setattr(search, "benchmark_batch", raising)
     with pytest.raises(helion.exc.NoConfigFound):
         search._autotune()
+
+
+def test_helions_process_comes_up_before_it_is_needed() -> None:
+    provider = SimpleNamespace(_subprocess_benchmark_enabled=lambda: True, _benchmark_worker=None)
+    _start_benchmark_process(SimpleNamespace(benchmark_provider=provider))
+    worker: Any = provider._benchmark_worker
+    try:
+        assert worker.alive()
+        process = worker._process
+        assert worker.run(os.getpid, 60.0) == process.pid
+        _start_benchmark_process(SimpleNamespace(benchmark_provider=provider))
+        assert worker._process is process
+    finally:
+        worker.shutdown()
+    off = SimpleNamespace(_subprocess_benchmark_enabled=lambda: False, _benchmark_worker=None)
+    _start_benchmark_process(SimpleNamespace(benchmark_provider=off))
+    assert off._benchmark_worker is None
+    _start_benchmark_process(SimpleNamespace())
 
 
 def test_it_is_taken_out_again(enabled: Any) -> None:

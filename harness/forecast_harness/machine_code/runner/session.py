@@ -14,15 +14,15 @@ from forecast_autotune.timing.pauses import (
     pause_lengths,
     pause_seconds,
 )
-from forecast_harness.machine_code.runner.gpu.arena import CanaryArena
 from forecast_harness.machine_code.runner.buffer_contents import BufferContents
 from forecast_harness.machine_code.runner.contestant import Contestant
+from forecast_harness.machine_code.runner.gpu.arena import CanaryArena
 from forecast_harness.machine_code.runner.gpu.driver import CudaDriver, DriverError
 from forecast_harness.machine_code.runner.gpu.graphs import DriverEvents, LaunchRecorder
+from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 from forecast_harness.machine_code.runner.input_reserves import InputReserve, InputReserves
 from forecast_harness.machine_code.runner.known_results import ElementKind, KnownResults
 from forecast_harness.machine_code.runner.run_marks import NOBODY
-from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 from forecast_harness.machine_code.runner.work_inputs import WorkInputs
 
 _MOST_MOVED_BYTES = 16 << 20

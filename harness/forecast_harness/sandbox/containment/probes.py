@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from forecast_harness.sandbox import cell_process, wire
-from forecast_harness.sandbox.lane_server import cell_supervisor
 from forecast_harness.sandbox.containment import confine
 from forecast_harness.sandbox.containment.levels import ContainmentLevel
 from forecast_harness.sandbox.jobs import ResourceLimits, TensorArrays, WireError
+from forecast_harness.sandbox.lane_server import cell_supervisor
 
 _LIMITS = ResourceLimits(wall_s=20, cpu_s=20, memory_bytes=256 << 20, processes=64, output_bytes=16 << 20)
 _PLANTED_SECRET = "a secret of the user's"

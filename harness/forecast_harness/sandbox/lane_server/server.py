@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from forecast_harness.sandbox import judge_process, toolchain, wire
-from forecast_harness.sandbox.lane_server import cell_supervisor, device_holder
 from forecast_harness.sandbox.containment import confine, linux, probes
 from forecast_harness.sandbox.containment.levels import ContainmentLevel
 from forecast_harness.sandbox.jobs import ResourceLimits
+from forecast_harness.sandbox.lane_server import cell_supervisor, device_holder
 from forecast_harness.sandbox.lane_server.process_records import RunningCell, RunningJob
 from forecast_harness.sandbox.lane_server.server_forks import fork_servers
 

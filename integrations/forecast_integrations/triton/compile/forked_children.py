@@ -11,12 +11,16 @@ import json
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from forecast_integrations.triton.compile.child_process import fork_task, kill_group, write_whole
 from forecast_integrations.triton.compile.dispatcher import NICE, Dispatcher
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -141,3 +145,28 @@ class ForkedChildren:
             return os.waitpid(child.pid, 0)[1]
         except ChildProcessError:  # a host that reaps every child itself (SIGCHLD ignored)
             return 0
+
+
+def answers_of_children(
+    answer: Callable[[Sequence[T]], object], shares: Sequence[Sequence[T]], timeout_s: float
+) -> list[Any]:
+    """What `answer` says of each share, each asked in a child of its own and given as JSON has it.
+
+    None for a share whose child cannot be had, dies, or has not answered after `timeout_s` seconds.
+    """
+    found: list[Any] = [None] * len(shares)
+    children = ForkedChildren()
+    dispatcher = Dispatcher({"share": lambda i: answer(shares[i])}, len(shares))
+    until = time.perf_counter() + timeout_s
+    try:
+        for i, share in enumerate(shares):
+            with suppress(OSError):
+                children.start(i, partial(answer, share), DispatchedTask(dispatcher, "share", i))
+        while len(children) and (left := until - time.perf_counter()) > 0:
+            for child, _ in children.finished(left)[0]:
+                with suppress(ValueError):
+                    found[child.tag] = child.answer()
+    finally:
+        children.close()
+        dispatcher.close()
+    return found
