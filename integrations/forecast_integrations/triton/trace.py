@@ -7,6 +7,7 @@ shapes. To trace or to read a long kernel takes tens of milliseconds, in which t
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class ChildTracer:
         problem: Problem | None = None,
         grids: Mapping[Candidate, tuple[int, ...]] | None = None,
     ) -> None:
-        """Texts are remembered in `known`; at most `workers` children trace at once, none if that is one.
+        """Texts are remembered in `known`; about `workers` children trace at once, none if that is one.
 
         With `problem`, its facts come along, for `grids` that depend on the candidate.
         """
@@ -196,7 +197,8 @@ class ChildTracer:
         except RuntimeError:  # no driver here: a child could not know the target
             return
         jobs = list(self._left.values())
-        shares = [jobs[i :: self._workers] for i in range(min(self._workers, len(jobs)))]
+        count = _children_for(len(jobs), self._workers)
+        shares = [jobs[i::count] for i in range(count)]
         dispatcher = Dispatcher({"share": lambda i: answer(shares[i])}, len(shares), _NICE)
         self._dispatchers.append(dispatcher)
         for i, share in enumerate(shares):
@@ -267,6 +269,15 @@ def make_tracer(
     cannot be traced is left out.
     """
     return ChildTracer(call, known, workers, problem, grids)
+
+
+def _children_for(jobs: int, workers: int) -> int:
+    """How many children do so many jobs: half as many again as workers, where each then has fewer.
+
+    Of 18 jobs for 16 children two would have two, and take twice as long as the others.
+    """
+    each = math.ceil(jobs / (1.5 * workers))
+    return math.ceil(jobs / each)
 
 
 def _timeout_s(jobs: Sequence[_TraceJob]) -> float:

@@ -244,6 +244,18 @@ def test_more_traces_than_children_are_shared_out_and_may_fail(monkeypatch: pyte
         assert tracer.outstanding == 0
 
 
+@pytest.mark.parametrize(("jobs", "workers", "children"), [(3, 2, 3), (8, 5, 4), (8, 6, 8), (8, 16, 8)])
+def test_a_few_more_children_than_workers_trace_where_each_then_has_fewer(
+    jobs: int, workers: int, children: int
+) -> None:
+    with null_device():
+        call, candidates = traced_call()
+        tracer = make_tracer(call, {}, workers)
+        tracer.start(candidates[:jobs])
+        assert len(tracer._children.running()) == children
+        tracer.close()
+
+
 def test_a_tracer_that_is_closed_leaves_no_child() -> None:
     with null_device():
         call, candidates = traced_call()
