@@ -7,7 +7,6 @@ shapes. To trace or to read a long kernel takes tens of milliseconds, in which t
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -272,12 +271,11 @@ def make_tracer(
 
 
 def _children_for(jobs: int, workers: int) -> int:
-    """How many children do so many jobs: half as many again as workers, where each then has fewer.
+    """How many children do so many jobs: one each, up to half as many again as there are workers.
 
     Of 18 jobs for 16 children two would have two, and take twice as long as the others.
     """
-    each = math.ceil(jobs / (1.5 * workers))
-    return math.ceil(jobs / each)
+    return jobs if jobs <= 1.5 * workers else workers
 
 
 def _timeout_s(jobs: Sequence[_TraceJob]) -> float:

@@ -244,8 +244,10 @@ def test_more_traces_than_children_are_shared_out_and_may_fail(monkeypatch: pyte
         assert tracer.outstanding == 0
 
 
-@pytest.mark.parametrize(("jobs", "workers", "children"), [(3, 2, 3), (8, 5, 4), (8, 6, 8), (8, 16, 8)])
-def test_a_few_more_children_than_workers_trace_where_each_then_has_fewer(
+@pytest.mark.parametrize(
+    ("jobs", "workers", "children"), [(3, 2, 3), (8, 2, 2), (8, 5, 5), (8, 6, 8), (8, 16, 8)]
+)
+def test_a_few_more_children_than_workers_trace_where_each_then_has_one_text(
     jobs: int, workers: int, children: int
 ) -> None:
     with null_device():
