@@ -7,6 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ import triton
 from benchmarks import kernels
 from benchmarks.lib.devices import synchronize
 from forecast_autotune.records import Config
+from forecast_integrations.triton.problem.call import outcome_of
 from forecast_integrations.triton.problem.describe import to_config
 
 
@@ -198,3 +200,19 @@ def read_retimed(record: Mapping[str, Any]) -> RetimedConfigs:
 
 def _quantile(times: Sequence[float], share: float) -> float:
     return sorted(times)[int(share * (len(times) - 1))]
+
+
+def precompile(kernel: Any, data: kernels.Data, configs: list[Any], threads: int) -> None:
+    """Compile all configs on `threads` threads; a failure shows up again, and counts, in the sweep."""
+    if not threads:
+        return
+
+    def one(config: Any) -> None:
+        try:
+            kernel.warmup(*data["args"], grid=data["grid"], **data["kwargs"], **config.all_kwargs())
+        except Exception as error:
+            if outcome_of(error) is None:
+                raise
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(one, configs))

@@ -24,8 +24,8 @@ from typing import Any
 
 from benchmarks import kernels
 from benchmarks.lib import devices, result_files
+from benchmarks.lib.kernel_timing import precompile
 from benchmarks.lib.variants.variant_forecasts import call_with_variants
-from benchmarks.tuning.matmul72 import precompile
 from forecast_autotune.records import Candidate
 from forecast_autotune.timing.pauses import pause_lengths, pause_seconds
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of

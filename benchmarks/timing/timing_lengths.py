@@ -23,7 +23,6 @@ from typing import Any
 from benchmarks import kernels
 from benchmarks.lib import devices, kernel_timing, result_files
 from benchmarks.lib.variants.variant_forecasts import call_with_variants
-from benchmarks.tuning.matmul72 import precompile
 from forecast_autotune.records import Candidate
 from forecast_autotune.tuning.results import FINALIST_MARGIN, MAX_FINALISTS
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of
@@ -84,7 +83,7 @@ def one_case(case: kernels.Case, where: str, a: Namespace) -> dict[str, Any]:
     """The plays of one case."""
     data = case.make(where)
     call = call_with_variants(case, data, [])
-    precompile(case.kernel, data, kernels.configs(case), a.threads)
+    kernel_timing.precompile(case.kernel, data, kernels.configs(case), a.threads)
     clock = EventTimer(call)
     rough = race_medians(clock, list(call.configs))
     clock.close()

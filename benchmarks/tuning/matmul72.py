@@ -23,7 +23,6 @@ import statistics
 import sys
 import tempfile
 from argparse import Namespace
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from benchmarks.lib import devices, kernel_timing, result_files
 from benchmarks.lib.processes import child_processes
 from forecast_autotune import autotune
 from forecast_autotune.settings import Settings
-from forecast_integrations.triton.problem.call import outcome_of
 
 CASES = ("matmul/4096x4096x4096", "matmul/2048x2048x2048")
 TOP = 5
@@ -61,7 +59,7 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
                     make = autotune if role == "forecast" else triton.autotune
                     tuner = make(configs=configs, key=key)(kernel)
                 threads = given["threads"] if role == "threads16" else 0
-                before = partial(precompile, kernel, d, configs, threads)
+                before = partial(kernel_timing.precompile, kernel, d, configs, threads)
                 shapes.append(kernel_timing.tuned_call(case, tuner, d, before))
             shapes[-1]["correct"] = kernel_timing.check_output(case, d, where)
     return {
@@ -70,22 +68,6 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
         "seed": Settings.from_environment().seed,
         "shapes": shapes,
     }
-
-
-def precompile(kernel: Any, data: kernels.Data, configs: list[Any], threads: int) -> None:
-    """Compile all configs on `threads` threads; a failure shows up again, and counts, in the sweep."""
-    if not threads:
-        return
-
-    def one(config: Any) -> None:
-        try:
-            kernel.warmup(*data["args"], grid=data["grid"], **data["kwargs"], **config.all_kwargs())
-        except Exception as error:
-            if outcome_of(error) is None:
-                raise
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(one, configs))
 
 
 def known_winner(case: kernels.Case, data: kernels.Data, config: Any) -> dict[str, Any]:
