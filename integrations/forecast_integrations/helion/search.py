@@ -37,8 +37,9 @@ Benchmark = Callable[[list[Any]], Sequence[tuple[str, float]]]
 """Helion's status and milliseconds of configs, in their order."""
 
 NAME = "ForecastSearch"
-POOL = 48
-"""Configs that are ranked at first; to generate and read the code of one takes a core some 0.1 s."""
+POOL, POOL_PER_WORKER = 48, 6
+"""Configs that are ranked at first at least, and for each worker; to generate and read the code of one takes a worker
+some 0.1 s."""
 COMPILE_TIMEOUT_S = 4
 """Seconds that Helion gives a compilation at most: a whole batch waits for its slowest, and what compiles so long is
 hardly ever fast."""
@@ -53,8 +54,9 @@ MOST_MEASURED = 0.5
 """Share of the pool that is measured at most, whatever risk is left."""
 MOST_GENERATIONS = 5
 """Times that neighbours of the best join the pool, at most; as many as Helion's own searches at effort `quick`."""
-NEIGHBOURS, STEPS = 24, 2
-"""Of these, how many at most, drawn at random; and how far away they are, in Helion's steps."""
+NEIGHBOURS, NEIGHBOURS_PER_WORKER, STEPS = 24, 4, 2
+"""Of these, how many are drawn at most, at least so many or so many for each worker; and how far away they are, in
+Helion's steps."""
 _WORTHWHILE = 0.01
 """Share of its time by which a generation has to be better than the last, for another one to follow."""
 _FINALISTS, _FINAL_TIMINGS, _FINAL_MARGIN = 4, 2, 0.05
@@ -176,8 +178,8 @@ def search_pool(
     return best, rows, risk
 
 
-def neighbours(generation: Any, config: Any, generator: random.Random) -> list[Any]:
-    """Configs that differ from this one in one parameter, or in two block sizes, by a few steps; `NEIGHBOURS` at most.
+def neighbours(generation: Any, config: Any, generator: random.Random, most: int = NEIGHBOURS) -> list[Any]:
+    """Configs that differ from this one in one parameter, or in two block sizes, by a few steps; `most` at most.
 
     `generation` is Helion's `ConfigGeneration`. What it refuses is left out.
     """
@@ -193,7 +195,7 @@ def neighbours(generation: Any, config: Any, generator: random.Random) -> list[A
         changes += [{one: a, other: b} for a in steps[one] for b in steps[other]]
     generator.shuffle(changes)
     found = []
-    for change in changes[:NEIGHBOURS]:
+    for change in changes[:most]:
         with contextlib.suppress(Exception):  # `InvalidConfig` of many kinds
             found.append(generation.unflatten([change.get(i, value) for i, value in enumerate(base)]))
     return found
@@ -214,6 +216,7 @@ def search_generations(
     """
     best, rows, risk = search_pool(pool, benchmark, surrogate, settings, exhausted=exhausted)
     generator = random.Random(settings.seed)
+    most = max(NEIGHBOURS, NEIGHBOURS_PER_WORKER * settings.worker_count())
     for count in range(MOST_GENERATIONS):
         before = _fastest_ms(rows)
         say(
@@ -221,7 +224,7 @@ def search_generations(
         )
         if best is None or exhausted():
             break
-        if not pool.extend(neighbours(generation, best, generator)):
+        if not pool.extend(neighbours(generation, best, generator, most)):
             break
         best, rows, risk = search_pool(
             pool, benchmark, surrogate, settings, measured=rows, exhausted=exhausted
@@ -272,7 +275,7 @@ def make_search_class() -> Any:
     """The algorithm's class, over the installed Helion's base. Raises `ImportError` without one."""
     base: Any = importlib.import_module("helion.autotuner.base_search").BaseSearch
 
-    def __init__(self: Any, kernel: Any, args: Sequence[Any], count: int = POOL, **rest: Any) -> None:
+    def __init__(self: Any, kernel: Any, args: Sequence[Any], count: int = 0, **rest: Any) -> None:
         base.__init__(self, kernel, args, **rest)
         self.count = count
         self.stated_risk = 1.0
@@ -285,9 +288,11 @@ def make_search_class() -> Any:
         settings = Settings.from_environment()
         _start_benchmark_process(self)
         begin = time.perf_counter()
-        population = generation.random_population(self.count, user_seed_configs=seeds)
-        pool = RankedPool(self.kernel, self.args, population, settings.worker_count())
-        self.log(f"{len(pool.configs)} of {self.count} configs ranked, {time.perf_counter() - begin:.1f} s")
+        workers = settings.worker_count()
+        count = self.count or max(POOL, POOL_PER_WORKER * workers)
+        population = generation.random_population(count, user_seed_configs=seeds)
+        pool = RankedPool(self.kernel, self.args, population, workers)
+        self.log(f"{len(pool.configs)} of {count} configs ranked, {time.perf_counter() - begin:.1f} s")
 
         # Helion 1.4 does not know the keyword, and raises only if the last config of a batch has no code.
         quiet = "raise_if_no_viable_config" in inspect.signature(self.benchmark_batch).parameters
