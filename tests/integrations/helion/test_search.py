@@ -27,6 +27,8 @@ from forecast_integrations.helion.search import (
     MOST_MEASURED,
     NAME,
     NEIGHBOURS,
+    POOL,
+    POOL_PER_WORKER,
     RankedPool,
     _start_benchmark_process,
     disable_helion,
@@ -232,6 +234,25 @@ def test_helions_own_autotuner_runs_it_by_name(
     assert made_up_ms(best) > 0
     assert search.settings.autotune_compile_timeout == 60, "as it was"
     assert 0.0 <= search.stated_risk <= 1.0
+
+
+@pytest.mark.parametrize(("workers", "ranked"), [(2, POOL), (16, 16 * POOL_PER_WORKER)])
+def test_more_workers_rank_more_configs(
+    workers: int, ranked: int, enabled: Any, bound: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from helion.autotuner.config_generation import ConfigGeneration
+
+    class Asked(Exception):
+        pass
+
+    def random_population(generation: Any, count: int, **seeds: Any) -> None:
+        raise Asked(count)
+
+    monkeypatch.setenv("FORECAST_AUTOTUNE_WORKERS", str(workers))
+    monkeypatch.setattr(ConfigGeneration, "random_population", random_population)
+    with pytest.raises(Asked) as asked:
+        enabled(bound, ARGS)._autotune()
+    assert asked.value.args == (ranked,)
 
 
 def test_a_batch_without_code_is_no_end_of_the_search_with_helion_1_4(
