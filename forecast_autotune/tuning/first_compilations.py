@@ -21,6 +21,9 @@ _LOOK_S = 0.01
 """Seconds between two looks at what has compiled, while traces are waited for."""
 _MOST_GUESSED = 256
 """Candidates up to which forecasting them once more costs nothing while they are traced."""
+_MOST_UNTRACED = 6
+"""Candidates up to which a single worker measures all, where few of them share a trace: nearly all would be measured
+anyway, and to trace one takes as long as to compile a quarter of it."""
 
 
 class FirstCompilations:
@@ -33,10 +36,22 @@ class FirstCompilations:
         self._by_time = isinstance(policy, WallTime)
         self.begun: list[Candidate] = []
         """What compiles by now, in the order asked for; or, of an earlier decision's binaries, what seems best."""
+        self.are_all_measured = False
+        """Whether all are to be measured, and none to be traced or forecast."""
 
     def begin(self, measurer: Measurer) -> None:
         """Compile what `at_once` names; nothing where binaries of an earlier decision may be all that it takes."""
-        if not measurer.ready():
+        texts, count = len(self._candidates.assignments[0]), len(self._candidates)
+        self.are_all_measured = (
+            self._is_free
+            and self._by_time
+            and measurer.workers == 1
+            and count <= _MOST_UNTRACED
+            and count < 2 * texts
+        )
+        if self.are_all_measured:
+            self._compile(measurer, list(self._candidates))
+        elif not measurer.ready():
             self._compile(measurer, self.at_once(measurer.workers))
 
     def begin_guessed(self, measurer: Measurer, relatives: Sequence[Relative]) -> None:
@@ -53,8 +68,12 @@ class FirstCompilations:
     def compiled_early(self, measurer: Measurer) -> Iterator[Candidate]:
         """Of `begun`, each that has compiled while the first traces are still to come; ends with those.
 
-        To be timed meanwhile: nobody else needs the device, and who traces is another process.
+        To be timed meanwhile: nobody else needs the device, and who traces is another process. Where nothing is traced,
+        all of it, compiled or not.
         """
+        if self.are_all_measured:
+            yield from self.begun
+            return
         traces, left = self._forecaster.traces, dict.fromkeys(self.begun)
         if not (self._by_time and left and measurer.quiet and traces.outstanding):
             return

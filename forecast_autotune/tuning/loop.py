@@ -176,7 +176,8 @@ class _TuningRun:
                 with measurer_errors():
                     measurer = make()
                     self._ahead.begin(measurer)
-            self.forecaster.prepare()
+            if not self._ahead.are_all_measured:
+                self.forecaster.prepare()
             if measurer is not None:
                 with measurer_errors():
                     self._ahead.begin_guessed(measurer, self.relatives)
