@@ -5,7 +5,8 @@
 Replays the recorded lists of `benchmarks/data/libraries_h200.jsonl.gz` with their recorded seconds of compilation on 1
 to 64 simulated workers, under three policies: everything (`exhaustive`), rounds by risk (`risk`), and the default
 (`wall-time`). Wall seconds are simulated (compiling in parallel, timing one at a time), without those of forecasting.
-The floor is the best config alone, compiled and timed once. Needs no device.
+The floor is the best config alone, compiled and timed once. Beside one config after the other, as `triton.autotune`
+compiles and times, tracing counts as well, by an estimate. Needs no device.
 
 The surrogate must not have seen the library: the one that ships was fitted to kernels of the benchmark package alone.
 `--models FOLDER` takes another for each library, `fla.npz` and so on. It is compared with the cost formula that learns
@@ -34,6 +35,7 @@ from benchmarks.lib.environment import ROOT
 from benchmarks.lib.libraries.comparison import list_class
 from benchmarks.lib.libraries.workloads import LIBRARIES
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.policy import Exhaustive, Policy, RiskBounded, WallTime
 from forecast_autotune.records import Measurement
 from forecast_autotune.records.table import Table
@@ -41,9 +43,11 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
+from forecast_autotune.tuning.first_compilations import is_traced_in_vain
+from forecast_autotune.tuning.host_seconds import EXHAUSTIVE_TIMING_S
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.replays.replay import ReplayStore, load, task_of
-from forecast_autotune.tuning.replays.table_measurer import TableMeasurer, recorded_compile_seconds
+from forecast_autotune.tuning.replays.table_measurer import TIMING_S, TableMeasurer, recorded_compile_seconds
 from forecast_train.evaluation.bootstrap import cluster_bootstrap
 
 TABLES = ROOT / "benchmarks" / "data" / "libraries_h200.jsonl.gz"
@@ -54,8 +58,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "wall-time": WallTime,
 }
 DEFAULT, COMPARED_WORKERS = "wall-time", 16
-TIMING_S = 0.02
-"""Seconds to time one candidate that compiled in a child, about, on an H200."""
+TRACE_S = 0.12
+"""Seconds of a core to trace a text of these kernels and read it, about, which are not simulated."""
 FAILED_REGRET = 9.0
 """Of a choice that cannot run: tenfold time."""
 BUDGETS = (1, 3, 5)
@@ -79,6 +83,10 @@ class ReplayedDecision:
     wall_s: float
     """Simulated, without forecasting."""
     floor_s: float
+    one_by_one_s: float
+    """Compiled and timed one config after the other, as `triton.autotune` does: estimated."""
+    trace_s: float
+    """To trace all texts on these workers: estimated; 0 where nothing is traced."""
     regret: float
     """time(chosen) / time(best) - 1."""
     stated_risk: float
@@ -90,7 +98,9 @@ def replay_decision(
     table: Table, surrogate: DefaultSurrogate, arm: str, policy: str, workers: int, settings: Settings
 ) -> ReplayedDecision:
     """Decide a recorded list from scratch under one of `POLICIES`."""
-    rows = table.by_candidate()
+    rows, seconds = table.by_candidate(), recorded_compile_seconds(table)
+    candidates = CandidateList.of(rows)
+    traced = POLICIES[policy] is not WallTime or not is_traced_in_vain(candidates, workers)
     best = min((m for m in rows.values() if m.ok), key=lambda m: m.ms)
     measurer = TableMeasurer(table, workers=workers, timing_s=TIMING_S)
     decision = tune(
@@ -111,7 +121,9 @@ def replay_decision(
         workers=workers,
         measured=decision.measured,
         wall_s=round(measurer.spent().wall_s, 4),
-        floor_s=round(recorded_compile_seconds(table)[best.candidate] + TIMING_S, 4),
+        floor_s=round(seconds[best.candidate] + TIMING_S, 4),
+        one_by_one_s=round(sum(seconds.values()) + EXHAUSTIVE_TIMING_S * len(rows), 4),
+        trace_s=round(TRACE_S * len(candidates.assignments[0]) / workers, 4) if traced else 0.0,
         regret=regret_beside(rows[decision.chosen], best),
         stated_risk=round(decision.stated_risk, 5),
         forecast_s=round(decision.cost.forecast_s, 4),
@@ -162,6 +174,7 @@ def figures(rows: Rows, exhaustive: Rows) -> dict[str, Any]:
     """Of decisions under one policy, and those under `exhaustive` on the same lists in the same order."""
     kernels = [r["kernel"] for r in rows]
     walls, everything = column(rows, "wall_s"), column(exhaustive, "wall_s")
+    less = column(rows, "one_by_one_s") / (walls + column(rows, "trace_s"))
     return {
         "contexts": len(rows),
         "kernels": len(set(kernels)),
@@ -169,6 +182,8 @@ def figures(rows: Rows, exhaustive: Rows) -> dict[str, Any]:
         "measured": int(column(rows, "measured").sum()),
         "candidates": int(column(rows, "candidates").sum()),
         "speedup_over_exhaustive": interval(lambda i: float(everything[i].sum() / walls[i].sum()), kernels),
+        "speedup_over_one_by_one": interval(lambda i: math.exp(float(np.log(less[i]).mean())), kernels),
+        "least_speedup_over_one_by_one": round(float(less.min()), 4),
         **decision_figures(rows),
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from forecast_autotune.features.candidate_list import group_rows
+from forecast_autotune.features.candidate_list import CandidateList, group_rows
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import REFUSED, Exhaustive, Policy, WallTime
 from forecast_autotune.records import Candidate
@@ -22,8 +22,13 @@ _LOOK_S = 0.01
 _MOST_GUESSED = 256
 """Candidates up to which forecasting them once more costs nothing while they are traced."""
 _MOST_UNTRACED = 6
-"""Candidates up to which a single worker measures all, where few of them share a trace: nearly all would be measured
-anyway, and to trace one takes as long as to compile a quarter of it."""
+"""Candidates up to which nearly all are measured anyway. To trace one takes as long as a quarter of its compilation."""
+
+
+def is_traced_in_vain(candidates: CandidateList, workers: int) -> bool:
+    """Whether to trace a list takes longer than what is known then saves: a short one, on a single worker."""
+    texts = len(candidates.assignments[0])
+    return workers == 1 and len(candidates) <= _MOST_UNTRACED and len(candidates) < 2 * texts
 
 
 class FirstCompilations:
@@ -41,14 +46,8 @@ class FirstCompilations:
 
     def begin(self, measurer: Measurer) -> None:
         """Compile what `at_once` names; nothing where binaries of an earlier decision may be all that it takes."""
-        texts, count = len(self._candidates.assignments[0]), len(self._candidates)
-        self.are_all_measured = (
-            self._is_free
-            and self._by_time
-            and measurer.workers == 1
-            and count <= _MOST_UNTRACED
-            and count < 2 * texts
-        )
+        by_time = self._is_free and self._by_time
+        self.are_all_measured = by_time and is_traced_in_vain(self._candidates, measurer.workers)
         if self.are_all_measured:
             self._compile(measurer, list(self._candidates))
         elif not measurer.ready():

@@ -45,6 +45,9 @@ class TableMeasurer:
         self._ends: dict[Candidate, tuple[float, float]] = {}
         """Start and end of what compiles."""
         self._ready: dict[Candidate, None] = {}
+        """What is compiled and not timed, in the order in which it was."""
+        self._compiled: set[Candidate] = set()
+        """That, and what was timed."""
 
     def ready(self) -> Collection[Candidate]:
         """What is compiled and not timed."""
@@ -55,9 +58,8 @@ class TableMeasurer:
         return {c: self._now - start for c, (start, _) in self._ends.items()}
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
-        """Start compiling on simulated workers that have nothing else to do."""
+        """Start compiling; who has no worker yet waits for one."""
         self._schedule(candidates)
-        self._waiting.clear()
 
     def measure(
         self,
@@ -97,7 +99,7 @@ class TableMeasurer:
         """Nothing is held."""
 
     def _schedule(self, candidates: Sequence[Candidate]) -> None:
-        fresh = [c for c in candidates if c not in self._ready and c not in self._ends]
+        fresh = [c for c in candidates if c not in self._compiled and c not in self._ends]
         free = self.workers - len(self._ends)
         unwanted = [c for c in self._ends if c not in candidates]
         for c in unwanted[: max(0, len(fresh) - free)]:
@@ -136,6 +138,7 @@ class TableMeasurer:
             self._now = max(self._now, end)
             del self._ends[candidate]
             self._ready[candidate] = None
+            self._compiled.add(candidate)
             self._charge(compile_s=end - start, compiled=1)
             self._start()
         self._now = max(self._now, until)
