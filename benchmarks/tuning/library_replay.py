@@ -15,6 +15,7 @@ from measurements alike, kernels drawn in pairs. All intervals are 95 %, by boot
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import sys
@@ -51,6 +52,7 @@ from forecast_autotune.tuning.replays.table_measurer import TIMING_S, TableMeasu
 from forecast_train.evaluation.bootstrap import cluster_bootstrap
 
 TABLES = ROOT / "benchmarks" / "data" / "libraries_h200.jsonl.gz"
+LIVE = ROOT / "benchmarks" / "results" / "libraries.json"
 WORKERS = (1, 2, 4, 8, 16, 64)
 POLICIES: dict[str, Callable[[], Policy]] = {
     "exhaustive": Exhaustive,
@@ -74,6 +76,7 @@ class ReplayedDecision:
     """The problem's id."""
     kernel: str
     label: str
+    key: str
     candidates: int
     arm: str
     """`learned` or `formula`."""
@@ -115,6 +118,7 @@ def replay_decision(
         table=table.problem.id,
         kernel=table.problem.kernel.name,
         label=str(table.problem.extra["label"]),
+        key=" ".join(map(str, table.problem.key)),
         candidates=len(rows),
         arm=arm,
         policy=policy,
@@ -282,7 +286,26 @@ def summarise(rows: Rows) -> dict[str, Any]:
         "kernels": len({r["kernel"] for r in lists}),
         "median_candidates": statistics.median(r["candidates"] for r in lists),
         "policies": policies,
+        "triton_over_one_by_one": beside_triton(lists),
         "learned_and_formula": compare_surrogates(rows),
+    }
+
+
+def beside_triton(rows: Rows) -> dict[str, Any]:
+    """What `triton.autotune` took on a device over what is estimated here, on the lists where it was timed."""
+    live: dict[tuple[str, ...], float] = {}
+    for context in json.loads(LIVE.read_text())["raw"]["contexts"]:
+        if (told := context["arms"].get("triton")) is not None:
+            live[context["workload"], context["kernel"], context["key"]] = json.loads(told)["wall_s"]
+    both = [(live.get((r["label"], r["kernel"], r["key"])), float(r["one_by_one_s"])) for r in rows]
+    ratios = [took / estimate for took, estimate in both if took is not None]
+    if not ratios:
+        return {"contexts": 0}
+    return {
+        "contexts": len(ratios),
+        "value": round(statistics.geometric_mean(ratios), 4),
+        "least": round(min(ratios), 4),
+        "most": round(max(ratios), 4),
     }
 
 

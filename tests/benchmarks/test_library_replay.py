@@ -48,6 +48,7 @@ def decision(table: str, arm: str, regret: float, budget: int | None = None, **m
         "table": table,
         "kernel": table,
         "label": "fla/norm",
+        "key": "64",
         "candidates": 4,
         "arm": arm,
         "policy": DEFAULT,
@@ -55,6 +56,8 @@ def decision(table: str, arm: str, regret: float, budget: int | None = None, **m
         "measured": 2,
         "wall_s": 1.0,
         "floor_s": 0.5,
+        "one_by_one_s": 4.0,
+        "trace_s": 0.25,
         "regret": regret,
         "stated_risk": 0.1,
         "forecast_s": 0.0,
@@ -101,6 +104,18 @@ def test_figures_are_told_apart_by_policy_workers_and_length() -> None:
     assert found[DEFAULT]["16"]["beyond_tolerance"]["value"] == 1.0
     assert found["risk"]["64"]["over_floor"]["value"] == 4.0
     assert list(found["risk"]["4"]["by_length"]) == ["1-8"]
+    assert found[DEFAULT]["16"]["least_speedup_over_one_by_one"] == pytest.approx(4.0 / 1.25)
+
+
+def test_tritons_way_is_held_against_what_triton_took(tables: list[Table]) -> None:
+    rows = [
+        asdict(replay_decision(table, DefaultSurrogate(), "learned", DEFAULT, 16, Settings()))
+        for table in load([library_replay.TABLES])[:40]
+    ]
+    found = library_replay.beside_triton(rows)
+    assert 0 < found["contexts"] < len(rows)
+    assert 0.2 < found["least"] <= found["value"] <= found["most"] < 5.0
+    assert library_replay.beside_triton([decision("a", "learned", 0.0)]) == {"contexts": 0}
 
 
 def test_a_row_holds_all_that_the_summary_reads(tables: list[Table]) -> None:

@@ -77,6 +77,15 @@ def test_what_is_prefetched_uses_idle_workers_and_is_compiled_once() -> None:
     assert clock.spent().compiled == 2
 
 
+def test_what_is_prefetched_waits_for_a_worker_and_what_is_timed_is_not_compiled_again() -> None:
+    clock = measurer(1.0, 1.0, 1.0, workers=1, timing_s=0.0)
+    clock.prefetch(NAMES[:3])
+    for name in NAMES[:3]:
+        list(clock.measure([name], prefetch=NAMES[:3]))
+    assert clock.spent().wall_s == 3.0
+    assert clock.spent().compiled == 3
+
+
 def test_who_waits_hears_when_nothing_has_come_in_time() -> None:
     clock = measurer(1.0, 3.0)
     assert list(clock.measure(NAMES[:2], within_s=0.5)) == []
