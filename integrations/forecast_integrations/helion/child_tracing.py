@@ -67,13 +67,13 @@ class _Tracer:
         """[number, launch as JSON] of each; None for a config without code. What needs the device is left out."""
         found: list[list[Any]] = []
         self.device.be_known()
-        with _WithoutMemory():
-            for number, config in share:
-                try:
-                    found.append([number, _encoded(generated_launch(self.kernel, self.args, config))])
-                except FeatureError as error:
-                    if "cuda" not in str(error).lower():
-                        found.append([number, None])
+        for number, config in share:
+            try:
+                launch = generated_launch(self.kernel, self.args, config, _WithoutMemory)
+                found.append([number, _encoded(launch)])
+            except FeatureError as error:
+                if "cuda" not in str(error).lower():
+                    found.append([number, None])
         return found
 
 
@@ -107,7 +107,10 @@ class _KnownDevice:
 
 
 class _WithoutMemory(TorchDispatchMode):
-    """Has tensors of devices other than the CPU made without memory: nothing is computed with them."""
+    """Has tensors of devices other than the CPU made without memory: nothing is computed with them.
+
+    For host code alone: while code is generated, Helion's own stand-ins for tensors have to keep their device.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})

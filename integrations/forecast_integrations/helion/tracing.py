@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +30,16 @@ class GeneratedLaunch:
     """Of the text at these arguments and this grid; None for one that cannot be read."""
 
 
-def generated_launch(kernel: Any, args: Sequence[Any], config: Any) -> GeneratedLaunch:
+def generated_launch(
+    kernel: Any,
+    args: Sequence[Any],
+    config: Any,
+    around_host_code: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> GeneratedLaunch:
     """Run the host code of a bound Helion kernel under a config up to its launch, which is recorded instead.
 
-    The host code allocates what it returns, as a real call does. Raises `FeatureError` where there is no code for
-    the config, it launches more than one kernel, or that kernel has no TTIR.
+    The host code allocates what it returns, as a real call does, unless `around_host_code` sees to it. Raises
+    `FeatureError` where there is no code for the config, it launches more than one kernel, or that kernel has no TTIR.
     """
     seen: list[tuple[Any, tuple[int, ...], tuple[Any, ...], int, int, Mapping[str, Any]]] = []
 
@@ -43,7 +49,9 @@ def generated_launch(kernel: Any, args: Sequence[Any], config: Any) -> Generated
         seen.append((function, tuple(grid), given, num_warps, num_stages, options))
 
     try:
-        kernel.compile_config(config, allow_print=False)(*args, _launcher=record)
+        host_code = kernel.compile_config(config, allow_print=False)
+        with around_host_code():
+            host_code(*args, _launcher=record)
     except Exception as error:  # Helion refuses configs in many ways, while it generates code and in the code
         raise FeatureError(f"no code: {type(error).__name__}: {error}; under {config}"[:300]) from error
     if len(seen) != 1:

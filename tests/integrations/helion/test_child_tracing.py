@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 5):
     pytest.skip("Helion supports Triton from 3.5 on", allow_module_level=True)
 pytest.importorskip("helion", reason="needs the package helion")
 import helion
+from torch._subclasses import FakeTensorMode
 
 from forecast_integrations.helion import child_tracing
 from forecast_integrations.helion.child_tracing import generated_launches
 from forecast_integrations.triton.compile.forked_children import answers_of_children
+from forecast_integrations.triton.compile.pool import without_device
 from tests.integrations.helion.test_search import ARGS, population, row_sums
 
 HERE = os.getpid()
@@ -33,10 +36,10 @@ def traced_here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     trace = child_tracing.generated_launch
 
-    def noted(kernel: Any, args: Any, config: Any) -> Any:
+    def noted(kernel: Any, args: Any, config: Any, *host: Any) -> Any:
         if os.getpid() == HERE:
             seen.append(config)
-        return trace(kernel, args, config)
+        return trace(kernel, args, config, *host)
 
     monkeypatch.setattr(child_tracing, "generated_launch", noted)
     return seen
@@ -60,17 +63,42 @@ def test_what_children_cannot_do_is_done_here(
     here = generated_launches(bound, ARGS, configs)
     trace = child_tracing.generated_launch
 
-    def elsewhere(kernel: Any, args: Any, config: Any) -> Any:
+    def elsewhere(kernel: Any, args: Any, config: Any, *host: Any) -> Any:
         if os.getpid() != HERE and config is configs[3]:
             if trouble == "dies":
                 os._exit(9)
             raise child_tracing.FeatureError("no code: RuntimeError: Cannot re-initialize CUDA")
-        return trace(kernel, args, config)
+        return trace(kernel, args, config, *host)
 
     monkeypatch.setattr(child_tracing, "generated_launch", elsewhere)
     traced_here.clear()
     assert generated_launches(bound, ARGS, configs, workers=2) == here
     assert traced_here == (configs[1::2] if trouble == "dies" else [configs[3]])
+
+
+def test_a_child_generates_code_for_a_device_that_it_must_not_use(device: Any) -> None:
+    """Told of a CUDA device that is not there; its arguments have no memory."""
+    properties = SimpleNamespace(
+        **{"name": "NVIDIA H200", "major": 9, "minor": 0, "warp_size": 32, "multi_processor_count": 132},
+        **{"shared_memory_per_block_optin": 232448, "L2_cache_size": 60 << 20, "total_memory": 1 << 37},
+        **{"max_threads_per_multi_processor": 2048, "regs_per_multiprocessor": 65536, "gcnArchName": ""},
+    )
+    told = {name: properties for name in ("get_device_properties", "_get_device_properties")}
+    told |= {"is_available": True, "current_device": 0, "device_count": 1, "_lazy_init": None}
+    known = child_tracing._KnownDevice({**told, "get_device_name": "NVIDIA H200"})
+
+    def answer(share: Any) -> list[Any]:
+        known.be_known()
+        with FakeTensorMode():
+            args = (torch.empty(1024, 512, device="cuda"),)
+        bound = row_sums.bind(args)
+        tracer = child_tracing._Tracer(bound, args, known)
+        return tracer.answer(list(enumerate(population(bound, share[0]))))
+
+    (found,) = answers_of_children(without_device(answer), [[6]], 120.0)
+    launches = [child_tracing._decoded(launch) for _, launch in found]
+    assert len(launches) == 6, "nothing needs the device"
+    assert any(launch is not None and "tt.func" in launch.ttir for launch in launches)
 
 
 def test_a_child_knows_the_device_and_takes_no_memory_of_it() -> None:
