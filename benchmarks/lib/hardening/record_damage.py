@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -94,10 +95,10 @@ def odd_text(data: bytes, chance: random.Random) -> bytes:
 
 
 def _replaced(data: bytes, what: re.Pattern[bytes], by: bytes, chance: random.Random) -> bytes:
-    found = list(what.finditer(data))
-    if not found:
+    count = sum(1 for _ in what.finditer(data))  # a list of them would take a gigabyte
+    if not count:
         return data + by
-    one = chance.choice(found)
+    one = next(itertools.islice(what.finditer(data), chance.choice(range(count)), None))
     return data[: one.start()] + by + data[one.end() :]
 
 
