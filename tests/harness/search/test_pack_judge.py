@@ -159,8 +159,11 @@ def test_one_that_turns_wrong_while_it_is_timed_is_caught(tmp_path: Path) -> Non
 
 
 def test_the_best_config_is_found_within_the_trials(judge: NodeJudge) -> None:
-    found = judged(judge, job("tunable", TUNABLE, trials=4))
-    assert (found.outcome, found.measurements) == (Outcome.OK, 4)
+    for _ in range(3):  # a busy machine may hold up the quickest of them
+        found = judged(judge, job("tunable", TUNABLE, trials=4))
+        assert (found.outcome, found.measurements) == (Outcome.OK, 4)
+        if found.config == {"TIMES": 1}:
+            break
     assert found.config == {"TIMES": 1}
     assert len(found.facts["configs"]) == 4
     alone = judged(judge, job("tunable", TUNABLE, trials=1))
