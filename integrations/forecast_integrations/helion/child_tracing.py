@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forecast_autotune.features.traced_texts import CompressedText, decode_facts
-from forecast_autotune.features.ttir.facts import facts_to_json
+from forecast_autotune.features.traced_texts import CompressedText, decode_facts, encode_facts
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument
 from forecast_integrations.helion.tracing import GeneratedLaunch, generated_launch
@@ -130,14 +129,14 @@ def _encoded(launch: GeneratedLaunch) -> dict[str, Any]:
         "num_stages": launch.num_stages,
         "arguments": [one.to_json() for one in launch.arguments],
         "ttir": [text.data, text.characters],
-        "facts": [list(launch.grid), launch.facts and facts_to_json(launch.facts)],
+        "facts": encode_facts(launch.ttir, launch.arguments, [launch.grid]),
     }
 
 
 def _decoded(told: dict[str, Any] | None) -> GeneratedLaunch | None:
     if told is None:
         return None
-    ((_, facts),) = decode_facts([told["facts"]]).items()
+    (facts,) = decode_facts(told["facts"]).values()
     return GeneratedLaunch(
         tuple(told["grid"]),
         told["num_warps"],
