@@ -7,6 +7,7 @@ can install. `.ci/run` asks for it.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -255,3 +256,10 @@ def _environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _free_locks() -> Iterator[None]:
+    """A lock of `logging` that this thread keeps holds up other threads, of all later tests of the process."""
+    yield
+    assert not logging._lock._is_owned()  # type: ignore[attr-defined]

@@ -244,7 +244,7 @@ def test_what_the_end_of_the_time_leaves_is_whole_and_can_be_gone_on_with(tmp_pa
     begin = time.monotonic()
     status, lines = recorded(tmp_path, ["base", "slow", "last"], seconds=3.0)
     assert status == 0
-    assert time.monotonic() - begin < 12.0
+    assert time.monotonic() - begin < 30.0
     text = (tmp_path / "lines.jsonl").read_text(encoding="utf-8")
     assert [json.loads(line) for line in text.splitlines()] == lines, "no line is cut"
     assert outcomes(lines) == [("a", "base", "ok")]

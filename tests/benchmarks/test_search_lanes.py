@@ -39,10 +39,10 @@ def sleepers(name: str, n: int, seconds: float) -> list[NodeJob]:
 
 
 def test_warm_jobs_are_done_by_every_lane_and_counted_by_none() -> None:
-    row = time_jobs(partial(tables, 2), sleepers("a", 6, 0.05), sleepers("warm", 2, 1.0))
+    row = time_jobs(partial(tables, 2), sleepers("a", 6, 0.05), sleepers("warm", 2, 4.0))
     assert row["jobs"] == row["judged_once"] == 6
     assert row["outcomes"] == {"ok": 6}
-    assert row["seconds"] < 1.0
+    assert row["seconds"] < 4.0
     assert set(row["judged_by"]) == {f"job-a-{n}" for n in range(6)}
     assert sum(row["jobs_of_each_lane"].values()) == 6
     assert set(row["jobs_of_each_lane"]) == {"cpu:0", "cpu:1"}

