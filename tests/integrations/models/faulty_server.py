@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from forecast_autotune.llm.backend import Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_integrations.models.http import limits
 from forecast_integrations.models.http.limits import CircuitBreaker, Deadline, UsageLedger
 from forecast_integrations.models.http.transport import Transport
 
@@ -147,6 +148,9 @@ class FaultyServer(ThreadingHTTPServer):
 
     def __init__(self, choose: Chooser | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        # An earlier server may have had this port, and failed: the process's circuit breaker would know it by that.
+        with limits._BREAKERS_MUTEX:
+            limits._BREAKERS.pop(self.url.removesuffix("/v1"), None)
         self.choose: Chooser = choose or (lambda path, body: None)
         self.requests: list[tuple[str, Any, dict[str, str]]] = []
         """Path, body and headers of every request."""
