@@ -7,6 +7,7 @@ can install. `.ci/run` asks for it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -247,6 +248,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected, a million objects, out of every later garbage collection: a fifth of the seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
