@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from forecast_integrations.triton.compile.child_process import fork_process
+from forecast_integrations.triton.compile.child_process import fork_process, fork_task
 from forecast_integrations.triton.compile.deferred_signals import deferred_signals
 
 Handler = Callable[[int, FrameType | None], Any]
@@ -69,6 +70,17 @@ def test_what_a_handler_raises_during_a_fork_is_raised(handle: Any, monkeypatch:
     monkeypatch.setattr(sys.modules[__name__], "INTERRUPTED", [True])
     with pytest.raises(OutOfTimeError):
         forked()
+
+
+def test_no_pipe_of_a_fork_that_a_handler_ends_stays_open(
+    handle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle(signal.SIGALRM, give_up)
+    monkeypatch.setattr(sys.modules[__name__], "INTERRUPTED", [True])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OutOfTimeError):
+        fork_task(lambda pipe: None, 0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_no_fork_leaves_loggings_lock_taken(handle: Any) -> None:

@@ -63,7 +63,7 @@ def fork_task(write: Callable[[int], None], nice: int) -> tuple[int, int]:
     parent = os.getpid()
     try:
         pid = fork_process()
-    except OSError:
+    except BaseException:
         os.close(inward)
         os.close(outward)
         raise

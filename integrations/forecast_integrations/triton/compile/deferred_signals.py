@@ -44,9 +44,7 @@ def deferred_signals() -> Iterator[None]:
         while True:
             try:
                 for number, handler in handlers.items():
-                    if (
-                        signal.getsignal(number) is note
-                    ):  # a hook of the fork may have put another in its place
+                    if signal.getsignal(number) is note:  # else a hook of the fork has put another there
                         signal.signal(number, handler)
                 while came:
                     signal.raise_signal(came.pop(0))

@@ -136,7 +136,7 @@ class Dispatcher:
         try:
             pairs.extend(socket.socketpair() for _ in range(self._processes))
             pid = fork_process()
-        except OSError:
+        except BaseException:
             for mine, other in pairs:
                 mine.close()
                 other.close()
