@@ -25,7 +25,7 @@ from tests.waiting import is_running, parent_of, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 HASTY = replace(SMALL, wall_s=0.7)
-LOST_S = 30.0
+LOST_S = 10.0
 
 
 @pytest.fixture(scope="module", params=["strongest", "weakest"])

@@ -31,6 +31,12 @@ def give_up(number: int, frame: FrameType | None) -> None:
     raise OutOfTimeError
 
 
+def noting_handler() -> tuple[list[int], Handler]:
+    """The signals that came, and a handler that notes them there."""
+    came: list[int] = []
+    return came, lambda number, frame: came.append(number)
+
+
 @pytest.fixture
 def handle() -> Iterator[Callable[[signal.Signals, Handler], None]]:
     """Sets handlers, until the end of the test."""
@@ -120,9 +126,9 @@ def test_the_child_of_a_fork_that_a_handler_ends_is_gone(
 
 
 def test_handlers_run_after_the_block_once_for_each_signal_in_order(handle: Any) -> None:
-    came: list[int] = []
+    came, note = noting_handler()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        handle(number, lambda number, frame: came.append(number))
+        handle(number, note)
     with deferred_signals():
         for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR2):
             signal.raise_signal(number)
@@ -131,11 +137,7 @@ def test_handlers_run_after_the_block_once_for_each_signal_in_order(handle: Any)
 
 
 def test_all_handlers_are_back_where_one_raises(handle: Any) -> None:
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
+    came, note = noting_handler()
     handle(signal.SIGUSR1, give_up)
     handle(signal.SIGUSR2, note)
 
@@ -152,11 +154,7 @@ def test_all_handlers_are_back_where_one_raises(handle: Any) -> None:
 
 
 def test_a_child_has_the_programs_handlers_and_none_of_its_signals(handle: Any) -> None:
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
+    came, note = noting_handler()
     handle(signal.SIGUSR1, note)
     with deferred_signals():
         signal.raise_signal(signal.SIGUSR1)
