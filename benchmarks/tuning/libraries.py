@@ -12,9 +12,10 @@ the call that decided. Every arm is a fresh process with an empty store and an e
 everything, and leaves a table of it without source or IR text; it is the arm `exhaustive` on all cores.
 
 The arms of `pick`: `forecast` (this project's default), `exhaustive` (its mode that measures everything), `triton`
-(`triton.autotune`, on a sample of contexts), `before` (as `forecast`, by the packages of another checkout,
-`--before FOLDER`, which any other stage may take, too), and `floor` (the harvest's winner alone: compiled, launched
-and timed once). `triton` and `floor` read the harvest. `retime` times the choices of all arms whose files lie in
+(`triton.autotune`, on a sample of contexts; `--sample SECONDS` gives other arms the same one), `before` (as
+`forecast`, by the packages of another checkout, `--before FOLDER`, which any other stage may take, too), and `floor`
+(the harvest's winner alone: compiled, launched and timed once). `triton`, `floor` and samples read the harvest.
+`retime` times the choices of all arms whose files lie in
 FOLDER, with the harvest's best three, side by side; on the machine of the harvest it finds their binaries.
 
 `report` joins what the stages left in some folders into a result file; of several rows of an arm and a context that of
@@ -91,15 +92,23 @@ def _arguments() -> Namespace:
     made.add_argument("--seconds", type=float, default=480.0, help="no workload starts later than this")
     made.add_argument("--workers", type=int, default=0, help="compilations at a time (default: one a core)")
     made.add_argument("--cores", type=int, default=0, help="cores that the arm may use (default: all)")
-    made.add_argument("--seed", type=int, default=0, help="of the sample that arm `triton` decides")
+    made.add_argument(
+        "--sample",
+        type=float,
+        default=0.0,
+        help="decide a lot of contexts that takes `triton.autotune` so many s",
+    )
+    made.add_argument("--seed", type=int, default=0, help="of that sample")
     made.add_argument("--rounds", type=int, default=15, help="retime: launches of each config")
     made.add_argument("--keep-texts", type=Path, help="harvest: a private table file with source and IR, too")
     made.add_argument("--scratch", type=Path, help="where stores and caches go (default: a temporary folder)")
     a = made.parse_args()
     if a.stage == "pick" and a.arm == "before" and a.before is None:
         made.error("--arm before needs --before FOLDER, a checkout to compare with")
-    if a.stage == "pick" and a.arm in UNSERVED and not (a.out / "harvest.jsonl").is_file():
-        made.error(f"--arm {a.arm} needs harvest.jsonl in {a.out}: run the stage harvest first")
+    unserved = a.stage == "pick" and a.arm in UNSERVED
+    if (a.sample or unserved) and not (a.out / "harvest.jsonl").is_file():
+        needs = f"--arm {a.arm}" if unserved else "--sample"
+        made.error(f"{needs} needs harvest.jsonl in {a.out}: run the stage harvest first")
     if a.stage in JOINING and not a.folders:
         made.error(f"{a.stage} needs --folders FOLDER..., the --out of other stages")
     return a
@@ -134,9 +143,9 @@ def run_arm(a: Namespace, arm: str, scratch: Path, site: Path) -> Path:
     given: dict[str, Any] = {"arm": arm, "out": str(out.absolute()), "seconds": a.seconds, "only": a.only}
     if (a.out / "harvest.jsonl").is_file() and arm != "harvest":
         given["harvest"] = str((a.out / "harvest.jsonl").absolute())
-    if arm == "triton":
+    if sample := a.sample or (0.8 * a.seconds if arm == "triton" else 0.0):
         harvested = by_context(read_rows(a.out / "harvest.jsonl"))
-        given["contexts"] = affordable_sample(harvested, 0.8 * a.seconds, a.seed)
+        given["contexts"] = affordable_sample(harvested, sample, a.seed)
     if arm == "retime":
         picks = {path.stem: str(path.absolute()) for path in sorted(a.out.glob("*.jsonl")) if path != out}
         given |= {"picks": picks, "rounds": a.rounds}
