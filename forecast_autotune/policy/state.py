@@ -45,9 +45,8 @@ class TuningState:
     compile_s: Array | None = None
     """Expected seconds until each candidate is compiled if its worker starts, or goes on, now: [n], 0 for what is
     ready. None where nothing is known of compilations."""
-    compile_penalty: Array | None = None
-    """log2 by which candidates are expected to run slower than forecast, as they compile far longer than others:
-    [n]."""
+    slowdown: Array | None = None
+    """log2 by which candidates are expected to run slower than forecast, by what their compilation shows: [n]."""
     programs: Codes | None = None
     """Numbers that candidates share which compile to the same program: [n]. None where nothing is known of that."""
     problem: str = ""

@@ -59,8 +59,8 @@ class WallTime(RiskBounded):
         if not len(rows):
             return Plan((), "every candidate that can launch is measured", risk)
         assert state.compile_s is not None
-        late = state.compile_penalty is not None and bool((state.compile_penalty[rows] > 0).all())
-        enough = seen >= (1 if late else min(self.fewest, len(state.forecasts)))
+        slow = state.slowdown is not None and bool((state.slowdown[rows] > 0).all())
+        enough = seen >= (1 if slow else min(self.fewest, len(state.forecasts)))
         gain = self._gain(state, samples)
         stake = risk * (self.surprise / math.sqrt(max(1, seen)))
         pays = seen > 0 and self._waiting_pays(state, rows, samples, gain, stake)
@@ -96,8 +96,8 @@ class WallTime(RiskBounded):
 
     def _promising(self, state: TuningState) -> tuple[npt.NDArray[np.intp], Array]:
         rows, samples = super()._promising(state)
-        penalty = state.compile_penalty if self._by_time(state) else None
-        return rows, samples if penalty is None else samples + penalty[rows]
+        slowdown = state.slowdown if self._by_time(state) else None
+        return rows, samples if slowdown is None else samples + slowdown[rows]
 
     @staticmethod
     def _by_time(state: TuningState) -> bool:

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from forecast_autotune.errors import is_of_caller, is_told_to_caller
 from forecast_autotune.garbage_collection import rare_collections
 from forecast_autotune.numerics import single_threaded_blas
@@ -34,6 +36,7 @@ from forecast_autotune.tuning.measurer import Measurer, MeasurerFailedError, mea
 from forecast_autotune.tuning.plain_decision import decide_plainly
 from forecast_autotune.tuning.preparation.compile_times import CompileTimes
 from forecast_autotune.tuning.preparation.distinct_programs import DistinctPrograms
+from forecast_autotune.tuning.preparation.register_spills import spill_slowdowns
 from forecast_autotune.tuning.results import TaskResults, prefer_base
 from forecast_autotune.tuning.risk_tracking import RiskTracker
 from forecast_autotune.tuning.task import (
@@ -212,7 +215,7 @@ class _TuningRun:
         ready: Collection[Candidate] = ()
         compiling: Mapping[Candidate, float] = {}
         compile_s: Array | None = None
-        compile_penalty: Array | None = None
+        slowdown: Array | None = None
         if measurer is not None:
             # Asked once: between two answers something may have compiled.
             spent, ready, compiling = measurer.spent(), measurer.ready(), measurer.compiling()
@@ -221,7 +224,8 @@ class _TuningRun:
                     m.candidate: m.compile_s for m in self.results.tried.values() if m.compile_s is not None
                 }
                 programs = self.programs.count()
-                compile_s, compile_penalty = self.compile_times.expected(took, compiling, ready, programs)
+                compile_s, late = self.compile_times.expected(took, compiling, ready, programs)
+                slowdown = np.maximum(late, spill_slowdowns(self.candidates, self.results.labels.values()))
         return TuningState(
             forecasts,
             self.results.outcomes(),
@@ -238,7 +242,7 @@ class _TuningRun:
             ready=ready,
             compiling=compiling,
             compile_s=compile_s,
-            compile_penalty=compile_penalty,
+            slowdown=slowdown,
             programs=None if isinstance(self.policy, Exhaustive) else self.programs.numbers(),
             problem=self.problem.id,
         )

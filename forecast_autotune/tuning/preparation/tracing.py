@@ -278,6 +278,8 @@ class LazyTraces:
         if isinstance(self._trace, BackgroundTracer) and fresh:
             self._trace.start(self._units_of(fresh))
             self._asked.update(fresh)
+            if not self.outstanding:  # all was known, and nobody waits for what has come already
+                self.poll()
         return self.outstanding > 0
 
     def _units_of(self, assignments: Sequence[int]) -> list[Candidate]:

@@ -173,7 +173,7 @@ def test_what_compiles_far_too_long_is_expected_to_be_slow() -> None:
     known = {0: 1.0, 1: 1.0, 2: 1.0}
     plain = state([0.0, 0.0, 0.0, -0.5], 1.0, sd=0.05, measured=known, compiling=[3])
     assert rows(WallTime().plan(plain)) == [3]
-    late = replace(plain, compile_penalty=np.array([0.0, 0.0, 0.0, 2.0]))
+    late = replace(plain, slowdown=np.array([0.0, 0.0, 0.0, 2.0]))
     assert WallTime().plan(late).measure == ()
 
 

@@ -166,6 +166,27 @@ def test_whoever_waits_gets_what_the_background_had_begun() -> None:
     assert len(traces.texts) == SPREAD_TRACES + TRACES_PER_ROUND
 
 
+class KnowingAll(Background):
+    """Has read what it is asked for before `start` returns, as a tracer that remembers another shape's IR."""
+
+    @property
+    def outstanding(self) -> int:
+        return 0
+
+    def poll(self, timeout_s: float) -> Mapping[str, str]:
+        came, self.waiting = self(self.waiting), []
+        return came
+
+
+def test_what_was_known_before_is_there_as_soon_as_it_is_asked_for() -> None:
+    candidates, tracer = blocks(5), KnowingAll()
+    traces = LazyTraces(candidates, tracer)
+    assert not traces.start_initial()
+    assert set(traces.texts) == {key(c) for c in candidates}
+    traces.trace_initial()
+    assert tracer.asked == [key(c) for c in candidates], "each once"
+
+
 def test_what_is_given_up_leaves_nothing_outstanding() -> None:
     tracer = Background()
     traces = LazyTraces(blocks(5), tracer)
