@@ -125,7 +125,9 @@ def report(a: Namespace) -> None:
         for folder in a.folders
         for path in sorted(folder.glob("*" + ENVIRONMENT))
     }
-    ours = [run["environment"] for name, run in runs.items() if name.endswith("/forecast")]
+    ours = [
+        run["environment"] for name, run in runs.items() if name.rpartition("/")[2].startswith("forecast")
+    ]
     found.data["environment"] |= ours[-1] if ours else {}
     found.data["raw"] = {"runs": runs, "contexts": compact_rows(arms)}
     found.finish(compare_arms(arms))

@@ -79,6 +79,18 @@ def test_arms_on_fewer_cores_are_compared_with_ours_on_as_many(tmp_path: Path) -
     }
 
 
+def test_triton_which_compiles_on_one_core_is_compared_with_ours_on_any_number(tmp_path: Path) -> None:
+    write_arm(tmp_path, "forecast", decisions({A: 1.0}))
+    write_arm(tmp_path, "forecast_1cores", decisions({A: 4.0}))
+    write_arm(tmp_path, "triton", decisions({A: 12.0}))
+    write_arm(tmp_path, "triton_1cores", decisions({A: 16.0}))
+    assert {name: r["ratio"] for name, r in compare_arms(read_arms([tmp_path]))["ratios"].items()} == {
+        "triton/forecast": 12.0,
+        "triton/forecast_1cores": 3.0,
+        "triton_1cores/forecast_1cores": 4.0,
+    }
+
+
 def test_the_harvest_is_the_exhaustive_arm_and_later_folders_count(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     write_arm(first, "harvest", decisions({A: 8.0, B: 8.0}))

@@ -81,19 +81,20 @@ def compare_arms(arms: Mapping[str, ArmRows]) -> Figures:
         for other, others in deciding.items():
             if name < other:
                 found["contexts_in_common"][f"{name} & {other}"] = len(set(rows) & set(others))
-        ours = OURS + _suffix(name)
-        if name not in (ours, FLOOR) and set(rows) & set(deciding.get(ours, {})):
-            found["ratios"][f"{name}/{ours}"] = wall_ratio(rows, deciding[ours])
+        for ours in deciding:
+            if _compares(name, ours) and set(rows) & set(deciding[ours]):
+                found["ratios"][f"{name}/{ours}"] = wall_ratio(rows, deciding[ours])
     if retimed:
         again = [abs(math.log(row["again_ms"] / row["ms"][0])) for row in retimed.values()]
         found["noise"] = round(math.exp(statistics.median(again)) - 1, _PLACES)
     return found
 
 
-def _suffix(name: str) -> str:
-    """What follows the arm in a file's name: `_4cores`."""
-    _, mark, cores = name.partition("_")
-    return mark + cores
+def _compares(name: str, ours: str) -> bool:
+    """Whether an arm is held against ours: on as many cores, or `triton.autotune`, which compiles on one, on any."""
+    arm, _, cores = name.partition("_")
+    own, _, own_cores = ours.partition("_")
+    return own == OURS and arm not in (OURS, FLOOR) and (cores == own_cores or name == "triton")
 
 
 def arm_figures(rows: ArmRows) -> Figures:
