@@ -10,26 +10,25 @@ from forecast_autotune.features.candidate_list import CandidateList, group_rows
 from forecast_autotune.records import Measurement
 from forecast_autotune.surrogates.protocol import Array
 
-_SPILLED = 16
+SPILLED = 16
 """Registers that a thread spills from which on fewer warps are expected to lose: a program's tiles are shared out among
-its threads, so that with half of the warps each has twice as much to hold. Of 162 such configs of some thirty recorded
-kernels none was within 2 % of the best of its list; of those whose neighbour spilled fewer, 12 of 219 were."""
+its threads, so that with half of the warps each has twice as much to hold. No such config of recorded kernels was
+within 2 % of the best of its list (`benchmarks/forecasting/register_spills.py`)."""
 _SLOWDOWN = 3.0
 """log2 of run time: in the median those configs took eight times as long as the best."""
 
 
-def spill_slowdowns(candidates: CandidateList, measurements: Iterable[Measurement]) -> Array:
+def spill_slowdowns(
+    candidates: CandidateList, measurements: Iterable[Measurement], least: int = SPILLED
+) -> Array:
     """log2 by which each candidate should run slower than forecast, as a measured one with more warps spills: [n].
 
     The two agree in all else but the number of stages. `measurements` say what spilled in `extra["spills"]`, in
-    registers of a thread.
+    registers of a thread; it counts from `least` on.
     """
     found = np.zeros(len(candidates))
-    spilled = [
-        candidates.row_of[m.candidate]
-        for m in measurements
-        if m.candidate in candidates.row_of and _spills(m)
-    ]
+    ran = [m for m in measurements if m.ok and m.candidate in candidates.row_of]
+    spilled = [candidates.row_of[m.candidate] for m in ran if _spills(m) >= least]
     if not spilled:
         return found
     columns = candidates.columns
@@ -41,6 +40,6 @@ def spill_slowdowns(candidates: CandidateList, measurements: Iterable[Measuremen
     return found
 
 
-def _spills(m: Measurement) -> bool:
+def _spills(m: Measurement) -> int:
     told = m.extra.get("spills")
-    return m.ok and isinstance(told, int) and told >= _SPILLED
+    return told if isinstance(told, int) else 0
