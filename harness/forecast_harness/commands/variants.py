@@ -240,7 +240,9 @@ def _verify_variants(
     results = work.verify(subjects, left, store.put_variant)
     closing = time.monotonic()
     where.lanes.close()
-    return results, {**work.seconds.to_json(), "closing": time.monotonic() - closing}
+    spent = {**work.seconds.to_json(), "closing": time.monotonic() - closing}
+    lanes = {"all_lanes_open": where.lanes.opened_s, "all_lanes_ready": where.lanes.ready_s}
+    return results, spent | {name: seconds[-1] for name, seconds in lanes.items() if seconds}
 
 
 def _has_check(variant: Variant, subject: BaseKernel, device: str) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
@@ -74,6 +75,11 @@ class LanePool:
         """Whether it is open, or failed to."""
         self._then: Callable[[SandboxLane], object] | None = None
         self._lock = threading.Lock()
+        self._began = 0.0
+        self.opened_s: list[float] = []
+        """Of each lane that was opened, the seconds since the first was asked for, in order."""
+        self.ready_s: list[float] = []
+        """The same until it could be lent: it was made ready meanwhile."""
 
     def __enter__(self) -> LanePool:
         return self
@@ -126,6 +132,8 @@ class LanePool:
     def _begin(self) -> None:
         self._begun += 1
         is_first = self._begun == 1
+        if is_first:
+            self._began = time.monotonic()
         opening = threading.Thread(target=self._open_one, args=(is_first, self._then), name="open-lane")
         self._openings.append(opening)
         opening.start()
@@ -143,11 +151,13 @@ class LanePool:
                 self._first = lane
                 self._first_tried.set()
             self._open.append(lane)
+            self.opened_s.append(time.monotonic() - self._began)
             try:
                 if then is not None:
                     with contextlib.suppress(SandboxError):
                         then(lane)
             finally:
+                self.ready_s.append(time.monotonic() - self._began)
                 self._free.put(lane)
         finally:
             if is_first:

@@ -86,7 +86,8 @@ def test_from_files_to_verified_variants(kernel: str, tmp_path: Path, capsys: Ca
     assert said["kernel"] == "double"
     assert [name.rpartition("-")[0] for name in said["new"]] == ["good", "wrong"]
     assert [v["judgement"] for v in said["verified"]] == ["accepted", "rejected"]
-    assert {"reading", "lane", "survey", "verify", "closing"} <= set(said["seconds"]), "where the time went"
+    steps = {"reading", "lane", "survey", "verify", "closing", "all_lanes_open", "all_lanes_ready"}
+    assert steps <= set(said["seconds"]), "where the time went"
     assert {"configs", "trials"} <= set(said["verified"][0]["facts"]["examine"])
     assert said["refused"] == [
         f"{broken}: line 1 of the variant: a variant imports triton and triton.language alone, not os"

@@ -110,6 +110,8 @@ def test_there_is_always_a_lane_and_never_one_without_work() -> None:
         lanes.open_ahead(2)
         assert dict(done(lanes, [5, 6], lambda item, lane: -item)) == {5: -5, 6: -6}
     assert len(made) == 2
+    assert lanes.opened_s[-1] <= lanes.ready_s[-1], "opened, made ready, and then lent"
+    assert len(lanes.opened_s) == len(lanes.ready_s) == 2
 
 
 def test_lanes_open_side_by_side_like_the_first_before_they_are_needed() -> None:
