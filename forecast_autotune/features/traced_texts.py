@@ -77,6 +77,11 @@ class TracedTexts(MutableMapping[str, str]):
     def __contains__(self, name: object) -> bool:
         return name in self._texts
 
+    @property
+    def characters(self) -> int:
+        """Of all texts together."""
+        return sum(t.characters if isinstance(t, CompressedText) else len(t) for t in self._texts.values())
+
     def stored(self, name: str) -> str | CompressedText:
         """A text as it is kept. Raises `KeyError` where there is none."""
         return self._texts[name]

@@ -302,6 +302,7 @@ class _TuningRun:
     def _measure(self, measurer: Measurer, plan: Plan, state: TuningState) -> None:
         audits, wanted = set(plan.audit), set(plan.measure)
         most = _TIMED_PER_PLAN if self.results.tried else _FIRST_TIMED
+        count = 0
         for count, m in enumerate(self._measurements(measurer, plan), 1):
             extra: dict[str, object] = {"forecast": self._forecast_record(state.forecasts, m.candidate)}
             if m.candidate in audits:
@@ -312,6 +313,8 @@ class _TuningRun:
             wanted.discard(m.candidate)
             if plan.within_s is not None and (count >= most or wanted.isdisjoint(measurer.ready())):
                 break  # while compilations go on, a new plan costs nothing
+        if not count and measurer.workers > 1:  # all that is wanted still compiles
+            self.forecaster.traces.parse_ahead()
 
     def _measure_early(self, measurer: Measurer) -> None:
         """Time what compiles before there is anything to plan by. Such measurements carry no forecast."""

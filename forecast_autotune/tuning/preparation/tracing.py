@@ -9,6 +9,8 @@ A tracer that works in the background is started and polled; any other is called
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -23,6 +25,7 @@ from forecast_autotune.features.stored_facts import facts_by_unit
 from forecast_autotune.features.traced_texts import TracedTexts, cached_facts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.facts import TtirFacts
+from forecast_autotune.features.ttir.module import cached_module
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.telemetry.spans import span
@@ -67,6 +70,11 @@ DISTINCT_TRACE_LIMIT = 128
 """Where inert meta-parameters leave no more than so many assignments that differ, one of each is traced."""
 TRACES_PER_ROUND = 16
 """Assignments of the best forecasts that are traced whenever the forecasts change."""
+READ_HERE_CHARACTERS = 150_000
+"""Known text of a list that is read sooner than children are started, have read it and are heard: some 50 ms, half of
+that where this process has parsed it before."""
+_PARSE_S = 0.03
+"""Seconds of parsing before somebody looks again whether there is something else to do."""
 _POLL_S = 0.25
 """Longest wait for the background at a time."""
 PROBED_ASSIGNMENTS = 2
@@ -121,6 +129,8 @@ class LazyTraces:
         self._trace, self._read = trace, read
         self._asked: set[int] = set()
         """Assignments, as `CandidateList.assignments` numbers them."""
+        self._parsed = 0
+        """Texts that were parsed ahead, from the first on."""
 
     def facts(self, row: int) -> TtirFacts | None:
         """The facts of the candidate in this row: of IR that has come in, else what the problem's record has kept.
@@ -169,6 +179,22 @@ class LazyTraces:
         """Wait for everything that is being traced in the background."""
         while self.outstanding:
             self.poll(_POLL_S)
+
+    def parse_ahead(self) -> None:
+        """Parse some texts while there is nothing else to do, so that another shape of the kernel finds them parsed.
+
+        Children have parsed them, and told their facts alone. Longer texts are read by children each time.
+        """
+        end = time.perf_counter() + _PARSE_S
+        if self.texts.characters > READ_HERE_CHARACTERS:
+            return
+        for name in list(self.texts)[self._parsed :]:
+            if time.perf_counter() >= end:
+                return
+            self._parsed += 1
+            with contextlib.suppress(Exception):  # whoever needs its facts is told
+                # The most that is worked out of a text alone, whatever it is called with.
+                _ = cached_module(self.texts[name]).live_bytes
 
     def close(self) -> None:
         """Give up what is being traced in the background."""

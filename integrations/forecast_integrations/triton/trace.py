@@ -19,14 +19,12 @@ from forecast_autotune.features.traced_texts import CompressedText, TracedTexts,
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Candidate, Problem
+from forecast_autotune.tuning.preparation.tracing import READ_HERE_CHARACTERS
 from forecast_integrations.triton.compile.dispatcher import Dispatcher
 from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
 from forecast_integrations.triton.compile.pool import can_fork, without_device
 from forecast_integrations.triton.problem.call import KernelCall
 
-_READ_HERE_CHARACTERS = 150_000
-"""Known text that is read sooner than children are started, have read it and are heard: some 60 ms, half of that where
-this process has read it before."""
 _TIMEOUT_S, _TIMEOUT_PER_JOB_S = 20.0, 2.0
 """Children that take longer are given up, and their share is traced here. Cores are shared, and long kernels
 take a quarter of a second each where nobody else has work."""
@@ -188,7 +186,7 @@ class ChildTracer:
         """Hand what is left to children if that pays: for `least` traces, or for long texts to read."""
         traces = sum(job.text is None for job in self._left.values())
         characters = sum(_length(job.text) for job in self._left.values())
-        few = traces < least and characters <= _READ_HERE_CHARACTERS
+        few = traces < least and characters <= READ_HERE_CHARACTERS
         if few or self._workers < 2 or not can_fork():
             return
         try:

@@ -202,7 +202,7 @@ def test_facts_come_from_children_with_their_texts() -> None:
 @pytest.mark.parametrize("longest", [10**6, 10])
 def test_short_texts_of_another_shape_are_read_at_once(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer ones by children; what they say is the same."""
-    monkeypatch.setattr("forecast_integrations.triton.trace._READ_HERE_CHARACTERS", longest)
+    monkeypatch.setattr("forecast_integrations.triton.trace.READ_HERE_CHARACTERS", longest)
     with null_device():
         call, candidates = traced_call()
         problem = describe.describe(

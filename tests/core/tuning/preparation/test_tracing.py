@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forecast_autotune.features.ttir.extraction import assignment_key
+from forecast_autotune.features.ttir.module import TtirModule
+from forecast_autotune.features.ttir.parser import TtirFunction
 from forecast_autotune.records import Candidate, Config
+from forecast_autotune.tuning.preparation import tracing
 from forecast_autotune.tuning.preparation.tracing import (
     FULL_TRACE_LIMIT,
     SPREAD_TRACES,
@@ -15,6 +19,9 @@ from forecast_autotune.tuning.preparation.tracing import (
     LazyTraces,
     farthest_point_sample,
 )
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def blocks(count: int, warps: Sequence[int] = (4,)) -> list[Candidate]:
@@ -185,6 +192,34 @@ def test_what_was_known_before_is_there_as_soon_as_it_is_asked_for() -> None:
     assert set(traces.texts) == {key(c) for c in candidates}
     traces.trace_initial()
     assert tracer.asked == [key(c) for c in candidates], "each once"
+
+
+def test_texts_are_parsed_ahead_once_and_long_ones_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def parse(text: str) -> TtirModule:
+        parsed.append(text)
+        if text.endswith("=2"):
+            raise IndexError("a module without a function")
+        return TtirModule({"f": TtirFunction("f", True, [], {})})
+
+    monkeypatch.setattr(tracing, "cached_module", parse)
+    candidates = [Candidate(Config.of({"B": n})) for n in range(5)]
+    traces = LazyTraces(candidates, Tracer())
+    traces.parse_ahead()
+    assert parsed == [], "nothing is traced yet"
+    traces.trace_initial()
+    monkeypatch.setattr(tracing, "_PARSE_S", 0.0)
+    traces.parse_ahead()
+    assert parsed == [], "there is no time"
+    monkeypatch.setattr(tracing, "_PARSE_S", 60.0)
+    monkeypatch.setattr(tracing, "READ_HERE_CHARACTERS", traces.texts.characters - 1)
+    traces.parse_ahead()
+    assert parsed == [], "they are read by children, too, when they are known"
+    monkeypatch.setattr(tracing, "READ_HERE_CHARACTERS", traces.texts.characters)
+    for _ in range(2):
+        traces.parse_ahead()
+        assert parsed == list(traces.texts.values()), "each once, also what cannot be read"
 
 
 def test_what_is_given_up_leaves_nothing_outstanding() -> None:
