@@ -100,7 +100,7 @@ class SandboxLane:
         self._environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
         self._environment |= {"CUDA_VISIBLE_DEVICES": device or "", **(environment or {})}
         modules, variables = (*warm, canary.__name__), tuple(sorted(self._environment.items()))
-        self._warm_up = WarmUp(modules, variables, module_search_path())
+        self._warm_up, self._search_path = WarmUp(modules, variables), module_search_path()
         self._warm_process: WarmProcess | None = None
         self._run_lock = threading.Lock()
         self._server: ServerProcess | None = None
@@ -358,7 +358,7 @@ class SandboxLane:
         with theirs, (self._scratch / _LOG).open("wb") as log:
             try:
                 self._server = self._warm_process.fork_server(
-                    orders, self._scratch, theirs.fileno(), log.fileno()
+                    orders, self._search_path, self._scratch, theirs.fileno(), log.fileno()
                 )
             except BaseException:
                 self._control.close()

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
+from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxJob, SandboxLane
 from forecast_harness.sandbox.containment import linux
 from forecast_harness.sandbox.lane_server import warm_process
-from tests.harness.lanes import lane, run
+from tests.harness.lanes import RUN, SMALL, lane, run
 from tests.waiting import is_running, parent_of, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -49,6 +49,19 @@ def test_lanes_that_need_the_same_have_one_parent_and_it_ends_with_the_last() ->
 def test_lanes_that_need_something_else_have_another_parent_of() -> None:
     with lane() as plain, lane(environment={"ANOTHER": "1"}) as other, lane(warm=("fractions",)) as third:
         assert len({parent_of(one.server_pid) for one in (plain, other, third)}) == 3
+
+
+def test_a_folder_that_joins_the_search_path_costs_no_second_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = {"paths.py": "import sys\n\n\ndef search_path():\n    return sys.path\n"}
+    job = SandboxJob(RUN, {"file": "paths.py", "function": "search_path"}, told)
+    with lane() as before:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        with lane() as after:
+            assert parent_of(before.server_pid) == parent_of(after.server_pid)
+            paths = [opened.run(job, SMALL).value["returned"] for opened in (before, after)]
+    assert [str(tmp_path) in path for path in paths] == [False, True]
 
 
 def test_a_lane_sees_its_own_folder_and_no_other_lanes() -> None:

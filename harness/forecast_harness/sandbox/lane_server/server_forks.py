@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ _MESSAGE_BYTES = 1 << 17
 def fork_servers(requests: socket.socket, scratch: str, serve: Callable[[Mapping[str, Any]], None]) -> None:
     """Fork a process that calls `serve` for each request, until the other end hangs up; then remove `scratch`.
 
-    A request has a number, the server's orders and its folder, with two descriptors: the lane's end of its control
+    A request has a number, the server's orders, its search path of modules and its folder, with two descriptors: the lane's end of its control
     socket and a file for what the server prints. The answer has the number and the pid, or an error; with it comes a
     pipe's end, at which the pipe ends when the server does.
     """
@@ -83,6 +84,7 @@ def _become_server(
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
+        sys.path[:] = json.loads(asked["search_path"])
         place = asked["place"]
         os.chdir(place)
         os.environ.update({"HOME": place, "TMPDIR": place})

@@ -54,8 +54,6 @@ class WarmUp:
     modules: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     """Names and values of its variables; a server has `HOME` and `TMPDIR` besides."""
-    search_path: str
-    """Of modules, as `module_search_path` writes it."""
 
 
 class ServerProcess:
@@ -102,8 +100,13 @@ class WarmProcess:
         self._asked = 0
         self._has_answered = False
 
-    def fork_server(self, orders: Mapping[str, Any], place: Path, control: int, log: int) -> ServerProcess:
+    def fork_server(
+        self, orders: Mapping[str, Any], search_path: str, place: Path, control: int, log: int
+    ) -> ServerProcess:
         """A server with these orders in the folder `place`, which talks at `control` and prints to `log`.
+
+        It finds modules by `search_path`, as `module_search_path` writes it. What all servers share is imported by
+        that of the first: a user's file that is imported meanwhile adds its folder, and costs no second process.
 
         Raises `SandboxError` where none can be had, with what was printed about it.
         """
@@ -112,8 +115,9 @@ class WarmProcess:
                 tried_before = self._has_answered
                 try:
                     if self._process is None:
-                        self._start()
-                    return self._ask(orders, place, control, log)
+                        self._start(search_path)
+                    asked = {"orders": dict(orders), "search_path": search_path, "place": str(place)}
+                    return self._ask(asked, control, log)
                 except (_ProcessLost, OSError) as error:
                     said = read_log(Path(self._scratch, _LOG))
                     self._end()
@@ -125,11 +129,11 @@ class WarmProcess:
         with self._lock:
             self._end()
 
-    def _start(self) -> None:
+    def _start(self, search_path: str) -> None:
         self._scratch = tempfile.mkdtemp(prefix="forecast-warm-")
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         orders = {"requests": theirs.fileno(), "warm": self.warm_up.modules, "scratch": self._scratch}
-        command = [sys.executable, "-I", "-c", SERVER_COMMAND, self.warm_up.search_path, json.dumps(orders)]
+        command = [sys.executable, "-I", "-c", SERVER_COMMAND, search_path, json.dumps(orders)]
         with theirs, Path(self._scratch, _LOG).open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -142,10 +146,10 @@ class WarmProcess:
                 start_new_session=True,
             )
 
-    def _ask(self, orders: Mapping[str, Any], place: Path, control: int, log: int) -> ServerProcess:
+    def _ask(self, asked: Mapping[str, Any], control: int, log: int) -> ServerProcess:
         assert self._requests is not None
         self._asked += 1
-        request = {"number": self._asked, "orders": dict(orders), "place": str(place)}
+        request = {"number": self._asked, **asked}
         socket.send_fds(self._requests, [json.dumps(request).encode()], [control, log])
         while True:
             if not select.select([self._requests], [], [], _IMPORT_TIMEOUT_S)[0]:
