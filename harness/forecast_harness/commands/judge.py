@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.console.extras import require_packages
@@ -144,8 +145,13 @@ def build_plan(options: argparse.Namespace) -> VerificationPlan:
     )
 
 
-def open_lane(options: argparse.Namespace, plan: VerificationPlan) -> SandboxLane:
-    """A lane for this device, at the level asked for. Raises `UsageError` for a level there is not."""
+def open_lane(
+    options: argparse.Namespace, plan: VerificationPlan, environment: Mapping[str, str] = MappingProxyType({})
+) -> SandboxLane:
+    """A lane for this device, at the level asked for; with a device its processes have this `environment`, too.
+
+    Raises `UsageError` for a level there is not.
+    """
     from forecast_harness.sandbox.api import ContainmentLevel, SandboxLane
     from forecast_harness.verify.lane_modules import LANE_MODULES
 
@@ -158,7 +164,8 @@ def open_lane(options: argparse.Namespace, plan: VerificationPlan) -> SandboxLan
     if plan.device == "cpu":
         # Without a device Triton kernels can only be interpreted: right or wrong, but no times to learn from.
         return SandboxLane(level, environment={"TRITON_INTERPRET": "1"}, warm=LANE_MODULES)
-    return SandboxLane(level, device=plan.uuid or str(plan.index), warm=LANE_MODULES)
+    device = plan.uuid or str(plan.index)
+    return SandboxLane(level, device=device, environment=environment, warm=LANE_MODULES)
 
 
 def _solutions(

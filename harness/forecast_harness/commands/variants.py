@@ -77,11 +77,12 @@ class _PlannedLanes:
     def of(cls, options: argparse.Namespace) -> _PlannedLanes:
         """Raises `UsageError` for a device or a level that is not there."""
         from forecast_harness.sandbox.lane_pools import LanePool
+        from forecast_harness.timing.device import ONE_QUEUE
         from forecast_harness.variants.verification.lanes import verification_lanes
         from forecast_harness.variants.verification.verify import VARIANT_PLAN
 
         plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)
-        return cls(plan, LanePool(lambda: open_lane(options, plan), verification_lanes()))
+        return cls(plan, LanePool(lambda: open_lane(options, plan, ONE_QUEUE), verification_lanes()))
 
 
 def _make_and_verify(

@@ -15,6 +15,7 @@ from forecast_harness.machine_code.runner.run_marks import NOBODY, RunMarks, cre
 from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.containment.levels import module_search_path
 from forecast_harness.sandbox.jobs import SandboxError, WireError
+from forecast_harness.timing.device import ONE_QUEUE
 
 _COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -47,7 +48,7 @@ class RunnerProcess:
         self.marks.set(NOBODY)
         told = {**orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
         command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(told)]
-        kept = {n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}
+        kept = {**ONE_QUEUE, **{n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}}
         if visible:
             kept["CUDA_VISIBLE_DEVICES"] = visible
         with theirs:

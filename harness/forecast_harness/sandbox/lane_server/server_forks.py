@@ -27,9 +27,9 @@ _MESSAGE_BYTES = 1 << 17
 def fork_servers(requests: socket.socket, scratch: str, serve: Callable[[Mapping[str, Any]], None]) -> None:
     """Fork a process that calls `serve` for each request, until the other end hangs up; then remove `scratch`.
 
-    A request has a number, the server's orders, its search path of modules and its folder, with two descriptors: the lane's end of its control
-    socket and a file for what the server prints. The answer has the number and the pid, or an error; with it comes a
-    pipe's end, at which the pipe ends when the server does.
+    A request has a number, the server's orders, its search path of modules and its folder, with two descriptors: the
+    lane's end of its control socket and a file for what the server prints. The answer has the number and the pid, or
+    an error; with it comes a pipe's end, at which the pipe ends when the server does.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a server here
     linux.set_dumpable(False)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from forecast_autotune.records import Outcome
 from forecast_harness.sandbox import canary
@@ -42,6 +42,9 @@ class HostJudge(NodeJudge, Protocol):
 class SandboxNodeJudge:
     """A sandbox lane, and what it says of nodes. Use from one thread at a time."""
 
+    device_environment: ClassVar[Mapping[str, str]] = {}
+    """Of a lane's processes, where they have a device."""
+
     def __init__(self, plan: VerificationPlan, folder: Path, number: int) -> None:
         """Raises `LaneFailure` if the lane's canary does not sing."""
         self._plan, self._folder = plan, folder
@@ -72,7 +75,7 @@ class SandboxNodeJudge:
 
     def _open_lane(self) -> SandboxLane:
         """A fresh lane whose canary sang. Raises `LaneFailure`."""
-        environment = {"TRITON_INTERPRET": "1"} if self._plan.device == "cpu" else {}
+        environment = {"TRITON_INTERPRET": "1"} if self._plan.device == "cpu" else self.device_environment
         device = None if self._plan.device == "cpu" else self._plan.uuid or str(self._plan.index)
         lane = SandboxLane(device=device, scratch=self._folder, environment=environment, warm=LANE_MODULES)
         lane.__enter__()

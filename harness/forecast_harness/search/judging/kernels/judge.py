@@ -35,7 +35,7 @@ from forecast_harness.search.judging.races.held_race import HeldRace
 from forecast_harness.search.judging.races.rules import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
 from forecast_harness.search.records import FullVerification, Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import configs_for, decided_config, subjects_of
-from forecast_harness.timing.device import DeviceBusy, exclusive
+from forecast_harness.timing.device import ONE_QUEUE, DeviceBusy, exclusive
 from forecast_harness.timing.paired_clock import INCUMBENT
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.variants.verification.base_binaries import BaseBinaries
@@ -62,6 +62,8 @@ class KernelJudge(SandboxNodeJudge):
     `rules` say how long a job's race lasts, `thorough` a confirmation's. Raises `LaneFailure` on opening if the
     lane's canary does not sing.
     """
+
+    device_environment = ONE_QUEUE
 
     def __init__(
         self,
