@@ -8,7 +8,7 @@ Needs `helion` beside the package (`pip install --no-deps helion filecheck psuti
 Helion's default search, its pattern search and ours, each in processes of its own with empty caches, at the same
 effort and with the same limit of wall seconds. Then what the searches chose is timed in turns, in one process a
 kernel, one of them twice: the noise. With `--parts`, choices of earlier runs are timed again in place of new ones;
-`--report` joins runs as they are, each timed by its own process, and needs no device.
+`--report` joins results of some kernels each, as they were timed, and needs no device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.lib.bridges.turns import add_parts, run_in_turns
 from benchmarks.lib.kernel_timing import time_in_turns
 from benchmarks.lib.processes.child_processes import child_command, child_environment, run_child
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
 
 CLAIM = "helion_examples"
 ARMS = ("LFBOTreeSearch", "PatternSearch", "ForecastSearch")
@@ -108,30 +108,47 @@ def retime_choices(
             )
             times = run_child(command, surroundings, TIMEOUT_S)
         result.add("retimed", {"kernel": kernel, **times})
-        timed = [{**row, "ms": ms} for row, ms in zip(own, times["ms"], strict=True)]
+        timed = with_times(own, times["ms"])
         say(f"{kernel} in turns: " + ", ".join(f"{row['arm']} {row['ms']:.4f} ms" for row in timed))
         found += timed
     return found
+
+
+def with_times(rows: list[dict[str, Any]], ms: list[float]) -> list[dict[str, Any]]:
+    """A kernel's rows with the times that its choices took in turns."""
+    return [{**row, "ms": one} for row, one in zip(rows, ms, strict=True)]
+
+
+def join_parts(result: ResultFile, parts: list[Path]) -> list[dict[str, Any]]:
+    """The rows of results of some kernels each, with the times in turns of those that have them."""
+    rows = add_parts(result, parts)
+    for times in (one for part in read_parts(parts) for one in part["raw"].get("retimed", ())):
+        result.add("retimed", times)
+        own = [row for row in rows if row["kernel"] == times["kernel"]]
+        rows = [row for row in rows if row["kernel"] != times["kernel"]] + with_times(own, times["ms"])
+    return rows
 
 
 def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Seconds and times against each of Helion's searches, geometric means over kernels."""
     found: dict[str, Any] = {}
     for other in ARMS[:-1]:
-        seconds, times = [], []
+        seconds: list[float] = []
+        times: dict[str, float] = {}
         for kernel in KERNELS:
             theirs = [r for r in rows if (r["kernel"], r["arm"]) == (kernel, other)]
             ours = [r for r in rows if (r["kernel"], r["arm"]) == (kernel, ARMS[-1])]
             if theirs and ours:
                 middle = lambda some, key: statistics.median(r[key] for r in some)  # noqa: E731
                 seconds.append(middle(theirs, "tune_s") / middle(ours, "tune_s"))
-                times.append(middle(ours, "ms") / middle(theirs, "ms"))
+                times[kernel] = middle(ours, "ms") / middle(theirs, "ms")
         if seconds:
             found[other] = {
                 "kernels": len(seconds),
                 "seconds_ratio": round(statistics.geometric_mean(seconds), 3),
-                "latency_ratio": round(statistics.geometric_mean(times), 4),
-                "worst_latency_ratio": round(max(times), 4),
+                "latency_ratio": round(statistics.geometric_mean(times.values()), 4),
+                "worst_latency_ratio": round(max(times.values()), 4),
+                "latency_ratios": {kernel: round(ratio, 4) for kernel, ratio in times.items()},
             }
     return found
 
@@ -152,7 +169,7 @@ def main() -> int:
         return 0
     result = ResultFile(arguments, CLAIM)
     if arguments.report:
-        result.finish(summary_of(add_parts(result, arguments.report)))
+        result.finish(summary_of(join_parts(result, arguments.report)))
         return 0
     if arguments.parts:
         rows = add_parts(result, arguments.parts, as_measured=False)
