@@ -30,6 +30,12 @@ class Outlook(NamedTuple):
     """Most candidates that may still be measured."""
 
 
+def _without_failures(samples: Array) -> Array:
+    """The draws with the slowest time of all in place of failures."""
+    works = np.isfinite(samples)
+    return np.where(works, samples, np.nanmax(samples[works], initial=0))
+
+
 @dataclass(frozen=True)
 class RiskBounded:
     """Measure the candidates that most probably beat the incumbent; stop when the risk is accepted.
@@ -131,30 +137,34 @@ class RiskBounded:
         if not len(rows):
             return rows, np.zeros((1, 0))
         draws = self.draws if state.measured else min(self.draws, self.glance)
-        samples = forecasts.samples(rows, draws, state.seed)
-        failing = np.random.default_rng(state.seed + 1).random(samples.shape) < forecasts.p_fail[rows]
-        return rows, np.where(failing, np.inf, samples)
+        return rows, forecasts.sampled_outcomes(rows, draws, state.seed)
 
     def _greedy(self, state: TuningState, samples: Array, weight: Array, count: int) -> list[int]:
         best = state.best()
         # Before the first measurement every draw competes with its own typical candidate.
-        finite = np.where(np.isfinite(samples), samples, np.nanmax(samples[np.isfinite(samples)], initial=0))
-        bar = np.full(len(samples), best) if math.isfinite(best) else fast_median(finite, axis=1)
+        bar = (
+            np.full(len(samples), best)
+            if math.isfinite(best)
+            else fast_median(_without_failures(samples), axis=1)
+        )
         columns = np.ascontiguousarray(samples.T)
-        gain = weight * np.maximum(0.0, bar - columns).mean(axis=1)
+        beyond = bar - columns
+        gain = weight * np.maximum(0.0, beyond, out=beyond).mean(axis=1)
         known = np.zeros(len(gain), dtype=np.intp)
         """How many picks each gain takes into account."""
         picked: list[int] = []
+        one = np.empty(len(samples))
         while len(picked) < count:
             choice = int(np.argmax(gain))
             if gain[choice] > 0.0 and known[choice] < len(picked):
                 # A lower bar only ever lowers a gain (lazy greedy, Minoux 1978): most need no second look.
-                gain[choice] = weight[choice] * np.maximum(0.0, bar - columns[choice]).mean()
+                np.maximum(0.0, np.subtract(bar, columns[choice], out=one), out=one)
+                gain[choice] = weight[choice] * (np.add.reduce(one) / len(one))
                 known[choice] = len(picked)
                 continue
             if gain[choice] <= 0.0:
                 # Nothing is expected to improve: take the best forecasts left, in order.
-                order = np.argsort(finite.mean(axis=0), kind="stable")
+                order = np.argsort(_without_failures(samples).mean(axis=0), kind="stable")
                 choice = next(int(i) for i in order if int(i) not in picked)
             picked.append(choice)
             gain[choice] = -1.0

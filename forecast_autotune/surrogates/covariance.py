@@ -72,9 +72,13 @@ class Hyperparameters:
 
     def expand(self, log2_ms: Array, floor: float) -> Array:
         """The inverse of `compress`."""
-        over = log2_ms - floor
-        bent = self.knee + (over - self.knee) / self.beyond
-        return np.asarray(floor + np.where(over > self.knee, bent, over))
+        over = np.asarray(log2_ms - floor)
+        bent = over - self.knee  # in place from here on: thousands of draws of hundreds of candidates
+        bent /= self.beyond
+        bent += self.knee
+        np.copyto(over, bent, where=over > self.knee)
+        over += floor
+        return over
 
     def spread(self, mean: Array, sd: Array, floor: float) -> Array:
         """A standard deviation of compressed log2 times, expanded around its mean."""

@@ -127,6 +127,10 @@ class Forecasts:
     """What became of a language model's advice on the kernel: followed, dropped, not applicable; "" without any."""
     note: Callable[[int], Mapping[str, object]] = _no_annotation
     """What to record with a row's measurement besides the forecast itself: JSON, to learn from later."""
+    _last_outcomes: dict[tuple[bytes, int, int], Array] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What `sampled_outcomes` gave last, by what it was asked."""
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -167,6 +171,25 @@ class Forecasts:
         noise = generator.standard_normal((count, len(rows)))
         return np.asarray(self.mean[rows] + self.sd[rows] * noise)
 
+    def sampled_outcomes(self, rows: npt.NDArray[np.intp], count: int, seed: int = 0) -> Array:
+        """`samples` with infinity where a candidate fails, not to be written to.
+
+        The last ones are kept: a plan is made again and again while nothing new is known.
+        """
+        asked = rows.tobytes(), count, seed
+        found = self._last_outcomes.get(asked)
+        if found is None:
+            found = self._draw_outcomes(rows, count, seed)
+            found.flags.writeable = False
+            self._last_outcomes.clear()
+            self._last_outcomes[asked] = found
+        return found
+
+    def _draw_outcomes(self, rows: npt.NDArray[np.intp], count: int, seed: int) -> Array:
+        drawn = self.samples(rows, count, seed)
+        failed = np.random.default_rng(seed + 1).random(drawn.shape) < self.p_fail[rows]
+        return np.where(failed, np.inf, drawn)
+
     def p_within(self, tolerance: float, count: int = 512, seed: int = 0) -> Array:
         """P(time <= (1 + tolerance) x the fastest of these candidates) per candidate, shape [n].
 
@@ -174,9 +197,7 @@ class Forecasts:
         most promising are drawn, as the cost grows with the cube: the share of the others is 0.
         """
         rows = np.sort(np.argsort(self.optimistic(), kind="stable")[:MAX_JOINT_CANDIDATES])
-        drawn = self.samples(rows, count, seed)
-        failed = np.random.default_rng(seed + 1).random(drawn.shape) < self.p_fail[rows]
-        drawn = np.where(failed, np.inf, drawn)
+        drawn = self._draw_outcomes(rows, count, seed)
         limit = drawn.min(axis=1, keepdims=True) + math.log2(1 + tolerance)
         share = np.zeros(len(self))
         share[rows] = ((drawn <= limit) & np.isfinite(drawn)).mean(axis=0)

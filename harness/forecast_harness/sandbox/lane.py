@@ -32,14 +32,8 @@ from forecast_harness.sandbox.jobs import (
     describe_end,
     write_files,
 )
-from forecast_harness.sandbox.lane_server.warm_process import (
-    ServerProcess,
-    WarmProcess,
-    WarmUp,
-    acquire,
-    read_log,
-    release,
-)
+from forecast_harness.sandbox.lane_server import warm_process
+from forecast_harness.sandbox.lane_server.warm_process import ServerProcess, WarmProcess, WarmUp, read_log
 
 _INHERITED_VARIABLES = (
     "PATH",
@@ -106,7 +100,7 @@ class SandboxLane:
         self._server: ServerProcess | None = None
         self._messages: list[dict[str, Any]] = []
         self._jobs = 0
-        self._given_up = False
+        self._given_up = self._opening_given_up = False
         self._level: ContainmentLevel | None = None
         self._apart = True
         self.refused: dict[str, str] = {}
@@ -149,8 +143,10 @@ class SandboxLane:
         self._scratch.chmod(0o711)  # candidates of another user have to find theirs in it
         (self._scratch / "root").mkdir()
         (self._scratch / "dev").mkdir()
-        self._warm_process = acquire(self._warm_up)
+        self._warm_process = warm_process.acquire(self._warm_up)
         try:
+            if self._opening_given_up:
+                raise SandboxError("nobody waits for this lane any more")
             self._start()
             if self._device is not None and like is None:
                 self._try_device()
@@ -173,8 +169,17 @@ class SandboxLane:
         self._level = None
         process, self._warm_process = self._warm_process, None
         if process is not None:
-            release(process)
+            warm_process.release(process)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def give_up_opening(self, waiting: int) -> None:
+        """Have `enter_like`, which another thread is at, raise `SandboxError` soon, unless it is nearly done.
+
+        `waiting`: lanes, this one included, that nobody waits for any more.
+        """
+        self._opening_given_up = True
+        if (process := self._warm_process) is not None and self._server is None:
+            warm_process.give_up(process, waiting)
 
     def give_up(self) -> None:
         """End the job under way, if there is one: its `run` raises `SandboxError`. Call it from another thread.

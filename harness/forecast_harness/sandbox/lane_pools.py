@@ -68,6 +68,8 @@ class LanePool:
         self._opener, self.most = opener, most
         self._free: queue.SimpleQueue[SandboxLane | BaseException] = queue.SimpleQueue()
         self._open: list[SandboxLane] = []
+        self._opening: list[SandboxLane] = []
+        self._closed = False
         self._openings: list[threading.Thread] = []
         self._begun = 0
         self._first: SandboxLane | None = None
@@ -90,9 +92,13 @@ class LanePool:
         self.close()
 
     def close(self) -> None:
-        """End all lanes: none can be borrowed any more."""
-        for opening in self._openings:
-            opening.join()
+        """End all lanes, those that still open as well: none can be borrowed any more."""
+        self._closed = True
+        opening = tuple(self._opening)
+        for lane in opening:
+            lane.give_up_opening(len(opening))
+        for thread in self._openings:
+            thread.join()
         close_lanes(self._open)
 
     def give_up(self) -> None:
@@ -143,7 +149,13 @@ class LanePool:
             lane = self._opener()
             if not is_first:
                 self._first_tried.wait()
-            lane.enter_like(self._first)
+            self._opening.append(lane)
+            try:
+                if self._closed:
+                    raise SandboxError("the lanes are closed")
+                lane.enter_like(self._first)
+            finally:
+                self._opening.remove(lane)
         except BaseException as error:
             self._free.put(error)
         else:

@@ -63,6 +63,21 @@ def test_p_within_is_certain_where_the_forecasts_are() -> None:
     np.testing.assert_array_equal(forecasts.p_within(0.0), [0.0, 1.0, 0.0])
 
 
+def test_outcomes_are_drawn_once_for_the_same_question() -> None:
+    forecasts, rows = made([0.0, 1.0], p_fail=0.5), np.array([0, 1])
+    drawn = forecasts.sampled_outcomes(rows, 64, 1)
+    assert forecasts.sampled_outcomes(rows, 64, 1) is drawn
+    runs = np.isfinite(drawn)
+    assert 0 < runs.sum() < runs.size
+    np.testing.assert_array_equal(drawn[runs], forecasts.samples(rows, 64, 1)[runs])
+    with pytest.raises(ValueError, match="read-only"):
+        drawn[0, 0] = 0.0
+    sure = replace(forecasts, p_fail=np.zeros(2))
+    np.testing.assert_array_equal(sure.sampled_outcomes(rows, 64, 1), forecasts.samples(rows, 64, 1))
+    assert not np.array_equal(forecasts.sampled_outcomes(rows, 64, 2), drawn)
+    np.testing.assert_array_equal(forecasts.sampled_outcomes(rows, 64, 1), drawn)
+
+
 def test_flat_forecasts_prefer_nobody() -> None:
     forecasts = validate_forecasts(uninformative_forecasts(NAMES, "none"), NAMES)
     assert list(forecasts.order()) == [0, 1, 2, 3]

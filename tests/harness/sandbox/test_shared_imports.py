@@ -15,6 +15,7 @@ import pytest
 
 from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxJob, SandboxLane
 from forecast_harness.sandbox.containment import linux
+from forecast_harness.sandbox.lane_pools import LanePool
 from forecast_harness.sandbox.lane_server import warm_process
 from tests.harness.lanes import RUN, SMALL, lane, run
 from tests.waiting import is_running, parent_of, wait_until
@@ -124,6 +125,31 @@ def test_many_lanes_open_at_once() -> None:
         for one in opened:
             one.close()
     assert not any(key[0] == os.getpid() and not key[1].modules[:-1] for key in warm_process._shared)
+
+
+def test_lanes_that_still_open_are_not_waited_for_when_their_pool_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_process, "SERVER_COMMAND", "import time; time.sleep(3600)")
+    environment = {"NEVER": "imported"}
+    lanes = LanePool(lambda: SandboxLane(environment=environment, warm=()), 2)
+    lanes.open_ahead(2)
+    lanes.close()
+    with pytest.raises(SandboxError, match=r"nobody waits|hung up"), lanes.borrowed():
+        raise AssertionError("it opened")
+    monkeypatch.undo()
+    with lane(environment=environment) as later:  # nobody else is given what was given up
+        assert run(later, "honest").status is JobStatus.OK
+
+
+def test_a_process_that_others_wait_for_goes_on() -> None:
+    with lane() as one:
+        process = one._warm_process
+        assert process is not None
+        warm_process.give_up(process, 1)  # it has forked a server already
+        with lane() as two:
+            assert parent_of(one.server_pid) == parent_of(two.server_pid)
+            assert run(two, "honest").status is JobStatus.OK
 
 
 def test_a_process_that_cannot_be_started_is_told_with_what_it_printed(

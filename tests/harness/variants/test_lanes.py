@@ -28,6 +28,9 @@ class Lane:
     def give_up(self) -> None:
         """Nothing is under way for long."""
 
+    def give_up_opening(self, waiting: int) -> None:
+        """It is open at once."""
+
     def close(self) -> None:
         self.closed = True
 

@@ -98,7 +98,7 @@ class WarmProcess:
         self._requests: socket.socket | None = None
         self._scratch = ""
         self._asked = 0
-        self._has_answered = False
+        self._has_answered = self._given_up = False
 
     def fork_server(
         self, orders: Mapping[str, Any], search_path: str, place: Path, control: int, log: int
@@ -116,6 +116,8 @@ class WarmProcess:
                 try:
                     if self._process is None:
                         self._start(search_path)
+                    if self._given_up:
+                        raise _ProcessLost("nobody waits for it any more")
                     asked = {"orders": dict(orders), "search_path": search_path, "place": str(place)}
                     return self._ask(asked, control, log)
                 except (_ProcessLost, OSError) as error:
@@ -123,6 +125,18 @@ class WarmProcess:
                     self._end()
                     if not tried_before:  # a new one would do no better
                         raise SandboxError(f"the lane's server did not start: {error}; {said}") from error
+
+    def give_up(self) -> bool:
+        """End it unless it has forked a server; whether it ends. From any thread.
+
+        Who waits for a server is told that there is none.
+        """
+        if self._has_answered:
+            return False
+        self._given_up = True
+        if (process := self._process) is not None:
+            process.kill()
+        return True
 
     def close(self) -> None:
         """End it; servers that it has forked live on."""
@@ -200,11 +214,24 @@ def acquire(warm_up: WarmUp) -> WarmProcess:
         return process
 
 
+def give_up(process: WarmProcess, users: int) -> None:
+    """End a process that has forked no server yet, unless more than so many users wait for it."""
+    with _shared_lock:
+        if process.users <= users and process.give_up():
+            _forget(process)
+
+
+def _forget(process: WarmProcess) -> None:
+    """Give it to nobody else."""
+    if _shared.get(key := (os.getpid(), process.warm_up)) is process:
+        del _shared[key]
+
+
 def release(process: WarmProcess) -> None:
     """One user less; the last one ends it."""
     with _shared_lock:
         process.users -= 1
         if process.users:
             return
-        _shared.pop((os.getpid(), process.warm_up), None)
+        _forget(process)
     process.close()
