@@ -91,3 +91,10 @@ def test_outputs_are_compared_up_to_numbers_and_bars(expected: str, actual: str,
 def test_a_fence_that_is_not_closed_is_an_error() -> None:
     with pytest.raises(ValueError, match="line 1: the fence is not closed"):
         blocks.blocks_of("```python\nprint(1)\n")
+
+
+def test_what_a_replay_measures_is_compared_to_the_digit_and_its_seconds_are_not() -> None:
+    printed = "│ measured   28 % of the configs  │\n│ tuning   61.6 s   │\n"
+    assert blocks.missing_line("│ measured  28 % of the configs │\n...\n", printed) is None
+    assert blocks.missing_line("│ measured  29 % of the configs │\n...\n", printed) is not None
+    assert blocks.missing_line("│ tuning  70.2 s │\n", printed) is None
