@@ -30,6 +30,12 @@ class Outlook(NamedTuple):
     """Most candidates that may still be measured."""
 
 
+def mean_gain(bar: float | Array, samples: Array, axis: int = 0) -> Array:
+    """How far draws are below the bar, 0 where they are above it: the mean over the `axis` of the draws."""
+    below = np.asarray(bar - samples)
+    return np.asarray(np.maximum(0.0, below, out=below).mean(axis=axis))
+
+
 def _without_failures(samples: Array) -> Array:
     """The draws with the slowest time of all in place of failures."""
     works = np.isfinite(samples)
@@ -148,8 +154,7 @@ class RiskBounded:
             else fast_median(_without_failures(samples), axis=1)
         )
         columns = np.ascontiguousarray(samples.T)
-        beyond = bar - columns
-        gain = weight * np.maximum(0.0, beyond, out=beyond).mean(axis=1)
+        gain = weight * mean_gain(bar, columns, axis=1)
         known = np.zeros(len(gain), dtype=np.intp)
         """How many picks each gain takes into account."""
         picked: list[int] = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.policy.risk_bounded import RiskBounded
+from forecast_autotune.policy.risk_bounded import RiskBounded, mean_gain
 from forecast_autotune.policy.state import TuningState
 from forecast_autotune.records import Plan
 from forecast_autotune.surrogates.protocol import Array
@@ -107,11 +107,7 @@ class WallTime(RiskBounded):
     def _gain(state: TuningState, samples: Array) -> Array:
         """Expected gain of each candidate by itself over the incumbent, log2; infinite before there is one."""
         best = state.best()
-        return (
-            np.maximum(0.0, best - samples).mean(axis=0)
-            if math.isfinite(best)
-            else np.full(samples.shape[1], math.inf)
-        )
+        return mean_gain(best, samples) if math.isfinite(best) else np.full(samples.shape[1], math.inf)
 
     def _price(self, state: TuningState) -> float:
         """Wall seconds for one log2 of run time: who accepts half the risk pays twice as much."""
@@ -143,7 +139,7 @@ class WallTime(RiskBounded):
         waves = np.where(fresh > free, np.ceil((fresh - free) / max(1, state.workers)), 0.0)
         ends = np.maximum.accumulate(seconds[some] * (1.0 + waves))
         least = np.minimum.accumulate(samples[:, some], axis=1)
-        gains = np.maximum(0.0, best - least).mean(axis=0)
+        gains = mean_gain(best, least)
         if not gains[-1] > 0.0:
             return False
         # Where forecasts are wrong they are so by more than their draws say, as recorded decisions show.
