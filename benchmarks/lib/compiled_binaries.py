@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import tempfile
 import time
@@ -46,3 +47,22 @@ def cubin_resources(cubin: bytes) -> dict[str, int]:
         command = [str(_CUOBJDUMP), "--dump-resource-usage", file.name]
         shown = subprocess.run(command, capture_output=True, text=True, check=True)
     return resource_usage(shown.stdout)
+
+
+def machine_code(cubin: bytes) -> bytes:
+    """The instructions of a binary for NVIDIA's GPUs, without what says how they were made: its `.text` sections.
+
+    Raises `struct.error` for bytes that are no ELF file of 64 bits.
+    """
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    # Of each section: the place of its name among all names, then its offset and size in the file.
+    sections = [struct.unpack_from("<I20xQQ", cubin, table + n * size) for n in range(count)]
+    _, where, length = sections[names]
+    listed = cubin[where : where + length]
+    code = [
+        cubin[offset : offset + extent]
+        for name, offset, extent in sections
+        if listed[name:].split(b"\0", 1)[0].startswith(b".text")
+    ]
+    return b"".join(code)

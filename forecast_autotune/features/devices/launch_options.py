@@ -38,6 +38,21 @@ BACKEND_OPTIONS = {
         LaunchOption(
             "maxnreg", None, (None, 128, 168, 255), "registers that a thread may have; the rest spills"
         ),
+        LaunchOption(
+            "ptx_options",
+            "",
+            (
+                "",
+                "--register-usage-level=10",
+                "--register-usage-level=0",
+                "--opt-level=1",
+                "--def-load-cache=cg",
+                "--def-load-cache=cs",
+                "--def-store-cache=cs",
+            ),
+            "what the assembler is told besides: how freely it uses registers, how far it moves instructions, and "
+            "what of loads and stores the caches keep",
+        ),
     ),
     "hip": (
         LaunchOption(

@@ -1,0 +1,138 @@
+"""Claim: which options of NVIDIA's assembler change a tuned kernel's machine code, and what they gain.
+
+    python -m benchmarks.devices.assembler_options --out FILE.json [--kernels 10] [--timed]
+
+The config that recorded timings of an H200 found best for a kernel is compiled with every option of
+`with_assembler_options`, for that device, without one. With `--timed`, on a GPU, what they make is also compared with
+the reference and timed in turns, the plain one twice: the noise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import kernels
+from benchmarks.lib.compiled_binaries import compile_config, cubin_resources, machine_code
+from benchmarks.lib.kernel_timing import check_output, config_from_json, time_in_turns
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from forecast_autotune.features.devices import datasheet_device
+from forecast_autotune.space import with_assembler_options
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
+from forecast_integrations.triton.null_device import null_device
+
+if TYPE_CHECKING:
+    import triton
+
+    from forecast_autotune.records.table import Table
+
+ROUNDS = 100
+"""Launches of each when they are timed in turns."""
+
+
+def best_configs(count: int) -> Iterator[tuple[kernels.Case, triton.Config]]:
+    """A case of each of so many recorded kernels, and the config that was fastest."""
+    first: dict[str, Table] = {}
+    for table in load(shipped_tables()):
+        first.setdefault(table.problem.kernel.name, table)
+    known = {case.name: case for case in kernels.every()}
+    for table in list(first.values())[:count]:
+        best = min((m for m in table.measurements if m.ok), key=lambda m: m.ms or float("inf"))
+        yield known[str(table.problem.extra["label"])], config_from_json(best.candidate.config.to_json())
+
+
+def option_of(config: triton.Config) -> str:
+    """What a config has the assembler told; "" for nothing."""
+    return str(config.kwargs.get("ptx_options", ""))
+
+
+def compiled_rows(case: kernels.Case, configs: list[triton.Config]) -> list[dict[str, Any]]:
+    """What the assembler makes of a kernel under each of these configs, the plain one first."""
+    found: list[dict[str, Any]] = []
+    for config in configs:
+        made, facts = compile_config(case, config, case.make("meta"))
+        row = {"kernel": case.name, "option": option_of(config), **facts}
+        if made is not None:
+            code = made.asm["cubin"]
+            row |= {**cubin_resources(code), "sha256": hashlib.sha256(machine_code(code)).hexdigest()}
+            row["changed"] = bool(found) and row["sha256"] != found[0].get("sha256")
+        found.append(row)
+    return found
+
+
+def timed_rows(case: kernels.Case, configs: list[triton.Config]) -> list[dict[str, Any]]:
+    """Median milliseconds under each of these configs, in turns; the plain one, which is the first, once more."""
+    data = case.make("cuda")
+    able = []
+    for config in configs:
+        try:
+            check_output(case, data, "cuda", config)
+        except Exception as error:  # one option less
+            say(f"{case.name} {option_of(config)}: {type(error).__name__}: {error}"[:200])
+            continue
+        able.append(config)
+    calls = [partial(kernels.launch, case, data, config) for config in [*able, able[0]]]
+    *ms, again_ms = (statistics.median(t) for t in time_in_turns(calls, ROUNDS))
+    rows = [{"kernel": case.name, "option": option_of(c), "ms": one} for c, one in zip(able, ms, strict=True)]
+    return [{**row, "again_ms": again_ms} for row in rows]
+
+
+def summary_of(compiled: list[dict[str, Any]], timed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Kernels whose machine code each option changes; the gain of each kernel's best option, and the noise."""
+    kernels_of = {row["kernel"] for row in compiled}
+    found: dict[str, Any] = {"kernels": len(kernels_of), "changed": {}}
+    for option in dict.fromkeys(row["option"] for row in compiled if row["option"]):
+        changed = [row.get("changed", False) for row in compiled if row["option"] == option]
+        found["changed"][option] = sum(changed)
+    gains = {}
+    for kernel in dict.fromkeys(row["kernel"] for row in timed):
+        own = [row for row in timed if row["kernel"] == kernel]
+        best = min(own, key=lambda row: float(row["ms"]))
+        gains[kernel] = {
+            "option": best["option"],
+            "gain": own[0]["ms"] / best["ms"],
+            "noise": own[0]["again_ms"] / own[0]["ms"],
+        }
+    if gains:
+        found["best"] = gains
+        found["median_gain"] = statistics.median(one["gain"] for one in gains.values())
+    return found
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--kernels", type=int, default=10)
+    made.add_argument("--timed", action="store_true", help="on this machine's GPU, too")
+    arguments = parse_arguments(made, on_host="--timed" not in sys.argv)
+    result = ResultFile(arguments, "assembler_options")
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    compiled: list[dict[str, Any]] = []
+    timed: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TRITON_CACHE_DIR"] = cache
+        for case, config in best_configs(arguments.kernels):
+            configs = with_assembler_options([config])
+            device = null_device(device=datasheet_device("h200"))
+            with contextlib.nullcontext() if arguments.timed else device:
+                rows = compiled_rows(case, configs)
+            for row in rows:
+                result.add("compiled", row)
+            compiled += rows
+            changed = [row["option"] for row in rows if row.get("changed")]
+            say(f"{case.name}: changed by {', '.join(changed) or 'none'}")
+            for row in timed_rows(case, configs) if arguments.timed else ():
+                result.add("timed", row)
+                timed.append(row)
+    result.finish(summary_of(compiled, timed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What a run of `benchmarks.devices.assembler_options` says of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.devices.assembler_options import best_configs, summary_of
+
+
+def compiled(kernel: str, option: str, changed: bool) -> dict[str, Any]:
+    return {"kernel": kernel, "option": option, "changed": changed}
+
+
+def timed(kernel: str, option: str, ms: float, again_ms: float) -> dict[str, Any]:
+    return {"kernel": kernel, "option": option, "ms": ms, "again_ms": again_ms}
+
+
+def test_kernels_are_counted_by_option_and_gains_are_over_the_plain_config() -> None:
+    rows = [
+        compiled("a", "", False),
+        compiled("a", "--opt-level=1", True),
+        compiled("b", "", False),
+        compiled("b", "--opt-level=1", False),
+    ]
+    assert summary_of(rows, []) == {"kernels": 2, "changed": {"--opt-level=1": 1}}
+    times = [
+        timed("a", "", 2.0, 2.1),
+        timed("a", "--opt-level=1", 1.0, 2.1),
+        timed("b", "", 3.0, 3.0),
+        timed("b", "--opt-level=1", 4.0, 3.0),
+    ]
+    found = summary_of(rows, times)
+    assert found["best"] == {
+        "a": {"option": "--opt-level=1", "gain": 2.0, "noise": 1.05},
+        "b": {"option": "", "gain": 1.0, "noise": 1.0},
+    }
+    assert found["median_gain"] == 1.5
+
+
+def test_the_recorded_best_config_of_each_kernel_is_taken() -> None:
+    found = list(best_configs(3))
+    assert len({case.family for case, _ in found}) >= 2
+    assert all("ptx_options" not in config.kwargs for _, config in found)
