@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
     from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Plan
     from forecast_autotune.records.table import Table, read_tables, write_tables
     from forecast_autotune.settings import Budget, Mode, Settings
-    from forecast_autotune.space import Space
+    from forecast_autotune.space import Space, with_assembler_options
     from forecast_autotune.store import Store
     from forecast_autotune.surrogates.default import default_surrogate
     from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -98,6 +98,7 @@ __all__ = [
     "shipped_tables",
     "stated_risk",
     "unpatch_triton",
+    "with_assembler_options",
     "write_tables",
 ]
 
@@ -157,6 +158,7 @@ _HOMES = {
     "shipped_tables": _REPLAY,
     "stated_risk": "forecast_autotune.policy",
     "unpatch_triton": _INTEGRATIONS,
+    "with_assembler_options": "forecast_autotune.space",
     "write_tables": _TABLE,
 }
 

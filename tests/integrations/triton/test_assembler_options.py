@@ -8,9 +8,8 @@ import pytest
 import triton
 
 from benchmarks.lib.compiled_binaries import machine_code
-from forecast_autotune import autotune
+from forecast_autotune import autotune, with_assembler_options
 from forecast_autotune.features.devices import datasheet_device
-from forecast_autotune.space import with_assembler_options
 from forecast_autotune.store import Store
 from forecast_integrations.triton.null_device import null_device
 from tests.integrations.null import by_launch_options, double, fresh, launch
