@@ -21,12 +21,13 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
         StoreError,
         VariantError,
     )
+    from forecast_autotune.features.devices.assembler_options import with_assembler_options
     from forecast_autotune.policy import Policy, RiskBounded, TuningState, WallTime, stated_risk
     from forecast_autotune.ranges.robust import Robust
     from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Plan
     from forecast_autotune.records.table import Table, read_tables, write_tables
     from forecast_autotune.settings import Budget, Mode, Settings
-    from forecast_autotune.space import Space, with_assembler_options
+    from forecast_autotune.space import Space
     from forecast_autotune.store import Store
     from forecast_autotune.surrogates.default import default_surrogate
     from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -158,7 +159,7 @@ _HOMES = {
     "shipped_tables": _REPLAY,
     "stated_risk": "forecast_autotune.policy",
     "unpatch_triton": _INTEGRATIONS,
-    "with_assembler_options": "forecast_autotune.space",
+    "with_assembler_options": "forecast_autotune.features.devices.assembler_options",
     "write_tables": _TABLE,
 }
 

@@ -247,6 +247,7 @@ PAGES = {
 _GROUPS = {
     "forecast_integrations": "Tuning kernels",
     "forecast_autotune.space": "Tuning kernels",
+    "forecast_autotune.features": "Tuning kernels",
     "forecast_autotune.settings": "Settings",
     "forecast_autotune.store": "Store and tables",
     "forecast_autotune.records.table": "Store and tables",

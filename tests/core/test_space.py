@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Config
-from forecast_autotune.space import Space, with_assembler_options
+from forecast_autotune.space import Space
 
 VALUES = st.lists(st.sampled_from([16, 32, 64, 128]), min_size=1, max_size=4, unique=True)
 
@@ -97,15 +97,3 @@ def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
 def test_a_misspelt_name_in_a_constraint_is_the_callers_to_see() -> None:
     with pytest.raises(KeyError, match="BLOK"):
         list(Space({"BLOCK": [1]}, where=[lambda p: p["BLOK"] > 0]))
-
-
-def test_each_config_is_told_to_the_assembler_in_every_way() -> None:
-    listed = list(Space({"A": [1, 2]}, num_warps=[2]))
-    told = with_assembler_options(listed, ["", "--opt-level=1"])
-    assert told[::2] == listed
-    assert told[1::2] == [
-        Config.of({"A": a, "ptx_options": "--opt-level=1"}, num_warps=2, num_stages=3) for a in (1, 2)
-    ]
-    assert len(set(with_assembler_options(listed))) > 2 * len(listed), "there are some by default"
-    with pytest.raises(SettingsError, match="already"):
-        with_assembler_options(told)
