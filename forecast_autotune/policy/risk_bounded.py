@@ -158,13 +158,11 @@ class RiskBounded:
         known = np.zeros(len(gain), dtype=np.intp)
         """How many picks each gain takes into account."""
         picked: list[int] = []
-        one = np.empty(len(samples))
         while len(picked) < count:
             choice = int(np.argmax(gain))
             if gain[choice] > 0.0 and known[choice] < len(picked):
                 # A lower bar only ever lowers a gain (lazy greedy, Minoux 1978): most need no second look.
-                np.maximum(0.0, np.subtract(bar, columns[choice], out=one), out=one)
-                gain[choice] = weight[choice] * (np.add.reduce(one) / len(one))
+                gain[choice] = weight[choice] * mean_gain(bar, columns[choice])
                 known[choice] = len(picked)
                 continue
             if gain[choice] <= 0.0:

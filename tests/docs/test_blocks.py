@@ -98,3 +98,8 @@ def test_what_a_replay_measures_is_compared_to_the_digit_and_its_seconds_are_not
     assert blocks.missing_line("│ measured  28 % of the configs │\n...\n", printed) is None
     assert blocks.missing_line("│ measured  29 % of the configs │\n...\n", printed) is not None
     assert blocks.missing_line("│ tuning  70.2 s │\n", printed) is None
+
+
+@pytest.mark.parametrize("row", ["measured", "regret"])
+def test_the_readme_shows_what_a_replay_measures(row: str) -> None:
+    assert f"\n│ {row} " in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.console.extras import require_packages
@@ -146,7 +145,7 @@ def build_plan(options: argparse.Namespace) -> VerificationPlan:
 
 
 def open_lane(
-    options: argparse.Namespace, plan: VerificationPlan, environment: Mapping[str, str] = MappingProxyType({})
+    options: argparse.Namespace, plan: VerificationPlan, environment: Mapping[str, str] | None = None
 ) -> SandboxLane:
     """A lane for this device, at the level asked for; with a device its processes have this `environment`, too.
 

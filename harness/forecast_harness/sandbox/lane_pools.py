@@ -57,6 +57,31 @@ def close_lanes(lanes: list[C]) -> None:
         lanes.clear()
 
 
+class OpeningLanes:
+    """Lanes that threads are opening. Nobody has to wait for them once they are given up."""
+
+    def __init__(self) -> None:
+        self._lanes: list[SandboxLane] = []
+        self._given_up = False
+
+    def enter(self, lane: SandboxLane, like: SandboxLane | None = None) -> None:
+        """Open one, like another, see `SandboxLane.enter_like`. Raises `SandboxError` also where it is given up."""
+        self._lanes.append(lane)
+        try:
+            if self._given_up:
+                raise SandboxError("nobody waits for this lane any more")
+            lane.enter_like(like)
+        finally:
+            self._lanes.remove(lane)
+
+    def give_up(self) -> None:
+        """Have all that are being opened, and that will be, fail soon."""
+        self._given_up = True
+        lanes = tuple(self._lanes)
+        for lane in lanes:
+            lane.give_up_opening(len(lanes))
+
+
 class LanePool:
     """Lanes that are opened when they are first needed; use as a context manager, or `close` it.
 
@@ -68,8 +93,7 @@ class LanePool:
         self._opener, self.most = opener, most
         self._free: queue.SimpleQueue[SandboxLane | BaseException] = queue.SimpleQueue()
         self._open: list[SandboxLane] = []
-        self._opening: list[SandboxLane] = []
-        self._closed = False
+        self._opening = OpeningLanes()
         self._openings: list[threading.Thread] = []
         self._begun = 0
         self._first: SandboxLane | None = None
@@ -93,10 +117,7 @@ class LanePool:
 
     def close(self) -> None:
         """End all lanes, those that still open as well: none can be borrowed any more."""
-        self._closed = True
-        opening = tuple(self._opening)
-        for lane in opening:
-            lane.give_up_opening(len(opening))
+        self._opening.give_up()
         for thread in self._openings:
             thread.join()
         close_lanes(self._open)
@@ -149,13 +170,7 @@ class LanePool:
             lane = self._opener()
             if not is_first:
                 self._first_tried.wait()
-            self._opening.append(lane)
-            try:
-                if self._closed:
-                    raise SandboxError("the lanes are closed")
-                lane.enter_like(self._first)
-            finally:
-                self._opening.remove(lane)
+            self._opening.enter(lane, self._first)
         except BaseException as error:
             self._free.put(error)
         else:

@@ -42,7 +42,7 @@ from forecast_harness.sandbox.jobs import (
     SandboxJob,
 )
 from forecast_harness.sandbox.lane import SandboxLane
-from forecast_harness.sandbox.lane_pools import close_lanes, end_pools
+from forecast_harness.sandbox.lane_pools import OpeningLanes, close_lanes, end_pools
 
 SOURCE_FILE = "solution.py"
 _JOB_ENTRY = "forecast_harness.machine_code.recording.job:main"
@@ -93,7 +93,7 @@ class CompileWorkers:
         self._closed = False
         self._scratch = scratch
         self._open: list[SandboxLane] = []
-        self._opening: list[SandboxLane] = []
+        self._opening = OpeningLanes()
         self._to_open, self._opened = self.count, Future[None]()
         self.answers: KeptAnswers | None = None
         """Answers that need no worker."""
@@ -137,9 +137,7 @@ class CompileWorkers:
     def close(self) -> None:
         """End all workers, and what they are at; what waits is cancelled."""
         self._closed = True
-        opening = tuple(self._opening)
-        for lane in opening:
-            lane.give_up_opening(len(opening))
+        self._opening.give_up()
         self._waiting.cancel()
         end_pools((self._pool, self._beside), lambda: self.give_up(0.0))
         self._waiting.cancel()  # what came just before the pool took nothing more
@@ -155,13 +153,7 @@ class CompileWorkers:
 
     def _open_lane(self, kept: bool = False) -> None:
         lane = SandboxLane(scratch=self._scratch, warm=_WARM, niceness=_NICENESS)
-        self._opening.append(lane)
-        try:
-            if self._closed:
-                raise SandboxError("the compile workers have ended")
-            lane.__enter__()
-        finally:
-            self._opening.remove(lane)
+        self._opening.enter(lane)
         self._open.append(lane)
         if kept:
             self._lanes.keep(lane)
