@@ -62,6 +62,8 @@ _REASON = re.compile(r"<!--\s*not run:\s*(.+?)\s*-->")
 _TEST_COMMAND = "<!-- test-command -->"
 _NUMBER = re.compile(r"\d[\d,.:]*(?:e[+-]?\d+)?(?:T[\d:+]+)?(?: (?:ns|µs|us|ms|s|min|MB|KB|kB)\b)?")
 _BARS = re.compile("[\u2581-\u258f\u2500-\u257f]+")
+_SAVED = re.compile(", about [^,;]* saved(?=;|$)")
+"""Told only where something was: not on a machine that was busy meanwhile."""
 _EXACT = re.compile("\u2502 (?:problems|measured|regret) ")
 """Lines whose numbers are the same on every machine."""
 _SAME_ON_ALL_PAGES = ("forecast-autotune replay",)
@@ -142,7 +144,7 @@ def blocks_of(text: str) -> list[Block]:
 
 def comparable(line: str) -> str:
     """A line of output without what differs from run to run: bars, spaces, and mostly numbers with their units."""
-    plain = _BARS.sub("", line).replace("…", "")
+    plain = _SAVED.sub("", _BARS.sub("", line).replace("…", "").rstrip())
     return " ".join((plain if _EXACT.match(line) else _NUMBER.sub("0", plain)).split())
 
 

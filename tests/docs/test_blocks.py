@@ -80,6 +80,8 @@ def test_a_block_that_is_not_run_is_still_checked(language: str, text: str) -> N
         ("a ███ b", "a ▏ b", None),
         ("first\n...\nlast", "first\nmore\nlast\n", None),
         ("spent 0.8 s...", "spent 1.2 s, 6 s saved", None),
+        ("1 s spent, about 3 s saved; chose b", "16 s spent; chose b", None),
+        ("1 s spent, about 3 s saved", "nothing spent", "1 s spent, about 3 s saved"),
         ("last\nfirst", "first\nlast\n", "first"),
         ("measured", "forecast\n", "measured"),
     ],

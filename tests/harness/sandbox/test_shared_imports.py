@@ -135,7 +135,7 @@ def test_lanes_that_still_open_are_not_waited_for_when_their_pool_closes(
     lanes = LanePool(lambda: SandboxLane(environment=environment, warm=()), 2)
     lanes.open_ahead(2)
     lanes.close()
-    with pytest.raises(SandboxError, match=r"nobody waits|hung up"), lanes.borrowed():
+    with pytest.raises(SandboxError, match="nobody waits"), lanes.borrowed():
         raise AssertionError("it opened")
     monkeypatch.undo()
     with lane(environment=environment) as later:  # nobody else is given what was given up

@@ -117,14 +117,15 @@ class WarmProcess:
                     if self._process is None:
                         self._start(search_path)
                     if self._given_up:
-                        raise _ProcessLost("nobody waits for it any more")
+                        raise _ProcessLost("given up before it was asked")
                     asked = {"orders": dict(orders), "search_path": search_path, "place": str(place)}
                     return self._ask(asked, control, log)
                 except (_ProcessLost, OSError) as error:
                     said = read_log(Path(self._scratch, _LOG))
                     self._end()
                     if not tried_before:  # a new one would do no better
-                        raise SandboxError(f"the lane's server did not start: {error}; {said}") from error
+                        why = "nobody waits for it any more" if self._given_up else error
+                        raise SandboxError(f"the lane's server did not start: {why}; {said}") from error
 
     def give_up(self) -> bool:
         """End it unless it has forked a server; whether it ends. From any thread.
