@@ -18,17 +18,15 @@ import ast
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.bridges.turns import add_parts, run_in_turns
+from benchmarks.lib.bridges.turns import add_parts, join_parts, ratios_to, retime_choices, run_in_turns
 from benchmarks.lib.kernel_timing import time_in_turns
-from benchmarks.lib.processes.child_processes import child_command, child_environment, run_child
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
 CLAIM = "helion_examples"
 ARMS = ("LFBOTreeSearch", "PatternSearch", "ForecastSearch")
@@ -93,66 +91,6 @@ def parsed_config(text: str) -> Any:
     return helion.Config(**{str(k.arg): ast.literal_eval(k.value) for k in call.keywords})
 
 
-def retime_choices(
-    result: ResultFile, arguments: argparse.Namespace, rows: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """The same rows with `ms` as it is beside the others' of their kernel, a process a kernel."""
-    found = []
-    for kernel in dict.fromkeys(row["kernel"] for row in rows):
-        own = [row for row in rows if row["kernel"] == kernel]
-        given = {"kernel": kernel, "configs": [row["config"] for row in own]}
-        with tempfile.TemporaryDirectory() as folder:
-            command = child_command(__file__, arguments, "retime", given)
-            surroundings = child_environment(
-                Path(folder), TORCHINDUCTOR_CACHE_DIR=str(Path(folder) / "inductor")
-            )
-            times = run_child(command, surroundings, TIMEOUT_S)
-        result.add("retimed", {"kernel": kernel, **times})
-        timed = with_times(own, times["ms"])
-        say(f"{kernel} in turns: " + ", ".join(f"{row['arm']} {row['ms']:.4f} ms" for row in timed))
-        found += timed
-    return found
-
-
-def with_times(rows: list[dict[str, Any]], ms: list[float]) -> list[dict[str, Any]]:
-    """A kernel's rows with the times that its choices took in turns."""
-    return [{**row, "ms": one} for row, one in zip(rows, ms, strict=True)]
-
-
-def join_parts(result: ResultFile, parts: list[Path]) -> list[dict[str, Any]]:
-    """The rows of results of some kernels each, with the times in turns of those that have them."""
-    rows = add_parts(result, parts)
-    for times in (one for part in read_parts(parts) for one in part["raw"].get("retimed", ())):
-        result.add("retimed", times)
-        own = [row for row in rows if row["kernel"] == times["kernel"]]
-        rows = [row for row in rows if row["kernel"] != times["kernel"]] + with_times(own, times["ms"])
-    return rows
-
-
-def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds and times against each of Helion's searches, geometric means over kernels."""
-    found: dict[str, Any] = {}
-    for other in ARMS[:-1]:
-        seconds: list[float] = []
-        times: dict[str, float] = {}
-        for kernel in KERNELS:
-            theirs = [r for r in rows if (r["kernel"], r["arm"]) == (kernel, other)]
-            ours = [r for r in rows if (r["kernel"], r["arm"]) == (kernel, ARMS[-1])]
-            if theirs and ours:
-                middle = lambda some, key: statistics.median(r[key] for r in some)  # noqa: E731
-                seconds.append(middle(theirs, "tune_s") / middle(ours, "tune_s"))
-                times[kernel] = middle(ours, "ms") / middle(theirs, "ms")
-        if seconds:
-            found[other] = {
-                "kernels": len(seconds),
-                "seconds_ratio": round(statistics.geometric_mean(seconds), 3),
-                "latency_ratio": round(statistics.geometric_mean(times.values()), 4),
-                "worst_latency_ratio": round(max(times.values()), 4),
-                "latency_ratios": {kernel: round(ratio, 4) for kernel, ratio in times.items()},
-            }
-    return found
-
-
 def main() -> int:
     made = parser(__doc__)
     made.add_argument("--repeats", type=int, default=3)
@@ -169,14 +107,28 @@ def main() -> int:
         return 0
     result = ResultFile(arguments, CLAIM)
     if arguments.report:
-        result.finish(summary_of(join_parts(result, arguments.report)))
+        result.finish(summary_of(join_parts(result, arguments.report, "kernel")))
         return 0
     if arguments.parts:
         rows = add_parts(result, arguments.parts, as_measured=False)
     else:
         rows = tune_in_turns(result, arguments)
-    result.finish(summary_of(retime_choices(result, arguments, rows)))
+    timed = retime_choices(
+        result,
+        arguments,
+        __file__,
+        rows,
+        subject="kernel",
+        environment=lambda folder: {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
+        timeout_s=TIMEOUT_S,
+    )
+    result.finish(summary_of(timed))
     return 0
+
+
+def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ours against each of Helion's searches."""
+    return ratios_to(rows, subject="kernel", ours=ARMS[-1], others=ARMS[:-1])
 
 
 def tune_in_turns(result: ResultFile, arguments: argparse.Namespace) -> list[dict[str, Any]]:

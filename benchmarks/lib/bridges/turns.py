@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -62,3 +63,77 @@ def add_parts(result: ResultFile, parts: Sequence[Path], *, as_measured: bool = 
     for row in rows:
         result.add("runs", row)
     return rows
+
+
+def retime_choices(
+    result: ResultFile,
+    arguments: argparse.Namespace,
+    script: str,
+    rows: Sequence[dict[str, Any]],
+    *,
+    subject: str,
+    environment: Callable[[Path], Mapping[str, str]],
+    timeout_s: float,
+) -> list[dict[str, Any]]:
+    """The same rows with `ms` as it is beside the others' of their subject, a process a subject.
+
+    `script --child retime` is given the subject and `configs`, and prints `ms`, one for each.
+    """
+    found = []
+    for name in dict.fromkeys(row[subject] for row in rows):
+        own = [row for row in rows if row[subject] == name]
+        given = {subject: name, "configs": [row["config"] for row in own]}
+        with tempfile.TemporaryDirectory() as folder:
+            command = child_command(script, arguments, "retime", given)
+            times = run_child(
+                command, child_environment(Path(folder), **environment(Path(folder))), timeout_s
+            )
+        result.add("retimed", {subject: name, **times})
+        timed = with_times(own, times["ms"])
+        say(f"{name} in turns: " + ", ".join(f"{row['arm']} {row['ms']:.4f} ms" for row in timed))
+        found += timed
+    return found
+
+
+def with_times(rows: Sequence[dict[str, Any]], ms: Sequence[float]) -> list[dict[str, Any]]:
+    """A subject's rows with the times that its choices took in turns."""
+    return [{**row, "ms": one} for row, one in zip(rows, ms, strict=True)]
+
+
+def join_parts(result: ResultFile, parts: Sequence[Path], subject: str) -> list[dict[str, Any]]:
+    """The rows of results of some subjects each, with the times in turns of those that have them."""
+    rows = add_parts(result, parts)
+    for times in (one for part in read_parts(parts) for one in part["raw"].get("retimed", ())):
+        result.add("retimed", times)
+        own = [row for row in rows if row[subject] == times[subject]]
+        rows = [row for row in rows if row[subject] != times[subject]] + with_times(own, times["ms"])
+    return rows
+
+
+def ratios_to(
+    rows: Sequence[dict[str, Any]], *, subject: str, ours: str, others: Sequence[str]
+) -> dict[str, Any]:
+    """Seconds of each other arm over ours, and the time of our choice over that of its own.
+
+    Medians over repeats, geometric means over the subjects that both have; an arm without any is left out.
+    """
+    found: dict[str, Any] = {}
+    for other in others:
+        seconds: list[float] = []
+        times: dict[str, float] = {}
+        for name in dict.fromkeys(row[subject] for row in rows):
+            theirs = [r for r in rows if (r[subject], r["arm"]) == (name, other)]
+            mine = [r for r in rows if (r[subject], r["arm"]) == (name, ours)]
+            if theirs and mine:
+                middle = lambda some, key: statistics.median(r[key] for r in some)  # noqa: E731
+                seconds.append(middle(theirs, "tune_s") / middle(mine, "tune_s"))
+                times[name] = middle(mine, "ms") / middle(theirs, "ms")
+        if seconds:
+            found[other] = {
+                f"{subject}s": len(seconds),
+                "seconds_ratio": round(statistics.geometric_mean(seconds), 3),
+                "latency_ratio": round(statistics.geometric_mean(times.values()), 4),
+                "worst_latency_ratio": round(max(times.values()), 4),
+                "latency_ratios": {name: round(ratio, 4) for name, ratio in times.items()},
+            }
+    return found

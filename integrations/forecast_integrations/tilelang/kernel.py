@@ -4,7 +4,8 @@
     tuned = tune_language(kernel, Space({"BLOCK_M": [16, 64], "BLOCK_N": [64, 128]}))
     tuned.compiled(a, b, c)
 
-On the target `c`, TileLang's kernels run on the host's cores, so that all of this works without a GPU.
+On the target `c`, TileLang's kernels run on the host's cores, so that all of this works without a GPU; with
+`target="cuda"` they are launched on the current one.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from typing import Any
 
 from forecast_autotune.languages import HOST_CLOCK, timed_launches
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem, digest
+from forecast_integrations.device import current_device
 
 Timer = Callable[[Callable[[], object]], Sequence[float]]
+_WARMUP_MS, _TIMED_MS = 5, 25
+DEVICE_EVENTS = f"do-bench-{_WARMUP_MS}-{_TIMED_MS}"
+"""The protocol of `device_launches`."""
 
 
 class TileLangKernel:
@@ -35,22 +40,30 @@ class TileLangKernel:
         *,
         helpers: Sequence[Callable[..., Any]] = (),
         target: str = "c",
-        flags: Sequence[str] = ("-O3",),
-        timer: Timer = timed_launches,
-        protocol: str = HOST_CLOCK,
+        flags: Sequence[str] | None = None,
+        timer: Timer | None = None,
+        protocol: str = "",
         device: Device | None = None,
         tolerance: float = 1e-3,
     ) -> None:
         """`build(**parameters of a config)` gives a `T.prim_func`; `helpers` are functions of yours that it calls.
 
         `arguments` are the tensors of a launch, in order; those in `expected` are written, and compared with it.
-        On a GPU give `target="cuda"`, its `device`, and a `timer` that uses events, with a `protocol` of its name.
+        The device, the compiler's flags and the timer are the target's, unless given; a `timer` of your own needs a
+        `protocol` of its name. Raises ValueError for a timer without.
         """
-        self.protocol = protocol
+        if timer is not None and not protocol:
+            raise ValueError(
+                "a timer needs the name of its protocol, which is kept with each time: protocol='...'"
+            )
+        on_host = target == "c"
+        self.protocol = protocol or (HOST_CLOCK if on_host else DEVICE_EVENTS)
         self._build, self._helpers = build, helpers
         self._arguments, self._expected = arguments, expected
-        self._target, self._flags = target, list(flags)
-        self._timer, self._device, self._tolerance = timer, device, tolerance
+        self._target = target
+        self._flags = list(flags if flags is not None else ("-O3",) if on_host else ())
+        self._timer = timer or (timed_launches if on_host else device_launches)
+        self._device, self._tolerance = device, tolerance
 
     @property
     def quiet(self) -> bool:
@@ -65,7 +78,7 @@ class TileLangKernel:
         return Problem.of(
             Kernel(self._build.__name__, "tilelang", source, name),
             [self._describe(n, tensor) for n, tensor in self._arguments.items()],
-            self._device or host_device(),
+            self._device or (current_device() if self.quiet else host_device()),
             key=[self._target, *self._flags],
             toolchain={"tilelang": version("tilelang")},
         )
@@ -96,6 +109,13 @@ class TileLangKernel:
     def time(self, compiled: Any) -> Sequence[float]:
         """Launches by the timer."""
         return self._timer(lambda: compiled(*self._arguments.values()))
+
+
+def device_launches(launch: Callable[[], object]) -> list[float]:
+    """Milliseconds of launches between the device's own events, each after its L2 cache was emptied."""
+    from triton.testing import do_bench
+
+    return list(do_bench(launch, warmup=_WARMUP_MS, rep=_TIMED_MS, return_mode="all"))
 
 
 def host_device() -> Device:
