@@ -33,5 +33,5 @@ def test_ratios_are_of_medians_over_repeats_and_of_what_both_have() -> None:
 def test_times_in_turns_are_one_for_each_choice() -> None:
     rows = [row("a", "ours", 1.0, 9.0), row("a", "theirs", 2.0, 9.0)]
     assert [one["ms"] for one in with_times(rows, [0.1, 0.2])] == [0.1, 0.2]
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="shorter"):
         with_times(rows, [0.1])
