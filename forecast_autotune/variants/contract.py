@@ -23,6 +23,14 @@ BASE_GRID = {f"BASE_GRID_{axis}": axis for axis in range(3)}
 one. As constexpr they are compiled in, and known to forecasts; as runtime parameters one binary serves all
 grids."""
 
+WORKSPACE, COUNTERS = "WORKSPACE", "COUNTERS"
+"""Parameters that a launch fills with memory of its own, for variants that define `workspace`: float32 elements of
+any value, and int32 elements that are zero."""
+FILLED_IN = frozenset((*BASE_GRID, WORKSPACE, COUNTERS))
+"""Parameters of a variant that no call gives."""
+_CALCULATIONS = {"grid": (2, 3), "workspace": (4,)}
+"""Functions that only calculate, and how many parameters they may have."""
+
 _ALLOWED_CALLS = frozenset(
     (
         *("min", "max", "len", "range", "sum", "abs", "int", "float", "bool", "tuple", "list", "round"),
@@ -30,7 +38,7 @@ _ALLOWED_CALLS = frozenset(
         *("stride", "size", "numel", "dim", "element_size", "get", "items", "keys", "values", "bit_length"),
     )
 )
-"""Functions and methods that `grid` may call."""
+"""Functions and methods that `grid` and `workspace` may call."""
 _JIT_DECORATORS = ("jit", "constexpr_function")
 
 
@@ -40,9 +48,9 @@ class Contract:
 
     kernel: str
     parameters: tuple[str, ...]
-    """Runtime parameters in order, without those of `BASE_GRID`."""
+    """Runtime parameters in order, without those that a launch fills in."""
     meta: tuple[str, ...]
-    """Constexpr parameters in order, without those of `BASE_GRID`."""
+    """Constexpr parameters in order, without those that a launch fills in."""
     configs: tuple[Config, ...] = ()
     reset_to_zero: tuple[str, ...] = ()
     grid: bool = False
@@ -85,6 +93,7 @@ def read_contract(source: str, kernel: str) -> Contract:
             f"{', '.join(functions) or 'no function'}"
         )
     parameters, meta = _parameters(functions[kernel])
+    _check_workspace(functions[kernel], "workspace" in functions)
     found = Contract(
         kernel,
         parameters,
@@ -93,17 +102,37 @@ def read_contract(source: str, kernel: str) -> Contract:
         _parse_reset_to_zero(values.get("RESET_TO_ZERO"), parameters),
         "grid" in functions,
     )
-    if strange := sorted(set(values) & {"grid"}):
-        raise RecordError(f"{strange[0]} must be a function of (meta, arguments) or (meta, arguments, base)")
+    if strange := sorted(set(values) & set(_CALCULATIONS)):
+        raise RecordError(f"{strange[0]} must be a function of {_taken(strange[0])}")
     return found
 
 
 def _parameters(node: ast.FunctionDef) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(runtime parameters, constexpr parameters), each in order."""
     listed = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    names = [a for a in listed if a.arg not in BASE_GRID]
+    names = [a for a in listed if a.arg not in FILLED_IN]
     runtime = tuple(a.arg for a in names if not _is_constexpr(a))
     return runtime, tuple(a.arg for a in names if _is_constexpr(a))
+
+
+def _check_workspace(node: ast.FunctionDef, sized: bool) -> None:
+    """Its parameters and the function that says how large they are come together."""
+    taken = {a.arg: a for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+    asked = sorted({WORKSPACE, COUNTERS} & set(taken))
+    if sized != bool(asked):
+        raise RecordError(
+            f"{WORKSPACE} and {COUNTERS} are parameters of a variant that defines workspace(meta, arguments, base, "
+            f"grid), which tells their elements; {node.name} takes {asked or 'neither'}, workspace is "
+            f"{'defined' if sized else 'not defined'}"
+        )
+    if constant := [name for name in asked if _is_constexpr(taken[name])]:
+        raise RecordError(f"{constant[0]} is memory: it cannot be tl.constexpr")
+
+
+def _taken(function: str) -> str:
+    """The parameters of a function that only calculates, for messages."""
+    both = "(meta, arguments) or (meta, arguments, base)"
+    return both if function == "grid" else "(meta, arguments, base, grid)"
 
 
 def _is_constexpr(argument: ast.arg) -> bool:
@@ -128,13 +157,15 @@ def _check_import(node: ast.Import | ast.ImportFrom) -> None:
 
 
 def _check_function(node: ast.FunctionDef) -> None:
-    if node.name == "grid":
-        if node.decorator_list or len(node.args.args) not in (2, 3):
-            raise _violation(node, "grid takes (meta, arguments) or (meta, arguments, base), undecorated")
-        _check_calculation(node, "grid")
+    if node.name in _CALCULATIONS:
+        if node.decorator_list or len(node.args.args) not in _CALCULATIONS[node.name]:
+            raise _violation(node, f"{node.name} takes {_taken(node.name)}, undecorated")
+        _check_calculation(node, node.name)
         return
     if not node.decorator_list:
-        raise _violation(node, f"{node.name} must be a @triton.jit function; only `grid` is plain Python")
+        raise _violation(
+            node, f"{node.name} must be a @triton.jit function; only `grid` and `workspace` are plain Python"
+        )
     for decorator in node.decorator_list:
         _check_decorator(decorator, node.name)
     signature = [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]

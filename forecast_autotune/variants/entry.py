@@ -7,6 +7,7 @@ Knows neither triton nor torch: it is handed an imported module.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.variants.contract import BASE_GRID
+from forecast_autotune.variants.contract import BASE_GRID, COUNTERS, FILLED_IN, WORKSPACE
 
 Grid = tuple[int, ...]
 CallGrid = Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None
@@ -28,14 +29,18 @@ class KernelEntry:
     kernel: Any
     """A `triton.jit` function, compiled or interpreted."""
     parameters: tuple[str, ...]
-    """Runtime parameters in order, without those of `BASE_GRID`."""
+    """Runtime parameters in order, without those that a launch fills in."""
     meta: tuple[str, ...]
-    """Constexpr parameters in order, without those of `BASE_GRID`."""
+    """Constexpr parameters in order, without those that a launch fills in."""
     base: tuple[str, ...] = ()
     """Those of `BASE_GRID` that it takes."""
     grid: Callable[..., Sequence[int]] | None = None
     """The module's own `grid`."""
     reset_to_zero: tuple[str, ...] = ()
+    memory: tuple[str, ...] = ()
+    """`WORKSPACE` and `COUNTERS`, where it takes them."""
+    workspace: Callable[..., Sequence[int]] | None = None
+    """The module's own `workspace`."""
 
     @classmethod
     def of(cls, module: Mapping[str, Any], kernel: str) -> KernelEntry:
@@ -46,11 +51,13 @@ class KernelEntry:
         runtime, meta = signature(found)
         return cls(
             found,
-            tuple(name for name in runtime if name not in BASE_GRID),
-            tuple(name for name in meta if name not in BASE_GRID),
+            tuple(name for name in runtime if name not in FILLED_IN),
+            tuple(name for name in meta if name not in FILLED_IN),
             tuple(name for name in (*runtime, *meta) if name in BASE_GRID),
             module.get("grid"),
             tuple(module.get("RESET_TO_ZERO", ())),
+            tuple(name for name in runtime if name in (WORKSPACE, COUNTERS)),
+            module.get("workspace"),
         )
 
     def launch_grid(
@@ -70,7 +77,7 @@ class KernelEntry:
     @cached_property
     def is_direct(self) -> bool:
         """Whether it is launched with the call's own grid, and nothing of its own precedes a launch."""
-        return self.grid is None and not self.base and not self.reset_to_zero
+        return self.grid is None and not self.base and not self.reset_to_zero and not self.memory
 
     @cached_property
     def _leading(self) -> tuple[str, ...]:
@@ -92,7 +99,15 @@ class KernelEntry:
 
         A meta-parameter of the config beats one of the call. Raises `RecordError` where a variant wants
         the call's own grid, and that cannot be evaluated with the variant's meta-parameters.
+
+        Memory of a launch has no elements here: what is only compiled needs its types alone.
         """
+        found = self._without_memory(grid, named, meta, options)
+        return {**found, **self._allocated(named, (0, 0))} if self.memory else found
+
+    def _without_memory(
+        self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         takes = self._takes
         found = {name: value for name, value in {**named, **meta}.items() if name in takes}
         if self.base:
@@ -106,6 +121,27 @@ class KernelEntry:
             found |= {name: whole[BASE_GRID[name]] for name in self.base}
         return {**found, **options}
 
+    def _allocated(self, named: Mapping[str, Any], elements: Sequence[int]) -> dict[str, Any]:
+        """Memory of one launch, where the call's tensors lie, by parameter.
+
+        Raises `RecordError` for a call without tensors, and for what `workspace` may not return.
+        """
+        beside = next((value for value in named.values() if hasattr(value, "new_zeros")), None)
+        if beside is None:
+            raise RecordError("a variant that asks for a workspace needs a tensor among the call's arguments")
+        counts = [int(n) for n in elements]
+        if len(counts) != 2 or min(counts) < 0:
+            raise RecordError(
+                f"workspace must return two numbers of elements, of float32 and of int32: {elements!r:.80}"
+            )
+        torch = sys.modules["torch"]  # whose tensor it is
+        made = {}
+        if WORKSPACE in self.memory:
+            made[WORKSPACE] = beside.new_empty((counts[0],), dtype=torch.float32)
+        if COUNTERS in self.memory:
+            made[COUNTERS] = beside.new_zeros((counts[1],), dtype=torch.int32)
+        return made
+
     def run(
         self,
         grid: CallGrid,
@@ -114,11 +150,14 @@ class KernelEntry:
         options: Mapping[str, Any],
     ) -> Any:
         """Zero what has to be zero and launch once; returns what Triton returns."""
-        if self.base or self._asks_for_base:
+        if self.base or self._asks_for_base or self.memory:
             # A user's function is asked once; where it fails, that is dealt with below.
             grid = known(grid, named, meta) or grid
-        given = self.arguments(grid, named, meta, options)
+        given = self._without_memory(grid, named, meta, options)
         where = self.launch_grid(grid, named, meta, options)
+        if self.workspace is not None:
+            own = known(grid, named, meta) or ()
+            given |= self._allocated(named, self.workspace({**options, **meta}, dict(named), own, where))
         for name in self.reset_to_zero:
             if named.get(name) is not None:
                 named[name].zero_()

@@ -2,7 +2,7 @@
 
 A variant's source is the text of one self-contained module: imports of triton only, and `@triton.jit`
 functions. The entry has the name of the base kernel and the base's runtime parameters, by the same names
-in the same order; meta-parameters may be dropped, added or changed. Three more names may be defined:
+in the same order; meta-parameters may be dropped, added or changed. Four more names may be defined:
 
 - `CONFIGS`: a list of objects like `{"kwargs": {"BLOCK": 128}, "num_warps": 4, "num_stages": 3}`, in place
   of the base's list;
@@ -10,7 +10,10 @@ in the same order; meta-parameters may be dropped, added or changed. Three more 
   options such as `num_warps` among them), the call's arguments by name and the call's own grid, where the
   variant needs another one than the call gives. Parameters named `BASE_GRID_0`, `_1` and `_2` are filled with
   the call's own grid;
-- `RESET_TO_ZERO`: names of arguments that must be zero before a launch; zeroing them is part of its time.
+- `RESET_TO_ZERO`: names of arguments that must be zero before a launch; zeroing them is part of its time;
+- `workspace(meta, arguments, base, grid)`: how many float32 and how many int32 elements one launch needs as memory of
+  its own, from the same and the grid that is launched. Parameters named `WORKSPACE` and `COUNTERS` are filled with
+  them: float32 elements of any value, and int32 elements that are zero. Making them is part of its time.
 """
 
 from __future__ import annotations

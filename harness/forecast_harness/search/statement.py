@@ -80,7 +80,9 @@ def kernel_statement(
         "- One self-contained module: imports of triton and its language, @triton.jit functions, constants.",
         f"- {name} keeps its runtime parameters by name and order; tl.constexpr parameters may change.",
         '- Optional: CONFIGS = [{"kwargs": {...}, "num_warps": 4, "num_stages": 3}, ...]; a function '
-        "grid(meta, arguments, base); RESET_TO_ZERO = [names of arguments].",
+        "grid(meta, arguments, base); RESET_TO_ZERO = [names of arguments]; a function "
+        "workspace(meta, arguments, base, grid) that returns how many float32 and int32 elements (zeros) a launch "
+        "needs at its parameters WORKSPACE and COUNTERS.",
         "- It is compared with the original on hidden shapes and values; precision must not get worse.",
         "",
         "```python",

@@ -38,7 +38,7 @@ IDEAS = (
     "full tiles without masks, and a remainder of their own",
     "another order or shape of the reductions, with as many significant digits",
     "software pipelining that the compiler does not do by itself, or loads issued earlier",
-    "splitting a long sum over programs, added atomically into zeroed memory",
+    "splitting a long sum over programs, whose parts the last one adds, or which add atomically into zeroed memory",
     "wider or better aligned accesses, tensor descriptors, cache modifiers, eviction policies",
 )
 """What to try; a prompt lists them all, and the model chooses."""
@@ -149,6 +149,9 @@ Rules, checked before anything is run:
   one; RESET_TO_ZERO = [names of arguments that must be zero before a launch].
 - Parameters named BASE_GRID_0, BASE_GRID_1 and BASE_GRID_2, if you add them, are filled with the call's own
   launch grid.
+- A plain function workspace(meta, arguments, base, grid), if you define it, returns how many float32 and how many
+  int32 elements one launch needs as memory of its own; parameters named WORKSPACE (any values) and COUNTERS (zeros)
+  are filled with them.
 - It is compared with the original on random shapes, ragged ones among them, and random values, large ones
   among them. Nothing outside of the outputs may be written. Precision must not get worse.
 

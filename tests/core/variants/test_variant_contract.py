@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from forecast_autotune.variants.literals import evaluate_literal
 from tests.core.variants.varied import BASE
 
 # --- the contract ---
+
+SIZED = "def workspace(meta, arguments, base, grid):\n"
 
 RICH = '''"""A variant with everything."""
 from __future__ import annotations
@@ -32,6 +36,10 @@ CONFIGS = [
 RESET_TO_ZERO = ["out"]
 
 
+def workspace(meta, arguments, base, grid):
+    return meta["BLOCK"] * grid[0], base[0]
+
+
 def grid(meta, arguments, base):
     tiles = triton.cdiv(arguments["n"], meta["BLOCK"])
     return (min(tiles, base[0]) * meta["PARTS"],)
@@ -43,10 +51,16 @@ def helper(v):
 
 
 @triton.jit
-def double(x, out, n, BASE_GRID_0, BLOCK: tl.constexpr, PARTS: tl.constexpr = 1):
+def double(x, out, n, BASE_GRID_0, WORKSPACE, COUNTERS, BLOCK: tl.constexpr, PARTS: tl.constexpr = 1):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, helper(tl.load(x + i, mask=i < n)), mask=i < n)
 '''
+
+
+def test_memory_is_no_constant() -> None:
+    source = BASE.replace("out, n,", "out, n, COUNTERS: tl.constexpr,", 1)
+    with pytest.raises(RecordError, match="COUNTERS is memory"):
+        read_contract(f"{source}\n\n{SIZED}    return 1, 1\n", "double")
 
 
 def test_a_contract_is_read_without_importing() -> None:
@@ -90,6 +104,15 @@ def test_a_contract_is_read_without_importing() -> None:
         ),
         ("@triton.jit\n", "CONFIGS = []\n\n\n@triton.jit\n", "at least one"),
         ("@triton.jit\n", "RESET_TO_ZERO = ['acc']\n\n\n@triton.jit\n", "must list runtime parameters"),
+        ("out, n,", "out, n, WORKSPACE,", r"takes \['WORKSPACE'\], workspace is not defined"),
+        (
+            "@triton.jit\n",
+            f"{SIZED}    return 1, 1\n\n\n@triton.jit\n",
+            "takes neither, workspace is defined",
+        ),
+        ("@triton.jit\n", f"{SIZED}    return open('x')\n\n\n@triton.jit\n", "workspace may call"),
+        ("@triton.jit\n", "def workspace(meta):\n    return 1, 1\n\n\n@triton.jit\n", "workspace takes"),
+        ("@triton.jit\n", "workspace = (1, 1)\nX = 1\n\n\n@triton.jit\n", "must be a function"),
         ("def double", "def triple", "must define 'double'"),
         ("tl.arange", "tl.arange((", "is not Python"),
     ],
@@ -125,6 +148,21 @@ def test_calculated_lists_are_bounded() -> None:
 
 
 # --- launching ---
+
+
+class Tensor:
+    """As much of a tensor as a launch asks of one that lies beside its memory."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, int, str]] = []
+
+    def new_empty(self, shape: tuple[int], dtype: str) -> str:
+        self.made.append(("empty", *shape, dtype))
+        return f"{shape[0]} of any value"
+
+    def new_zeros(self, shape: tuple[int], dtype: str) -> str:
+        self.made.append(("zeros", *shape, dtype))
+        return f"{shape[0]} zeros"
 
 
 class Recorder:
@@ -170,3 +208,51 @@ def test_a_base_grid_that_cannot_be_told_is_an_error() -> None:
     made, _ = entry(base=("BASE_GRID_0",))
     with pytest.raises(RecordError, match="need the call's own grid"):
         made.run(lambda meta: (meta["GONE"],), {"x": 1, "out": 2, "n": 3}, {"BLOCK": 64}, {})
+
+
+def sized(numbers: Any, *memory: str) -> tuple[KernelEntry, Recorder]:
+    return entry(memory=memory, workspace=lambda meta, named, base, grid: numbers(meta, named, base, grid))
+
+
+@pytest.fixture
+def _dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(float32="float32", int32="int32"))
+
+
+@pytest.mark.usefixtures("_dtypes")
+def test_a_launch_has_memory_of_its_own_and_what_is_compiled_has_its_types() -> None:
+    made, recorder = sized(
+        lambda meta, named, base, grid: (meta["BLOCK"] * named["n"], base[0] + grid[0] + meta["num_warps"]),
+        "WORKSPACE",
+        "COUNTERS",
+    )
+    beside = Tensor()
+    for _ in range(2):
+        made.run((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {"num_warps": 4})
+    assert beside.made == [("empty", 192, "float32"), ("zeros", 18, "int32")] * 2
+    assert [(r["WORKSPACE"], r["COUNTERS"]) for r in recorder.launches] == [
+        ("192 of any value", "18 zeros")
+    ] * 2
+    beside.made.clear()
+    given = made.arguments((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {})
+    assert (given["WORKSPACE"], given["COUNTERS"]) == ("0 of any value", "0 zeros")
+
+
+@pytest.mark.usefixtures("_dtypes")
+def test_only_the_memory_that_is_asked_for_is_made() -> None:
+    made, recorder = sized(lambda *given: (5, 6), "COUNTERS")
+    beside = Tensor()
+    made.run((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {})
+    assert beside.made == [("zeros", 6, "int32")]
+    assert "WORKSPACE" not in recorder.launches[0]
+    assert not made.is_direct
+
+
+@pytest.mark.usefixtures("_dtypes")
+@pytest.mark.parametrize("numbers", [(1,), (1, -1), (1, 2, 3)])
+def test_numbers_of_elements_that_cannot_be_are_errors(numbers: tuple[int, ...]) -> None:
+    made, _ = sized(lambda *given: numbers, "WORKSPACE")
+    with pytest.raises(RecordError, match="workspace must return two numbers of elements"):
+        made.run((7,), {"x": Tensor(), "out": 2, "n": 3}, {"BLOCK": 64}, {})
+    with pytest.raises(RecordError, match="needs a tensor among the call's arguments"):
+        made.run((7,), {"x": 1, "out": 2, "n": 3}, {"BLOCK": 64}, {})

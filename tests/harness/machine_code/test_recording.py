@@ -137,6 +137,23 @@ def test_views_fills_and_several_launches_are_steps(workers: CompileWorkers) -> 
     assert [k.num_warps for k in found.kernels] == [4, 2]
 
 
+def test_a_kernels_own_memory_is_scratch_whose_counters_are_zeroed_before_each_launch(
+    workers: CompileWorkers,
+) -> None:
+    source = HEADER.replace("y, n, BLOCK", "y, n, WORKSPACE, COUNTERS, BLOCK").replace(
+        "import torch, ", "import "
+    ) + ("def workspace(meta, arguments, base, grid):\n    return grid[0] * meta['BLOCK'], base[0]\n")
+    case = CallCase({n: TensorArgument("float32", (200,), (1,)) for n in ("x", "y")})
+    launch = {"grid": [7], "scalars": {"n": 200}, "meta": {"BLOCK": 32}, "options": {"num_warps": 1}}
+    request = BuildRequest("candidate", source, "double", (case,), launches=(launch,))
+    plan = program(workers.submit(request).result(120)).plan
+    fill, step = plan.steps
+    sizes = {b.name: b.size for b in plan.buffers if b.role is BufferRole.SCRATCH}
+    assert (fill.fill in sizes, fill.size, fill.pattern) == (True, 28, 0)
+    assert sorted(sizes.values()) == [28, 7 * 32 * 4]
+    assert [sizes.get(a.buffer) for a in step.arguments if a.buffer] == [None, None, 7 * 32 * 4, 28]
+
+
 def test_options_and_a_decorated_kernels_choice_are_taken(workers: CompileWorkers) -> None:
     source = (
         HEADER.replace(

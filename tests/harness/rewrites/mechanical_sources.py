@@ -271,6 +271,29 @@ PERSISTENT = (
 )
 """The same with a loop over tiles around the loop over `k`."""
 
+MOMENTS = (
+    HEAD
+    + """
+@triton.jit
+def moments(x_ptr, y_ptr, n, scale, BLOCK: tl.constexpr):
+    row = tl.program_id(1) * 3 + tl.program_id(0)
+    at = x_ptr + row * n
+    count = 0.0
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        x = tl.load(at + i, mask=i < n, other=0.0).to(tl.float32)
+        count = count + tl.sum((i < n).to(tl.float32))
+        total += x
+        squares = x * x + squares
+    mean = tl.sum(total) / count
+    spread = tl.sum(squares) / count - mean * mean
+    tl.store(y_ptr + row, mean + scale * spread)
+"""
+)
+"""Three sums in one loop, one of them a number, on two grid axes; a result in half precision."""
+
 EVERY = {
     "softmax": SOFTMAX,
     "matmul": MATMUL,

@@ -20,10 +20,19 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_harness.rewrites.triton import REWRITES, variants_of
 from tests.core.captured_output import needs_triton
 from tests.harness.rewrites.mechanical_refusals import REFUSED
-from tests.harness.rewrites.mechanical_sources import ENTRY, EVERY, ODD, PERSISTENT, SIMPLE_TILES, SOFTMAX
+from tests.harness.rewrites.mechanical_sources import (
+    ENTRY,
+    EVERY,
+    MOMENTS,
+    ODD,
+    PERSISTENT,
+    SIMPLE_TILES,
+    SOFTMAX,
+)
 
 SHA = "0" * 64
 WORKER = Path(__file__).with_name("mechanical_worker.py")
+SHARED = ("split-reduction", "stream-k")
 NEWER = ("single-buffer", "specialise-warps")
 """Rewrites for devices that keep accumulators in tensor memory."""
 
@@ -56,6 +65,14 @@ def made(name: str, *only: str, source: str = "", **options: Any) -> list[Varian
     """Variants of one of the kernels, or of a source in its place."""
     options = {"arguments": ARGUMENTS.get(name, []), "combine": False, "limit": 100, **options}
     return variants_of(source or EVERY[name], ENTRY[name], SHA, only=only, **options)
+
+
+def plain_functions(source: str) -> tuple[Any, Any]:
+    """`grid` and `workspace` of a source, without what needs Triton."""
+    plain = [n for n in ast.parse(source).body if getattr(n, "name", "") in ("grid", "workspace")]
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module(plain, []), "<variant>", "exec"), names)
+    return names["grid"], names["workspace"]
 
 
 def used(found: list[Variant]) -> set[str]:
@@ -192,6 +209,74 @@ def test_descriptors_need_alignment_that_is_known(arguments: list[Argument]) -> 
     assert one.source.count("make_tensor_descriptor(b_ptr") == one.source.count("make_tensor_descriptor") == 1
 
 
+BEFORE_THE_LOOP = "    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)\n"
+
+
+def test_a_reduction_is_shared_for_results_of_any_type() -> None:
+    found = made("matmul", *SHARED, arguments=product(c="float16"))
+    assert [v.extra["rewrites"] for v in found] == [["split-reduction"], ["stream-k"]] * 2
+    assert all(v.extra["approximate"] for v in found)
+    tile = {"BLOCK_M": 32, "BLOCK_N": 16}
+    sizes = []
+    for variant in found:
+        grid, workspace = plain_functions(variant.source)
+        launched = grid({}, {}, (20,))
+        sizes.append((launched[:2], workspace(tile, {}, (20,), launched)))
+    assert sorted(sizes) == [
+        ((20, 6), (20 * 6 * 512, 20)),
+        ((20, 13), (20 * 13 * 512, 20)),
+        ((132, 1), (132 * 2 * 512, 20)),
+        ((264, 1), (264 * 2 * 512, 20)),
+    ]
+
+
+def test_enough_tiles_fill_the_device_without_sharing() -> None:
+    (first, _) = made("matmul", "split-reduction")
+    grid, workspace = plain_functions(first.source)
+    assert grid({}, {}, (200,)) == (200, 1)
+    assert workspace({"BLOCK_M": 32, "BLOCK_N": 16}, {}, (200,), (200, 1)) == (32 * 16, 200)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            BEFORE_THE_LOOP,
+            BEFORE_THE_LOOP.replace("zeros((BLOCK_M, BLOCK_N)", "full((BLOCK_M, BLOCK_N), 1.0"),
+        ),
+        (BEFORE_THE_LOOP, BEFORE_THE_LOOP.replace("float32", "float16")),
+        (BEFORE_THE_LOOP, BEFORE_THE_LOOP + "    tl.store(c_ptr, 0.0)\n"),
+        ("acc += tl.dot(a, b)", "acc = acc * 0.5 + tl.dot(a, b)"),
+        ("acc += tl.dot(a, b)", "acc += tl.dot(a, b) * tl.sum(acc)"),
+        ("acc += tl.dot(a, b)", "acc -= tl.dot(a, b)"),
+        ("    c = scaled(acc", "    acc += tl.sum(a)\n    c = scaled(acc"),
+        ("    c = scaled(acc", "    if M == 1:\n        return\n    c = scaled(acc"),
+        (
+            "    c = scaled(acc",
+            "    for _ in range(2):\n        tl.atomic_add(c_ptr, 1.0)\n    c = scaled(acc",
+        ),
+        ("        a_ptrs += BLOCK_K * stride_ak\n", "        a_ptrs += k * stride_ak\n"),
+        (
+            "pid = tl.program_id(axis=0)",
+            "pid = tl.program_id(axis=0) + tl.num_programs(0) - tl.num_programs(0)",
+        ),
+    ],
+)
+def test_a_loop_is_shared_only_where_it_is_nothing_but_a_sum_from_zero(old: str, new: str) -> None:
+    assert old in EVERY["matmul"]
+    assert made("matmul", *SHARED, source=EVERY["matmul"].replace(old, new, 1)) == []
+
+
+def test_iterations_of_all_tiles_are_shared_where_their_number_depends_on_no_tile() -> None:
+    ranged = "range(0, tl.cdiv(K, BLOCK_K))"
+    assert ranged in EVERY["matmul"]
+    named = EVERY["matmul"].replace(ranged, "range(0, steps)")
+    before = BEFORE_THE_LOOP + "    steps = tl.cdiv(K, BLOCK_K)\n"
+    assert len(made("matmul", *SHARED, source=named.replace(BEFORE_THE_LOOP, before))) == 4
+    before = BEFORE_THE_LOOP + "    steps = tl.cdiv(K, BLOCK_K) + pid\n"
+    assert used(made("matmul", *SHARED, source=named.replace(BEFORE_THE_LOOP, before))) == {"split-reduction"}
+
+
 def test_a_sum_is_split_for_float32_results_only() -> None:
     assert made("split", "split-sum", arguments=product(c="float16")) == []
     (four, two) = made("split", "split-sum")
@@ -240,6 +325,8 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]
         given[name] = (EVERY[name], ENTRY[name], [v.to_json() for v in [*best.values(), *pairs[:3]]])
     for name, source in (("tiles", SIMPLE_TILES), ("matmul", PERSISTENT)):
         given[f"{name} again"] = (source, ENTRY[name], [v.to_json() for v in made(name, source=source)])
+    shared = variants_of(MOMENTS, "moments", SHA, only=SHARED, combine=False)
+    given["moments"] = (MOMENTS, "moments", [v.to_json() for v in shared])
     cache = tmp_path_factory.mktemp("triton")
     environment = {
         **os.environ,

@@ -55,6 +55,29 @@ def double(x, out, tag, n, BLOCK: tl.constexpr):
     tl.store(tag + 1, tl.num_programs(1))
 """
 )
+SHARED = (
+    HEAD
+    + """
+
+def grid(meta, arguments):
+    return (triton.cdiv(arguments["n"], meta["BLOCK"]), 2)
+
+
+def workspace(meta, arguments, base, grid):
+    return grid[0] * grid[1] * meta["BLOCK"], grid[0]
+
+
+@triton.jit
+def double(x, out, tag, n, WORKSPACE, COUNTERS, BLOCK: tl.constexpr):
+    tile, at = tl.program_id(0), tl.arange(0, BLOCK)
+    i, part = tile * BLOCK + at, WORKSPACE + tile * 2 * BLOCK + at
+    tl.store(part + tl.program_id(1) * BLOCK, tl.load(x + i, mask=i < n))
+    if tl.atomic_add(COUNTERS + tile, 1) == 1:
+        tl.store(out + i, tl.load(part) + tl.load(part + BLOCK), mask=i < n)
+        tl.store(tag, BLOCK)
+        tl.store(tag + 1, tl.num_programs(1))
+"""
+)
 
 
 class Timed:
@@ -102,6 +125,17 @@ def test_what_a_variant_adds_into_is_zeroed_before_every_launch() -> None:
     vector.out[:300] = 7.0
     tuner = tuned(vector, ADDED)
     for _ in range(3):
+        tuner[grid](*vector.args)
+        assert vector.doubled()
+        assert vector.tag.tolist() == [128, 2]
+
+
+def test_counters_are_zero_in_every_launch() -> None:
+    """The last of two programs that share a tile stores it: with a count left over, none would be the last."""
+    vector = Vector(300)
+    tuner = tuned(vector, SHARED)
+    for _ in range(3):
+        vector.out.zero_()
         tuner[grid](*vector.args)
         assert vector.doubled()
         assert vector.tag.tolist() == [128, 2]

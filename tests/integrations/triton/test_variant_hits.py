@@ -50,12 +50,19 @@ def grid(meta, arguments, base):
     return (base[0], meta["num_warps"])
 
 """
+SIZED = """
+
+def workspace(meta, arguments, base, grid):
+    return base[0] * meta["BLOCK"], grid[0] + meta["num_warps"]
+
+"""
 SOURCES = {
     "the same": text(ALL),
     "another order": text("x, out, n, by, BLOCK: tl.constexpr, GROUP: tl.constexpr"),
     "dropped": text("x, out, n, by, BLOCK: tl.constexpr"),
     "own grid": text(ALL, OWN),
     "the calls grid": text(ALL + ", BASE_GRID_0"),
+    "own memory": text(ALL + ", WORKSPACE, COUNTERS", SIZED),
     "zeroes": text(ALL, 'RESET_TO_ZERO = ["out"]\n'),
 }
 
@@ -108,6 +115,9 @@ def test_however_a_call_is_written_the_kernel_gets_its_arguments(
         assert (compiled.metadata.num_warps, compiled.metadata.num_stages) == (4, 3)
         found = seen.pop()
         assert found.pop("BASE_GRID_0", 16) == 16
+        memory = [found.pop(n) for n in ("WORKSPACE", "COUNTERS") if n in found]
+        assert [(m.dtype, len(m)) for m in memory] in ([], [(torch.float32, 4096), (torch.int32, 20)])
+        assert bool(memory) == ("workspace" in source)
         expected = {**given, "BLOCK": 256}
         assert found == {n: expected[n] for n in found}
         assert {"x", "out", "n", "by", "BLOCK"} <= set(found)

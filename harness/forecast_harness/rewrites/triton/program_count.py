@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from forecast_harness.rewrites.triton.analysis.function_facts import FunctionFacts
 from forecast_harness.rewrites.triton.analysis.loops import (
@@ -46,15 +46,20 @@ def _movable_program_ids(unit: SourceUnit) -> dict[int, list[ast.Call]] | None:
     return found
 
 
-def _add_base_grid_parameters(draft: SourceUnit, count: int) -> None:
+def add_base_grid_parameters(draft: SourceUnit, count: int) -> None:
     """Add the parameters that the launcher fills with the call's own grid."""
+    add_parameters(draft, BASE_GRID[:count], 1)
+
+
+def add_parameters(draft: SourceUnit, added: Sequence[str], default: int | None) -> None:
+    """Add runtime parameters that the launcher fills in."""
     given = draft.entry.args
-    given.args += [ast.arg(name) for name in BASE_GRID[:count]]
+    given.args += [ast.arg(name) for name in added]
     if given.defaults:
-        given.defaults += [ast.Constant(1)] * count
+        given.defaults += [ast.Constant(default)] * len(added)
 
 
-def _add_grid_function(draft: SourceUnit, body: str) -> None:
+def add_grid_function(draft: SourceUnit, body: str) -> None:
     """Add a `grid` whose `first`, `second` and `third` are the call's own extents."""
     text = "def grid(meta, arguments, base):\n    first, second, third = (*base, 1, 1)[:3]\n" + "".join(
         f"    {line}\n" for line in body.splitlines()
@@ -94,25 +99,27 @@ def persist(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
             yield SourceEdit(draft, f"programs that stay on the device take tile after tile, {how}", promise)
 
 
-def _persistent_unit(
-    unit: SourceUnit, found: Mapping[int, list[ast.Call]], body: Block, options: str, context: RewriteContext
-) -> SourceUnit | None:
-    draft, axes = unit.copy(), max(found) + 1
-    entry, taken, tl = draft.entry, names(unit.entry) | set(unit.functions), unit.tl
-    tile = fresh_name("tile", taken)
+def statements_of_tile(
+    unit: SourceUnit, found: Mapping[int, list[ast.Call]], body: Block, tile: str, taken: set[str]
+) -> tuple[Block, Block] | None:
+    """A kernel's body for the tile with a number, to stand in a loop: statements to stand before it, and in it.
+
+    `found` are its `program_id` calls by axis. Parameters that it assigns get another name, as every tile begins with
+    their values. None where a constant of it depends on the tile.
+    """
+    axes = max(found) + 1
     new = {axis: fresh_name(f"tile_{axis}", taken) for axis in found} if axes > 1 else {0: tile}
     moved = ast.Module(copy.deepcopy(body), [])
     constants = _hoist_constants(unit, moved.body)
     if constants is None:
         return None
-    assigned = set(assigned_names(moved)) & {p.arg for p in arguments(entry)}
+    assigned = set(assigned_names(moved)) & {p.arg for p in arguments(unit.entry)}
     renamed = {name: fresh_name(f"{name}_here", taken) for name in sorted(assigned)}
     calls = unit.calls(moved, "program_id")
     swap_expressions(moved, {id(c): ast.Name(new[axis_of(c)], ast.Load()) for c in calls})
     for n in ast.walk(moved):
         if isinstance(n, ast.Name) and n.id in renamed:
             n.id = renamed[n.id]
-    total = " * ".join(BASE_GRID[:axes])
     lines = [f"{new_name} = {name}" for name, new_name in renamed.items()]
     if axes > 1:
         extents = {0: f"{tile} % {BASE_GRID[0]}", 1: f"{tile} // {BASE_GRID[0]} % {BASE_GRID[1]}"}
@@ -120,6 +127,20 @@ def _persistent_unit(
             extents[1] = f"{tile} // {BASE_GRID[0]}"
         extents[2] = f"{tile} // ({BASE_GRID[0]} * {BASE_GRID[1]})"
         lines += [f"{new[axis]} = {extents[axis]}" for axis in sorted(new)]
+    return constants, [*parse_statements("\n".join(lines)), *moved.body]
+
+
+def _persistent_unit(
+    unit: SourceUnit, found: Mapping[int, list[ast.Call]], body: Block, options: str, context: RewriteContext
+) -> SourceUnit | None:
+    draft, axes = unit.copy(), max(found) + 1
+    entry, taken, tl = draft.entry, names(unit.entry) | set(unit.functions), unit.tl
+    tile = fresh_name("tile", taken)
+    found_statements = statements_of_tile(unit, found, body, tile, taken)
+    if found_statements is None:
+        return None
+    constants, statements = found_statements
+    total = " * ".join(BASE_GRID[:axes])
     # The number of a tile is computed in the loop: a counter would be an `int` in the interpreter, which
     # has no `.to`.
     turn = fresh_name("turn", taken)
@@ -128,9 +149,9 @@ def _persistent_unit(
         f"    {tile} = {tl}.program_id(0) + {turn} * {tl}.num_programs(0)"
     )[0]
     assert isinstance(loop, ast.For)
-    loop.body += [*parse_statements("\n".join(lines)), *moved.body]
+    loop.body += statements
     entry.body[docstring_length(entry.body) :] = [*constants, loop]
-    _add_base_grid_parameters(draft, axes)
+    add_base_grid_parameters(draft, axes)
     # The launch option as a parameter is what `grid` gets to see of it.
     if "num_warps" not in {p.arg for p in arguments(entry)}:
         entry.args.args.append(ast.arg("num_warps", parse_expression(f"{tl}.constexpr")))
@@ -138,7 +159,7 @@ def _persistent_unit(
     product = " * ".join(("first", "second", "third")[:axes])
     rest = ", ".join(("1", "1", "1")[1:axes] + ("second", "third")[axes - 1 :])
     warps = 8 if unit.calls(unit.kernels, "dot", "dot_scaled") else 32
-    _add_grid_function(
+    add_grid_function(
         draft,
         f'programs = {context.multiprocessors} * max(1, {warps} // meta["num_warps"])\n'
         f"return (min({product}, programs), {rest})",
@@ -181,16 +202,16 @@ def spread(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
         head = draft.twin(loop.node).iter
         assert isinstance(head, ast.Call)
         if every:
-            _add_grid_function(draft, f"return (first * {times}, second, third)")
+            add_grid_function(draft, f"return (first * {times}, second, third)")
         else:
             tl = unit.tl
             wider = f"{step} * ({tl}.num_programs(0) // {BASE_GRID[0]})"
             head.args = [*head.args[:2], parse_expression(wider)]
             head.keywords = [k for k in head.keywords if k.arg != "step"]
-            _add_grid_function(
+            add_grid_function(
                 draft, f'return (first * {times} if first == meta["{step}"] else first, second, third)'
             )
-        _add_base_grid_parameters(draft, 1)
+        add_base_grid_parameters(draft, 1)
         yield SourceEdit(draft, f"{times} times as many programs, each with as many fewer tiles", promise)
 
 
@@ -324,8 +345,8 @@ def _two_tile_unit(unit: SourceUnit, facts: FunctionFacts, body: Block) -> Sourc
                     n.id = renamed[i].get(n.id, n.id)
             done.append(ast.If(parse_expression(live), [copied], []) if i and changes else copied)
     draft.entry.body[docstring_length(draft.entry.body) :] = _stores_last(unit, done)
-    _add_base_grid_parameters(draft, 1)
-    _add_grid_function(draft, "return ((first + 1) // 2, second, third)")
+    add_base_grid_parameters(draft, 1)
+    add_grid_function(draft, "return ((first + 1) // 2, second, third)")
     return draft
 
 

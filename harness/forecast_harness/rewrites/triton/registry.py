@@ -24,6 +24,7 @@ from forecast_harness.rewrites.triton import (
     program_order,
     repeated_passes,
     split_k,
+    split_reductions,
 )
 from forecast_harness.rewrites.triton.analysis.source_unit import MAX_EDITS, SourceUnit
 from forecast_harness.rewrites.triton.inlining import inline_helpers
@@ -78,6 +79,20 @@ REWRITES: tuple[TritonRewrite, ...] = (
     ),
     TritonRewrite("persist", "programs that stay and take tile after tile", program_count.persist),
     TritonRewrite("split-sum", "several programs share a sum of dots", split_k.split_sum, True),
+    TritonRewrite(
+        "split-reduction",
+        "several programs share a reduction, the last adds their parts",
+        split_reductions.split_reduction,
+        True,
+        incompatible=frozenset(("describe",)),
+    ),
+    TritonRewrite(
+        "stream-k",
+        "programs share the iterations of all tiles evenly",
+        split_reductions.stream_k,
+        True,
+        incompatible=frozenset(("describe",)),
+    ),
     TritonRewrite("describe", "tiles through tensor descriptors", descriptors.use_descriptors),
     TritonRewrite("group", "tiles in bands that share the cache", program_order.group),
     TritonRewrite("exchange", "the second grid axis varies fastest", program_order.exchange),

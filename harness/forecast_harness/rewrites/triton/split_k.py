@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from forecast_harness.rewrites.triton.analysis.function_facts import FunctionFacts
 from forecast_harness.rewrites.triton.analysis.loops import (
@@ -104,6 +104,15 @@ def _stores_only_sum(
     return len(before) == 1 and len(others) == 1 and alone and len(statement) == 1
 
 
+def move_to_part(loop: RangeLoop, moved: Collection[str], skipped: str) -> list[str]:
+    """Statements that move the loop's offsets by the iterations that a program skips."""
+    return [
+        f"{ast.unparse(statement.target)} += ({ast.unparse(statement.value)}) * {skipped}"
+        for statement in loop.node.body
+        if isinstance(statement, ast.AugAssign) and set(assigned_names(statement)) <= set(moved)
+    ]
+
+
 def _split(
     unit: SourceUnit, loop: RangeLoop, store: MemoryAccess, moved: set[str], axis: int, parts: int, root: str
 ) -> SourceUnit:
@@ -115,9 +124,7 @@ def _split(
         f"{skipped} = {tl}.program_id({axis}) * {each}",
         f"{stop} = min({end}, {first} + ({skipped} + {each}) * ({step}))",
     ]
-    for statement in loop.node.body:
-        if isinstance(statement, ast.AugAssign) and set(assigned_names(statement)) <= moved:
-            code.append(f"{ast.unparse(statement.target)} += ({ast.unparse(statement.value)}) * {skipped}")
+    code += move_to_part(loop, moved, skipped)
     node, block = draft.twin(loop.node), draft.twin(loop.block)
     assert isinstance(node.iter, ast.Call)
     node.iter.args = [
