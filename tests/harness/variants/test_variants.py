@@ -187,13 +187,21 @@ def test_calls_of_a_users_own(judging: SandboxLane, tmp_path: Path) -> None:
     assert codes(judged(judging, asked, wrong)) <= {ReasonCode.WRONG_VALUES, ReasonCode.NONDETERMINISTIC}
 
 
-def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: SandboxLane) -> None:
+def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: SandboxLane, tmp_path: Path) -> None:
     call = [tensor("table", 50), tensor("index", 333, dtype="int32"), tensor("out", 333), number("n", 333)]
     far = GATHER.replace("table + at", "table + at * 100000000")
     with pytest.raises(VariantError, match=r"function inputs\(random\) that returns"):
         survey(subject(far, call), judging, plan=QUICK)
-    with pytest.raises(VariantError, match="launch grid of no config is known"):
+    with pytest.raises(VariantError, match="launch grid of no config is known: let the kernel be tuned once"):
         survey(BaseKernel("kernel", DOUBLE, CONFIGS, (tuple(vector_call()),)), judging, plan=QUICK)
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        DOUBLE
+        + "\n\ndef inputs(random):\n    import torch\n    return {'x': torch.ones(9), 'out': torch.ones(9), 'n': 9}\n"
+    )
+    asked = BaseKernel("kernel", DOUBLE, CONFIGS, file=str(mine), name="kernel", inputs=True)
+    with pytest.raises(VariantError, match="must give it under 'grid'"):
+        survey(asked, judging, plan=QUICK)
 
 
 def test_a_few_calls_hold_all_kinds_of_sizes() -> None:
@@ -239,6 +247,19 @@ ACCEPTED = {
         DOUBLE.replace("@triton.jit", 'RESET_TO_ZERO = ["out"]\n\n\n@triton.jit').replace(
             "tl.store(", "tl.atomic_add("
         ),
+    ),
+    "left in a workspace, stored by who comes last": (
+        VECTORS,
+        DOUBLE.replace(
+            "@triton.jit",
+            "def grid(meta, arguments, base):\n    return (*base, 3)\n\n\n"
+            "def workspace(meta, arguments, base, grid):\n"
+            '    return base[0] * meta["BLOCK"], base[0]\n\n\n@triton.jit',
+        )
+        .replace("BLOCK: tl", "WORKSPACE, COUNTERS, BLOCK: tl")
+        .replace("tl.store(out + i, ", "tl.store(WORKSPACE + i, ")
+        + "    if tl.atomic_add(COUNTERS + tl.program_id(0), 1) == 2:\n"
+        "        tl.store(out + i, tl.load(WORKSPACE + i), mask=i < n)\n",
     ),
 }
 

@@ -157,8 +157,13 @@ class KernelSurveyor:
             able = sorted(((c, g) for c, g in counted if g), key=lambda x: sign * _grid_programs(x[1] or ()))
             if not able:
                 raise RecordError(
-                    "the launch grid of no config is known: let the kernel be tuned once, or give "
-                    "inputs(random)"
+                    "the launch grid of no config is known: "
+                    + (
+                        f"inputs(random) of {self.subject.file} must give it under 'grid', as numbers or as a "
+                        "function of the meta-parameters that fails on none of them"
+                        if self.subject.inputs
+                        else "let the kernel be tuned once, or give inputs(random)"
+                    )
                 )
             for config, _ in able[:_CONFIGS_TRIED]:
                 self.config = config
