@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGE_LIMIT_S = 120
+PAGE_LIMIT_S = 300
 """Seconds after which a page counts as hung, and is ended with all that it started."""
 PROCESSES = 2
 """Pages at a time."""
