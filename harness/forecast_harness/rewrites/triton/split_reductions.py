@@ -94,11 +94,42 @@ class _SharedLoop:
         before = "".join(f" + {s.elements}" for s in self.sums[:which])
         return f"{WORKSPACE} + {number} * ({self.elements}){before} + {self.sums[which].places(self.unit.tl)}"
 
+    def take_part(
+        self,
+        draft: SourceUnit,
+        before: Sequence[str],
+        after: Sequence[str],
+        *,
+        skipped: str,
+        count: str,
+        last: str,
+    ) -> None:
+        """Have a copy of the kernel run `count` iterations after the `skipped` ones, or until the loop ends.
+
+        Lines `before` and `after` stand around the loop; what followed it is executed only where `last` is true.
+        """
+        node, block = draft.twin(self.loop.node), draft.twin(self.loop.block)
+        first, end, step = self.loop.range_bounds
+        assert isinstance(node.iter, ast.Call)
+        node.iter.args = [
+            parse_expression(f"{first} + {skipped} * ({step})"),
+            parse_expression(f"min({end}, {first} + ({skipped} + {count}) * ({step}))"),
+            parse_expression(step),
+        ]
+        node.iter.keywords = [k for k in node.iter.keywords if k.arg != "step"]
+        at = next(i for i, s in enumerate(block) if s is node)
+        block[at:] = [
+            *parse_statements("\n".join([*before, *move_to_part(self.loop, self.moved, skipped)])),
+            node,
+            *parse_statements("\n".join(after)),
+            ast.If(ast.Name(last, ast.Load()), block[at + 1 :], []),
+        ]
+
     def hand_over(self, *, tile: str, own: str, last: str, others: str, each: str, parts: str) -> list[str]:
         """Leave the part `own`, count as done, and where all `others` have, add all parts.
 
-        `each` is a loop over them with `part` for its counter, `parts` the number of the part; `last` tells whether
-        this was the last one.
+        `each` is the head of a loop over all of them, `parts` the number of a part in it; `last` is the name that then
+        tells whether this program was the last one.
         """
         tl = self.unit.tl
         stores = [f"{tl}.store({self.part(f'({own})', i)}, {s.name})" for i, s in enumerate(self.sums)]
@@ -228,17 +259,12 @@ def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
     parts, skipped, each, tile, last, part = (
         fresh_name(n, taken) for n in ("parts", "skipped", "each", "tile", "last", "part")
     )
-    node, block = draft.twin(shared.loop.node), draft.twin(shared.loop.block)
     first, end, step = shared.loop.range_bounds
-    code = [
+    before = [
         f"{parts} = {tl}.num_programs({axis})",
         f"{each} = {tl}.cdiv({tl}.cdiv({end} - ({first}), {step}), {parts})",
         f"{skipped} = {tl}.program_id({axis}) * {each}",
     ]
-    at = next(i for i, s in enumerate(block) if s is node)
-    block[at:at] = parse_statements("\n".join([*code, *move_to_part(shared.loop, shared.moved, skipped)]))
-    set_range(node, shared.loop, skipped, each)
-    at = next(i for i, s in enumerate(block) if s is node)
     number = f"{tl}.program_id(0)"
     if axis == 2:
         number += f" + {tl}.num_programs(0) * {tl}.program_id(1)"
@@ -250,11 +276,9 @@ def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
         each=f"{part} in range({tile} * {parts}, ({tile} + 1) * {parts})",
         parts=part,
     )
-    lines = [f"{last} = {parts} == 1", f"if {parts} > 1:", f"    {tile} = {number}"]
-    block[at + 1 :] = [
-        *parse_statements("\n".join([*lines, *(f"    {line}" for line in over)])),
-        ast.If(ast.Name(last, ast.Load()), block[at + 1 :], []),
-    ]
+    after = [f"{last} = {parts} == 1", f"if {parts} > 1:", f"    {tile} = {number}"]
+    after += [f"    {line}" for line in over]
+    shared.take_part(draft, before, after, skipped=skipped, count=each, last=last)
     tiles = "first * second" if axis == 2 else "first"
     shape = ", ".join([*["first", "second"][:axis], f"max(1, min({most}, {programs} // max(1, {tiles})))"])
     add_grid_function(draft, f"return ({shape},)")
@@ -278,10 +302,6 @@ def _streamed(shared: _SharedLoop, programs: int) -> SourceUnit | None:
             *("program", "begins", "ends", "other"),
         )
     )
-    node, block = inner.twin(shared.loop.node), inner.twin(shared.loop.block)
-    place = next(i for i, s in enumerate(block) if s is node)
-    block[place:place] = parse_statements("\n".join(move_to_part(shared.loop, shared.moved, skipped)))
-    set_range(node, shared.loop, skipped, count)
     # A program's first piece may be the end of a tile, its last one the beginning of another: two places each.
     over = shared.hand_over(
         tile=tile,
@@ -291,19 +311,16 @@ def _streamed(shared: _SharedLoop, programs: int) -> SourceUnit | None:
         each=f"{other} in range({begins}, {ends} + 1)",
         parts=f"{other} * 2 + ({other} > {begins})",
     )
-    lines = [
+    after = [
         f"{last} = {count} == {whole}",
         f"if {count} < {whole}:",
         f"    {begins} = {tile} * {whole} // {each}",
         f"    {ends} = ({tile} * {whole} + {whole} - 1) // {each}",
         *(f"    {line}" for line in over),
     ]
-    place = next(i for i, s in enumerate(block) if s is node)
-    block[place + 1 :] = [
-        *parse_statements("\n".join(lines)),
-        ast.If(ast.Name(last, ast.Load()), block[place + 1 :], []),
-    ]
-    found = statements_of_tile(unit, shared.axes, inner.entry.body[docstring_length(block) :], tile, taken)
+    shared.take_part(inner, (), after, skipped=skipped, count=count, last=last)
+    body = inner.entry.body[docstring_length(inner.entry.body) :]
+    found = statements_of_tile(unit, shared.axes, body, tile, taken)
     if found is None:
         return None
     constants, statements = found
@@ -330,18 +347,6 @@ def _streamed(shared: _SharedLoop, programs: int) -> SourceUnit | None:
     add_grid_function(draft, f"return ({programs}, {rest})")
     _add_workspace(draft, shared, "2 * grid[0]", " * ".join(f"base[{i}]" for i in range(axes)))
     return draft
-
-
-def set_range(node: ast.For, loop: RangeLoop, skipped: str, count: str) -> None:
-    """Have a loop's copy run `count` iterations after the `skipped` ones, or until it ends."""
-    first, end, step = loop.range_bounds
-    assert isinstance(node.iter, ast.Call)
-    node.iter.args = [
-        parse_expression(f"{first} + {skipped} * ({step})"),
-        parse_expression(f"min({end}, {first} + ({skipped} + {count}) * ({step}))"),
-        parse_expression(step),
-    ]
-    node.iter.keywords = [k for k in node.iter.keywords if k.arg != "step"]
 
 
 def _outside(shared: _SharedLoop, text: str, depth: int = 4) -> str | None:
