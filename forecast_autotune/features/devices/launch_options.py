@@ -50,7 +50,7 @@ BACKEND_OPTIONS = {
                 "--def-load-cache=cs",
                 "--def-store-cache=cs",
             ),
-            "what the assembler is told besides: how freely it uses registers, how much it optimises, and "
+            "what the assembler is told besides: how freely it uses registers, how far it moves instructions, and "
             "what of loads and stores the caches keep",
         ),
     ),
