@@ -8,7 +8,7 @@ a user's process before it has been verified in a sandbox.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,11 +23,9 @@ BASE_GRID = {f"BASE_GRID_{axis}": axis for axis in range(3)}
 one. As constexpr they are compiled in, and known to forecasts; as runtime parameters one binary serves all
 grids."""
 
-WORKSPACE, COUNTERS = "WORKSPACE", "COUNTERS"
-"""Parameters that a launch fills with memory of its own, for variants that define `workspace`: float32 elements of
-any value, and int32 elements that are zero."""
-FILLED_IN = frozenset((*BASE_GRID, WORKSPACE, COUNTERS))
-"""Parameters of a variant that no call gives."""
+WORKSPACE, COUNTERS = MEMORY = ("WORKSPACE", "COUNTERS")
+"""Parameters that a launch fills with memory of its own, in a module with a plain function `workspace`: float32
+elements of any value, and int32 elements that are zero. Elsewhere they are parameters like others."""
 _CALCULATIONS = {"grid": (2, 3), "workspace": (4,)}
 """Functions that only calculate, and how many parameters they may have."""
 
@@ -92,8 +90,10 @@ def read_contract(source: str, kernel: str) -> Contract:
             f"the variant must define {kernel!r} with @triton.jit; it defines "
             f"{', '.join(functions) or 'no function'}"
         )
-    parameters, meta = _parameters(functions[kernel])
-    _check_workspace(functions[kernel], "workspace" in functions)
+    sized = "workspace" in functions and not functions["workspace"].decorator_list
+    if sized:
+        _check_workspace(functions[kernel])
+    parameters, meta = _parameters(functions[kernel], {*BASE_GRID, *(MEMORY if sized else ())})
     found = Contract(
         kernel,
         parameters,
@@ -107,25 +107,22 @@ def read_contract(source: str, kernel: str) -> Contract:
     return found
 
 
-def _parameters(node: ast.FunctionDef) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(runtime parameters, constexpr parameters), each in order."""
+def _parameters(node: ast.FunctionDef, filled_in: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(runtime parameters, constexpr parameters), each in order, without those that a launch fills in."""
     listed = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    names = [a for a in listed if a.arg not in FILLED_IN]
+    names = [a for a in listed if a.arg not in filled_in]
     runtime = tuple(a.arg for a in names if not _is_constexpr(a))
     return runtime, tuple(a.arg for a in names if _is_constexpr(a))
 
 
-def _check_workspace(node: ast.FunctionDef, sized: bool) -> None:
-    """Its parameters and the function that says how large they are come together."""
-    taken = {a.arg: a for a in ast.walk(node.args) if isinstance(a, ast.arg)}
-    asked = sorted({WORKSPACE, COUNTERS} & set(taken))
-    if sized != bool(asked):
+def _check_workspace(node: ast.FunctionDef) -> None:
+    """The kernel of a module with `workspace` takes what that tells the size of, as pointers."""
+    asked = [a for a in ast.walk(node.args) if isinstance(a, ast.arg) and a.arg in MEMORY]
+    if not asked:
         raise RecordError(
-            f"{WORKSPACE} and {COUNTERS} are parameters of a variant that defines workspace(meta, arguments, base, "
-            f"grid), which tells their elements; {node.name} takes {asked or 'neither'}, workspace is "
-            f"{'defined' if sized else 'not defined'}"
+            f"workspace tells the elements of the parameters {WORKSPACE} and {COUNTERS}: {node.name} takes neither"
         )
-    if constant := [name for name in asked if _is_constexpr(taken[name])]:
+    if constant := [a.arg for a in asked if _is_constexpr(a)]:
         raise RecordError(f"{constant[0]} is memory: it cannot be tl.constexpr")
 
 
@@ -157,7 +154,7 @@ def _check_import(node: ast.Import | ast.ImportFrom) -> None:
 
 
 def _check_function(node: ast.FunctionDef) -> None:
-    if node.name in _CALCULATIONS:
+    if node.name == "grid" or (node.name == "workspace" and not node.decorator_list):
         if node.decorator_list or len(node.args.args) not in _CALCULATIONS[node.name]:
             raise _violation(node, f"{node.name} takes {_taken(node.name)}, undecorated")
         _check_calculation(node, node.name)

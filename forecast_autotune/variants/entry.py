@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.variants.contract import BASE_GRID, COUNTERS, FILLED_IN, WORKSPACE
+from forecast_autotune.variants.contract import BASE_GRID, COUNTERS, MEMORY, WORKSPACE
 
 Grid = tuple[int, ...]
 CallGrid = Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None
@@ -49,15 +49,18 @@ class KernelEntry:
         if found is None:
             raise RecordError(f"the module defines no {kernel!r}")
         runtime, meta = signature(found)
+        workspace = module.get("workspace")
+        sized = workspace if inspect.isfunction(workspace) else None  # a kernel's helper may be named so, too
+        memory = tuple(name for name in runtime if sized is not None and name in MEMORY)
         return cls(
             found,
-            tuple(name for name in runtime if name not in FILLED_IN),
-            tuple(name for name in meta if name not in FILLED_IN),
+            tuple(name for name in runtime if name not in BASE_GRID and name not in memory),
+            tuple(name for name in meta if name not in BASE_GRID),
             tuple(name for name in (*runtime, *meta) if name in BASE_GRID),
             module.get("grid"),
             tuple(module.get("RESET_TO_ZERO", ())),
-            tuple(name for name in runtime if name in (WORKSPACE, COUNTERS)),
-            module.get("workspace"),
+            memory,
+            sized,
         )
 
     def launch_grid(

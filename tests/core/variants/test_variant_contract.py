@@ -63,6 +63,16 @@ def test_memory_is_no_constant() -> None:
         read_contract(f"{source}\n\n{SIZED}    return 1, 1\n", "double")
 
 
+def test_memory_is_filled_in_only_where_a_plain_function_sizes_it() -> None:
+    source = BASE.replace("out, n,", "out, n, WORKSPACE,", 1)
+    own = ("x", "out", "n", "WORKSPACE")
+    assert read_contract(source, "double").parameters == own
+    helper = source + "\n\n@triton.jit\ndef workspace(v):\n    return v\n"
+    assert read_contract(helper, "double").parameters == own
+    sized = f"{source}\n\n{SIZED}    return 1, 1\n"
+    assert read_contract(sized, "double").parameters == ("x", "out", "n")
+
+
 def test_a_contract_is_read_without_importing() -> None:
     found = read_contract(RICH, "double")
     assert found.parameters == ("x", "out", "n")
@@ -104,11 +114,10 @@ def test_a_contract_is_read_without_importing() -> None:
         ),
         ("@triton.jit\n", "CONFIGS = []\n\n\n@triton.jit\n", "at least one"),
         ("@triton.jit\n", "RESET_TO_ZERO = ['acc']\n\n\n@triton.jit\n", "must list runtime parameters"),
-        ("out, n,", "out, n, WORKSPACE,", r"takes \['WORKSPACE'\], workspace is not defined"),
         (
             "@triton.jit\n",
             f"{SIZED}    return 1, 1\n\n\n@triton.jit\n",
-            "takes neither, workspace is defined",
+            "double takes neither",
         ),
         ("@triton.jit\n", f"{SIZED}    return open('x')\n\n\n@triton.jit\n", "workspace may call"),
         ("@triton.jit\n", "def workspace(meta):\n    return 1, 1\n\n\n@triton.jit\n", "workspace takes"),

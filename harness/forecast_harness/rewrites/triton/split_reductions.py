@@ -15,7 +15,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from forecast_autotune.variants.contract import COUNTERS, WORKSPACE
+from forecast_autotune.variants.contract import COUNTERS, MEMORY, WORKSPACE
 from forecast_harness.rewrites.triton.analysis.function_facts import FunctionFacts
 from forecast_harness.rewrites.triton.analysis.loops import RangeLoop, all_accesses_known, loops
 from forecast_harness.rewrites.triton.analysis.polynomials import PolynomialReader, induction_variables
@@ -178,7 +178,8 @@ def stream_k(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
 def _shared_loop(unit: SourceUnit) -> _SharedLoop | None:
     """The loop whose iterations may be shared; None where that does not show in the text."""
     axes, body = exchangeable_program_ids(unit), unit.entry.body
-    if not axes or max(axes) > 1 or "grid" in unit.functions or "RESET_TO_ZERO" in names(unit.tree):
+    taken = names(unit.tree) | set(unit.functions)
+    if not axes or max(axes) > 1 or taken & {"grid", "workspace", "RESET_TO_ZERO", *MEMORY}:
         return None
     found = list(loops(unit, unit.entry))
     every = [n for n in ast.walk(unit.entry) if isinstance(n, ast.For | ast.While)]

@@ -27,7 +27,7 @@ from forecast_harness.variants.kernels.base_kernel import BaseKernel
 
 MAX_VARIANTS = 96
 """Most variants of one kernel."""
-_KERNEL_ONLY_NAMES = ("CONFIGS", "RESET_TO_ZERO", "grid", "workspace")
+_KERNEL_ONLY_NAMES = ("CONFIGS", "RESET_TO_ZERO", "grid")
 _WARP_RANGE, _STAGE_RANGE = (1, 32), (1, 7)
 
 

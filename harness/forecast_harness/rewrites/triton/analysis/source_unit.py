@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
-from forecast_autotune.variants.contract import COUNTERS, WORKSPACE
+from forecast_autotune.variants.contract import MEMORY
 
 MAX_NODES = 10_000
 """Syntax nodes of a source that is rewritten: several times the longest kernel's, and every edit copies all."""
@@ -29,8 +29,6 @@ Block = list[ast.stmt]
 
 BASE_GRID = ("BASE_GRID_0", "BASE_GRID_1", "BASE_GRID_2")
 """Runtime parameters that the launcher fills with the grid the call would have had for the base kernel."""
-FILLED_IN = (*BASE_GRID, WORKSPACE, COUNTERS)
-"""Runtime parameters that the launcher fills in."""
 
 _ATOMIC = re.compile(r"atomic_\w+")
 _EFFECTS = {
@@ -209,8 +207,11 @@ class SourceUnit:
 
     def runtime_parameters(self) -> list[str]:
         """The entry's runtime parameters in order, without what the launcher fills in."""
+        workspace = self.functions.get("workspace")
+        sized = workspace is not None and not workspace.decorator_list
+        filled_in = {*BASE_GRID, *(MEMORY if sized else ())}
         constant = self.constexprs(self.entry)
-        return [a.arg for a in arguments(self.entry) if a.arg not in constant and a.arg not in FILLED_IN]
+        return [a.arg for a in arguments(self.entry) if a.arg not in constant and a.arg not in filled_in]
 
     def language_call(self, name: str, *given: ast.expr, **named: ast.expr) -> ast.Call:
         """A call of `triton.language_call.<name>`."""
