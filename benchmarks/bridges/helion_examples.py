@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -24,8 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.bridges.turns import add_parts, join_parts, ratios_to, retime_choices, run_in_turns
-from benchmarks.lib.kernel_timing import time_in_turns
+from benchmarks.lib.bridges.turns import (
+    add_parts,
+    join_parts,
+    medians_in_turns,
+    ratios_to,
+    retime_choices,
+    run_in_turns,
+)
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
 CLAIM = "helion_examples"
@@ -74,11 +79,7 @@ def retime(given: dict[str, Any]) -> dict[str, Any]:
     kernel, args, _ = make_kernel(given["kernel"])
     bound = kernel.bind(args)
     made = [bound.compile_config(parsed_config(text), allow_print=False) for text in given["configs"]]
-    calls = [partial(one, *args) for one in [*made, made[0]]]
-    for call in calls:
-        call()
-    *ms, again_ms = (statistics.median(t) for t in time_in_turns(calls, ROUNDS))
-    return {"ms": ms, "again_ms": again_ms}
+    return medians_in_turns([partial(one, *args) for one in made], ROUNDS)
 
 
 def parsed_config(text: str) -> Any:

@@ -18,11 +18,17 @@ import statistics
 import sys
 import tempfile
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.bridges.turns import join_parts, ratios_to, retime_choices, run_in_turns
+from benchmarks.lib.bridges.turns import (
+    join_parts,
+    medians_in_turns,
+    ratios_to,
+    retime_choices,
+    run_in_turns,
+)
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
 CLAIM = "tilelang_examples"
@@ -100,24 +106,15 @@ def ours(
 def retime(given: dict[str, Any]) -> dict[str, Any]:
     """Median milliseconds of one kernel under each of some configs, in turns; the first once more."""
     from benchmarks.lib.bridges.tilelang_kernels import EXAMPLES
-    from benchmarks.lib.kernel_timing import time_in_turns
     from forecast_autotune import Config
     from forecast_integrations.tilelang.kernel import TileLangKernel
 
     example = EXAMPLES[given["kernel"]]
     arguments, expected = example.tensors("cuda")
     kernel = TileLangKernel(example.build, arguments, expected, target="cuda")
-    made: dict[str, Any] = {}
-    for config in given["configs"]:
-        made.setdefault(json.dumps(config), kernel.compile(Config.of(config)))
-    calls = {text: partial(compiled, *arguments.values()) for text, compiled in made.items()}
-    for call in calls.values():
-        call()
-    *ms, again_ms = (
-        statistics.median(t) for t in time_in_turns([*calls.values(), next(iter(calls.values()))], ROUNDS)
-    )
-    of = dict(zip(calls, ms, strict=True))
-    return {"ms": [of[json.dumps(config)] for config in given["configs"]], "again_ms": again_ms}
+    compile_once = cache(kernel.compile)  # which takes seconds; several runs may choose the same
+    made = [compile_once(Config.of(config)) for config in given["configs"]]
+    return medians_in_turns([partial(one, *arguments.values()) for one in made], ROUNDS)
 
 
 def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:

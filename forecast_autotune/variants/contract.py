@@ -90,10 +90,10 @@ def read_contract(source: str, kernel: str) -> Contract:
             f"the variant must define {kernel!r} with @triton.jit; it defines "
             f"{', '.join(functions) or 'no function'}"
         )
-    sized = "workspace" in functions and not functions["workspace"].decorator_list
-    if sized:
+    filled_in = filled_in_parameters(functions)
+    if not filled_in.isdisjoint(MEMORY):
         _check_workspace(functions[kernel])
-    parameters, meta = _parameters(functions[kernel], {*BASE_GRID, *(MEMORY if sized else ())})
+    parameters, meta = _parameters(functions[kernel], filled_in)
     found = Contract(
         kernel,
         parameters,
@@ -105,6 +105,13 @@ def read_contract(source: str, kernel: str) -> Contract:
     if strange := sorted(set(values) & set(_CALCULATIONS)):
         raise RecordError(f"{strange[0]} must be a function of {_taken(strange[0])}")
     return found
+
+
+def filled_in_parameters(functions: Mapping[str, ast.FunctionDef]) -> frozenset[str]:
+    """Parameters that a launch fills in, in a module with these functions."""
+    workspace = functions.get("workspace")
+    sized = workspace is not None and not workspace.decorator_list  # a kernel's helper may be named so, too
+    return frozenset((*BASE_GRID, *(MEMORY if sized else ())))
 
 
 def _parameters(node: ast.FunctionDef, filled_in: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

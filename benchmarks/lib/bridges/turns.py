@@ -95,6 +95,16 @@ def retime_choices(
     return found
 
 
+def medians_in_turns(calls: Sequence[Callable[[], object]], rounds: int) -> dict[str, Any]:
+    """What `--child retime` prints: median milliseconds of each, in turns, and of the first once more."""
+    from benchmarks.lib.kernel_timing import time_in_turns
+
+    for call in calls:
+        call()
+    *ms, again_ms = (statistics.median(t) for t in time_in_turns([*calls, calls[0]], rounds))
+    return {"ms": ms, "again_ms": again_ms}
+
+
 def with_times(rows: Sequence[dict[str, Any]], ms: Sequence[float]) -> list[dict[str, Any]]:
     """A subject's rows with the times that its choices took in turns."""
     return [{**row, "ms": one} for row, one in zip(rows, ms, strict=True)]

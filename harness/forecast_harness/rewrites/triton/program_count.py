@@ -67,6 +67,11 @@ def add_grid_function(draft: SourceUnit, body: str) -> None:
     draft.tree.body += parse_statements(text)
 
 
+def on_one_axis(programs: str, axes: int) -> str:
+    """A launch grid of so many programs that take the tiles of the first `axes` axes."""
+    return f"({', '.join((programs, *('1', '1')[: axes - 1], *('second', 'third')[axes - 1 :]))})"
+
+
 # --- few programs, many tiles ---
 
 
@@ -157,12 +162,11 @@ def _persistent_unit(
         entry.args.args.append(ast.arg("num_warps", parse_expression(f"{tl}.constexpr")))
         entry.args.defaults += [ast.Constant(4)] * bool(entry.args.defaults)
     product = " * ".join(("first", "second", "third")[:axes])
-    rest = ", ".join(("1", "1", "1")[1:axes] + ("second", "third")[axes - 1 :])
     warps = 8 if unit.calls(unit.kernels, "dot", "dot_scaled") else 32
     add_grid_function(
         draft,
         f'programs = {context.multiprocessors} * max(1, {warps} // meta["num_warps"])\n'
-        f"return (min({product}, programs), {rest})",
+        f"return {on_one_axis(f'min({product}, programs)', axes)}",
     )
     return draft
 

@@ -48,38 +48,48 @@ def split_sum(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]
     roots = facts.root_parameters(stores[0].pointer)
     if roots is None or len(roots) != 1 or context.dtype(next(iter(roots))) != "float32":
         return
-    moved = induction_variables(
-        PolynomialReader(facts, frozenset(assigned_names(loop.node)), loop.node.lineno), loop
-    )
-    total = _accumulator(unit, loop, set(moved))
+    moved = moved_offsets(facts, loop)
+    total = _accumulator(unit, loop, moved)
     if total is None or not _stores_only_sum(unit, facts, loop, stores[0], total):
         return
     for place, parts in enumerate(SPLIT_COUNTS):
-        draft = _split(unit, loop, stores[0], set(moved), max(axes) + 1, parts, next(iter(roots)))
+        draft = _split(unit, loop, stores[0], moved, max(axes) + 1, parts, next(iter(roots)))
         yield SourceEdit(draft, f"{parts} programs share each sum and add their parts in memory", 3.0 - place)
 
 
-def _accumulator(unit: SourceUnit, loop: RangeLoop, moved: set[str]) -> str | None:
+def _accumulator(unit: SourceUnit, loop: RangeLoop, moved: Collection[str]) -> str | None:
     """The accumulator: the one name besides moving offsets that an iteration hands to the next."""
-    carried = loop.carried_names - moved
+    carried = loop.carried_names.difference(moved)
     if len(carried) != 1:
         return None
     (total,) = carried
-    adds = [s for s in loop.node.body if total in assigned_names(s)]
-    if len(adds) != 1 or sum(total in read_names(s) for s in loop.node.body) != 1:
-        return None
-    add = adds[0]
-    if isinstance(add, ast.AugAssign) and isinstance(add.op, ast.Add):
-        return total if total not in read_names(add.value) else None
-    if (
-        isinstance(add, ast.Assign)
-        and isinstance(add.value, ast.Call)
-        and unit.callee_name(add.value) == "dot"
-    ):
-        into = argument(add.value, 2, "acc")
-        alone = isinstance(into, ast.Name) and into.id == total
-        return total if alone and all(total not in read_names(a) for a in add.value.args[:2]) else None
-    return None
+    adds = adding_statement(loop, total)
+    return total if adds is not None and adds_in_place(unit, adds, total) else None
+
+
+def moved_offsets(facts: FunctionFacts, loop: RangeLoop) -> frozenset[str]:
+    """Names that a loop moves by the same amount in every iteration."""
+    reader = PolynomialReader(facts, frozenset(assigned_names(loop.node)), loop.node.lineno)
+    return frozenset(induction_variables(reader, loop))
+
+
+def adding_statement(loop: RangeLoop, name: str) -> ast.stmt | None:
+    """The one statement of an iteration that assigns a name and reads it; None where others do either."""
+    adds = [s for s in loop.node.body if name in assigned_names(s)]
+    reads = sum(name in read_names(s) for s in loop.node.body)
+    return adds[0] if len(adds) == 1 and reads == 1 else None
+
+
+def adds_in_place(unit: SourceUnit, statement: ast.stmt, name: str) -> bool:
+    """Whether a statement adds to a name what does not depend on it, by `+=` or as a dot's accumulator."""
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.op, ast.Add) and name not in read_names(statement.value)
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    if not isinstance(value, ast.Call) or unit.callee_name(value) != "dot":
+        return False
+    into = argument(value, 2, "acc")
+    rest = [a for a in (*value.args, *(k.value for k in value.keywords)) if a is not into]
+    return isinstance(into, ast.Name) and into.id == name and all(name not in read_names(a) for a in rest)
 
 
 def _stores_only_sum(
@@ -104,6 +114,14 @@ def _stores_only_sum(
     return len(before) == 1 and len(others) == 1 and alone and len(statement) == 1
 
 
+def run_from(node: ast.For, loop: RangeLoop, skipped: str, stop: str) -> None:
+    """Have a loop's copy begin after so many iterations, and end at `stop`."""
+    first, _, step = loop.range_bounds
+    assert isinstance(node.iter, ast.Call)
+    node.iter.args = list(map(parse_expression, (f"{first} + {skipped} * ({step})", stop, step)))
+    node.iter.keywords = [k for k in node.iter.keywords if k.arg != "step"]
+
+
 def move_to_part(loop: RangeLoop, moved: Collection[str], skipped: str) -> list[str]:
     """Statements that move the loop's offsets by the iterations that a program skips."""
     return [
@@ -114,7 +132,13 @@ def move_to_part(loop: RangeLoop, moved: Collection[str], skipped: str) -> list[
 
 
 def _split(
-    unit: SourceUnit, loop: RangeLoop, store: MemoryAccess, moved: set[str], axis: int, parts: int, root: str
+    unit: SourceUnit,
+    loop: RangeLoop,
+    store: MemoryAccess,
+    moved: Collection[str],
+    axis: int,
+    parts: int,
+    root: str,
 ) -> SourceUnit:
     draft, taken, tl = unit.copy(), names(unit.entry) | set(unit.functions), unit.tl
     first, end, step = loop.range_bounds
@@ -126,13 +150,7 @@ def _split(
     ]
     code += move_to_part(loop, moved, skipped)
     node, block = draft.twin(loop.node), draft.twin(loop.block)
-    assert isinstance(node.iter, ast.Call)
-    node.iter.args = [
-        parse_expression(f"{first} + {skipped} * ({step})"),
-        parse_expression(stop),
-        parse_expression(step),
-    ]
-    node.iter.keywords = [k for k in node.iter.keywords if k.arg != "step"]
+    run_from(node, loop, skipped, stop)
     at = next(i for i, s in enumerate(block) if s is node)
     block[at:at] = parse_statements("\n".join(code))
     call = draft.twin(store.call)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from forecast_autotune.variants.contract import COUNTERS, MEMORY, WORKSPACE
 from forecast_harness.rewrites.triton.analysis.function_facts import FunctionFacts
 from forecast_harness.rewrites.triton.analysis.loops import RangeLoop, all_accesses_known, loops
-from forecast_harness.rewrites.triton.analysis.polynomials import PolynomialReader, induction_variables
 from forecast_harness.rewrites.triton.analysis.source_unit import (
     BASE_GRID,
     Block,
@@ -36,11 +35,18 @@ from forecast_harness.rewrites.triton.program_count import (
     add_base_grid_parameters,
     add_grid_function,
     add_parameters,
+    on_one_axis,
     statements_of_tile,
 )
 from forecast_harness.rewrites.triton.program_order import docstring_length, exchangeable_program_ids
 from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
-from forecast_harness.rewrites.triton.split_k import move_to_part
+from forecast_harness.rewrites.triton.split_k import (
+    adding_statement,
+    adds_in_place,
+    move_to_part,
+    moved_offsets,
+    run_from,
+)
 
 _MOST_PARTS = {True: 16, False: 32}
 """Programs that share a tile at most, with dots and without: each part is written and read once more."""
@@ -78,6 +84,7 @@ class _SharedLoop:
     """The one loop of a kernel, and what programs that share it hand over."""
 
     unit: SourceUnit
+    facts: FunctionFacts
     loop: RangeLoop
     sums: tuple[_Sum, ...]
     moved: frozenset[str]
@@ -110,13 +117,7 @@ class _SharedLoop:
         """
         node, block = draft.twin(self.loop.node), draft.twin(self.loop.block)
         first, end, step = self.loop.range_bounds
-        assert isinstance(node.iter, ast.Call)
-        node.iter.args = [
-            parse_expression(f"{first} + {skipped} * ({step})"),
-            parse_expression(f"min({end}, {first} + ({skipped} + {count}) * ({step}))"),
-            parse_expression(step),
-        ]
-        node.iter.keywords = [k for k in node.iter.keywords if k.arg != "step"]
+        run_from(node, self.loop, skipped, f"min({end}, {first} + ({skipped} + {count}) * ({step}))")
         at = next(i for i, s in enumerate(block) if s is node)
         block[at:] = [
             *parse_statements("\n".join([*before, *move_to_part(self.loop, self.moved, skipped)])),
@@ -168,8 +169,12 @@ def stream_k(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     shared = _shared_loop(unit)
     if shared is None or not shared.loop.has_dots or _leaves_early(unit.entry.body):
         return
-    for place, each in enumerate((1, 2)):
-        draft = _streamed(shared, context.multiprocessors * each)
+    bounds = [_outside(shared, text) for text in shared.loop.range_bounds]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) != len(bounds):
+        return
+    for place, each in enumerate(_PROGRAMS[True]):
+        draft = _streamed(shared, known, context.multiprocessors * each)
         if draft is not None:
             note = f"{context.multiprocessors * each} programs share the iterations of all tiles evenly"
             yield SourceEdit(draft, note, 2.8 - 0.4 * place)
@@ -195,15 +200,14 @@ def _shared_loop(unit: SourceUnit) -> _SharedLoop | None:
     if _leaves_early(after) or len(after) > _MOST_STATEMENTS_AFTER or not unit.effects(after):
         return None
     facts = FunctionFacts(unit, unit.entry)
-    reader = PolynomialReader(facts, frozenset(assigned_names(loop.node)), loop.node.lineno)
-    moved = set(induction_variables(reader, loop))
+    moved = moved_offsets(facts, loop)
     sums = [_sum(unit, facts, loop, before, name) for name in sorted(loop.carried_names - moved)]
     known = [s for s in sums if s is not None]
     if not known or len(known) != len(sums):
         return None
     if loop.used_after(set(assigned_names(loop.node)) - {s.name for s in known}):
         return None
-    return _SharedLoop(unit, loop, tuple(known), frozenset(moved), axes)
+    return _SharedLoop(unit, facts, loop, tuple(known), moved, axes)
 
 
 def _leaves_early(body: Block) -> bool:
@@ -226,31 +230,20 @@ def _sum(unit: SourceUnit, facts: FunctionFacts, loop: RangeLoop, before: Block,
     constants = unit.constexprs(unit.entry) & {a.arg for a in arguments(unit.entry)}
     if sides is None or len(sides) > 2 or not all(s.isdigit() or s in constants for s in sides):
         return None
-    adds = [s for s in loop.node.body if name in assigned_names(s)]
-    if len(adds) != 1 or sum(name in read_names(s) for s in loop.node.body) != 1:
+    adds = adding_statement(loop, name)
+    if adds is None or not (adds_in_place(unit, adds, name) or _is_sum_with(adds, name)):
         return None
-    return _Sum(name, ast.unparse(zero), sides) if _only_adds(unit, adds[0], name) else None
+    return _Sum(name, ast.unparse(zero), sides)
 
 
-def _only_adds(unit: SourceUnit, statement: ast.stmt, name: str) -> bool:
-    """Whether a statement adds to a name what does not depend on it."""
-    if isinstance(statement, ast.AugAssign):
-        return isinstance(statement.op, ast.Add) and name not in read_names(statement.value)
-    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+def _is_sum_with(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement assigns a name its sum with what does not depend on it."""
+    value = statement.value if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
         return False
-    value = statement.value
-    if not isinstance(statement.targets[0], ast.Name):
-        return False
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
-        sides = [value.left, value.right]
-        alone = [s for s in sides if isinstance(s, ast.Name) and s.id == name]
-        return len(alone) == 1 and sum(name in read_names(s) for s in sides) == 1
-    if unit.callee_name(value) == "dot" and isinstance(value, ast.Call):
-        into = [*value.args[2:3], *(k.value for k in value.keywords if k.arg == "acc")]
-        rest = [*value.args[:2], *value.args[3:], *(k.value for k in value.keywords if k.arg != "acc")]
-        alone = [s for s in into if isinstance(s, ast.Name) and s.id == name]
-        return len(alone) == 1 and not any(name in read_names(s) for s in rest)
-    return False
+    sides = [value.left, value.right]
+    alone = [s for s in sides if isinstance(s, ast.Name) and s.id == name]
+    return len(alone) == 1 and sum(name in read_names(s) for s in sides) == 1
 
 
 def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
@@ -288,11 +281,8 @@ def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
     return draft
 
 
-def _streamed(shared: _SharedLoop, programs: int) -> SourceUnit | None:
+def _streamed(shared: _SharedLoop, bounds: Sequence[str], programs: int) -> SourceUnit | None:
     unit, axes = shared.unit, max(shared.axes) + 1
-    bounds = [_outside(shared, text) for text in shared.loop.range_bounds]
-    if None in bounds:
-        return None
     first, end, step = bounds
     inner, tl = unit.copy(), unit.tl
     taken = names(unit.entry) | set(unit.functions)
@@ -344,21 +334,20 @@ def _streamed(shared: _SharedLoop, programs: int) -> SourceUnit | None:
     entry = draft.entry
     entry.body[docstring_length(entry.body) :] = [*constants, *head]
     add_base_grid_parameters(draft, axes)
-    rest = ", ".join(("1", "1", "1")[1:axes] + ("second", "third")[axes - 1 :])
-    add_grid_function(draft, f"return ({programs}, {rest})")
+    add_grid_function(draft, f"return {on_one_axis(str(programs), axes)}")
     _add_workspace(draft, shared, "2 * grid[0]", " * ".join(f"base[{i}]" for i in range(axes)))
     return draft
 
 
 def _outside(shared: _SharedLoop, text: str, depth: int = 4) -> str | None:
     """A bound of the loop by parameters alone, which no tile changes; None where it depends on more."""
-    facts, node = FunctionFacts(shared.unit, shared.unit.entry), parse_expression(text)
+    node = parse_expression(text)
     changed = set(assigned_names(shared.unit.entry))
     for _ in range(depth):
         inner = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in changed]
         if not inner:
             break
-        values = {id(n): facts.single_value(n.id) for n in inner}
+        values = {id(n): shared.facts.single_value(n.id) for n in inner}
         if None in values.values():
             return None
         node = swap_expressions(node, {k: copy.deepcopy(v) for k, v in values.items() if v is not None})

@@ -117,7 +117,7 @@ class WarmProcess:
                     if self._process is None:
                         self._start(search_path)
                     if self._given_up:
-                        raise _ProcessLost("given up before it was asked")
+                        raise _ProcessLost
                     asked = {"orders": dict(orders), "search_path": search_path, "place": str(place)}
                     return self._ask(asked, control, log)
                 except (_ProcessLost, OSError) as error:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
-from forecast_autotune.variants.contract import MEMORY
+from forecast_autotune.variants.contract import filled_in_parameters
 
 MAX_NODES = 10_000
 """Syntax nodes of a source that is rewritten: several times the longest kernel's, and every edit copies all."""
@@ -207,9 +207,7 @@ class SourceUnit:
 
     def runtime_parameters(self) -> list[str]:
         """The entry's runtime parameters in order, without what the launcher fills in."""
-        workspace = self.functions.get("workspace")
-        sized = workspace is not None and not workspace.decorator_list
-        filled_in = {*BASE_GRID, *(MEMORY if sized else ())}
+        filled_in = filled_in_parameters(self.functions)
         constant = self.constexprs(self.entry)
         return [a.arg for a in arguments(self.entry) if a.arg not in constant and a.arg not in filled_in]
 
