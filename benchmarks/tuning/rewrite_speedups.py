@@ -28,7 +28,6 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,16 +45,15 @@ from benchmarks.lib.variants.rewrite_cases import (
     launch_variant,
     load_variant,
     rewrites_of_case,
-    variant_failure,
+    verified_variants,
 )
 from forecast_autotune import autotune
 from forecast_autotune.errors import VariantError
 from forecast_autotune.records import Config
 from forecast_autotune.store import Store
-from forecast_autotune.variants import Check, Variant, signature_of
+from forecast_autotune.variants import Variant
 from forecast_harness.rewrites.triton import REWRITES
 from forecast_integrations.triton.null_device import null_device
-from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.variants.loading import LoadedVariant
 
 LIMIT_S = 240.0
@@ -225,28 +223,6 @@ def check_figures(rows: list[dict[str, Any]], kernels_: int) -> dict[str, Any]:
 
 
 # --- on a device ---
-
-
-def verified_variants(
-    case: kernels.Case, where: str, variants: Sequence[Variant], data: kernels.Data
-) -> list[Variant]:
-    """Those that are right under two configs, with the check that says so; all of them without a device."""
-    named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
-    problem = describe.describe(case.kernel, describe.kernel_record(case.kernel), named, (), None)
-    signature = signature_of(problem, [n for n, v in named.items() if any(v is o for o in data["outputs"])])
-    expected = None if where == "meta" else case.reference(data)
-    kept = []
-    for variant in variants:
-        wrong = ""
-        if where != "meta":
-            wrong = variant_failure(case, variant, data, expected)
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        check_ = Check(problem.device.slug, signature, not wrong, wrong or "two configs", at)
-        if wrong:
-            say(f"{case.name} {variant.name}: refused: {wrong[:300]}")
-        else:
-            kept.append(replace(variant, checks=(check_,)))
-    return kept
 
 
 def with_fastest_configs(variants: Sequence[Variant], found: dict[str, Any]) -> list[Variant]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks import kernels
 from benchmarks.lib.devices import synchronize
 from benchmarks.lib.result_files import say
-from forecast_autotune.variants import Variant
+from forecast_autotune.variants import Check, Variant, signature_of
 from forecast_harness.rewrites.triton import variants_of
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.standalone import standalone_source
@@ -75,3 +78,25 @@ def variant_failure(case: kernels.Case, variant: Variant, data: kernels.Data, ex
             return f"{listed[index]}: {wrong}"
         ran += 1
     return "" if ran else NEVER_RAN
+
+
+def verified_variants(
+    case: kernels.Case, where: str, variants: Sequence[Variant], data: kernels.Data
+) -> list[Variant]:
+    """Those that are right under two configs, with the check that says so; all of them without a device."""
+    named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
+    problem = describe.describe(case.kernel, describe.kernel_record(case.kernel), named, (), None)
+    signature = signature_of(problem, [n for n, v in named.items() if any(v is o for o in data["outputs"])])
+    expected = None if where == "meta" else case.reference(data)
+    kept = []
+    for variant in variants:
+        wrong = ""
+        if where != "meta":
+            wrong = variant_failure(case, variant, data, expected)
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        check_ = Check(problem.device.slug, signature, not wrong, wrong or "two configs", at)
+        if wrong:
+            say(f"{case.name} {variant.name}: refused: {wrong[:300]}")
+        else:
+            kept.append(replace(variant, checks=(check_,)))
+    return kept

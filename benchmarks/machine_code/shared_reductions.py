@@ -1,0 +1,173 @@
+"""Claim: programs that share one long sum beat the best config of a kernel whose programs do not.
+
+    python -m benchmarks.machine_code.shared_reductions --out FILE.json [--only matmul] [--null]
+
+Matrix products with few tiles, and sums with few rows. Every config of the kernel, and of what `split-reduction` and
+`stream-k` make of it, is checked and timed. Another tuner with an empty store decides among the same candidates by
+forecasts, within its default budget. What each found is timed in turns, the kernel's best config twice: the noise.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from benchmarks import kernels
+from benchmarks.lib import devices, kernel_timing
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from benchmarks.lib.variants.rewrite_cases import (
+    launch_variant,
+    load_variant,
+    rewrites_of_case,
+    verified_variants,
+)
+from forecast_autotune import autotune
+
+REWRITES = ("split-reduction", "stream-k")
+SHAPES = {
+    "matmul": [
+        (256, 256, 8192),
+        (64, 4096, 4096),
+        (512, 1024, 8192),
+        (1536, 1536, 2048),
+        (2048, 2048, 2048),
+    ],
+    "w8a16_matmul": [(16, 1024, 8192), (16, 4096, 14336)],
+    "rows_bias_grad": [(65536, 512), (8192, 4096)],
+}
+"""Rows, columns and inner length; of a sum over rows, rows and columns."""
+FEW_TILES: kernels.Space = {
+    "kwargs": {
+        "BLOCK_M": [16, 32, 64, 128],
+        "BLOCK_N": [32, 64, 128],
+        "BLOCK_K": [64, 128],
+        "GROUP_M": [8],
+    },
+    "num_warps": [4, 8],
+    "num_stages": [3, 4],
+    "where": lambda p: p["BLOCK_M"] * p["BLOCK_N"] >= 256 * p["num_warps"],
+}
+"""Of the plain product, whose own list has no tile as small as such shapes want."""
+ROUNDS = 100
+"""Launches of each when they are timed in turns."""
+
+
+def cases(kernel: str) -> list[kernels.Case]:
+    """A kernel at each of its shapes."""
+    first = kernels.cases([kernel])[0]
+    make, tiny = first.make.func, first.make.args[1]  # type: ignore[attr-defined]
+    space = FEW_TILES if kernel == "matmul" else first.space
+    return [
+        replace(first, name=f"{kernel}/{'x'.join(map(str, s))}", space=space, make=partial(make, s, tiny))
+        for s in SHAPES[kernel]
+    ]
+
+
+def measure(case: kernels.Case, where: str, rounds: int) -> dict[str, Any]:
+    """Everything about one kernel at one shape."""
+    data = case.make("cpu", small=True) if where == "meta" else case.make(where)
+    made = rewrites_of_case(case, only=REWRITES, combine=False)
+    right = verified_variants(case, where, made, data)
+    listed = kernels.configs(case)
+    tuners = [
+        autotune(listed, list(case.key), store=False, reset_to_zero=list(case.reset_to_zero), **options)(
+            case.kernel
+        )
+        for options in ({"mode": "exhaustive", "variants": right}, {"variants": right})
+    ]
+    found = [kernel_timing.tuned_call(case, tuner, data, lambda: None) for tuner in tuners]
+    best: dict[str, Any] = {}
+    for config, ms in sorted(tuners[0].configs_timings.items(), key=lambda pair: _first(pair[1])):
+        if _first(ms) < float("inf"):
+            best.setdefault(_source(config), config)
+    calls = {
+        "base": partial(kernels.launch, case, data, best["base"]),
+        **{
+            v.name: partial(launch_variant, case, data, load_variant(case, v), best[v.name])
+            for v in right
+            if v.name in best
+        },
+    }
+    wrong = {}
+    for name, call in calls.items():
+        kernels.reset(case, data)
+        call()
+        devices.synchronize()
+        if where != "meta" and (text := kernels.mismatch(case, data)):
+            wrong[name] = text
+    chosen = tuners[1].best_config
+    calls["chosen"] = partial(tuners[1].__getitem__(data["grid"]), *data["args"], **data["kwargs"])
+    calls["again"] = calls["base"]
+    times = kernel_timing.time_in_turns(list(calls.values()), rounds)
+    return {
+        "case": case.name,
+        "candidates": found[1]["decision"]["candidates"],
+        "measured": found[1]["decision"]["measured"],
+        "seconds": [round(one["seconds"], 3) for one in found],
+        "made": [v.name for v in made],
+        "refused": [v.name for v in made if v.name not in {r.name for r in right}],
+        "wrong": wrong,
+        "configs": {name: str(config) for name, config in best.items()},
+        "chosen": f"{_source(chosen)}: {chosen}",
+        "ms": dict(zip(calls, map(statistics.median, times), strict=True)),
+    }
+
+
+def _first(ms: Any) -> float:
+    return float(ms[0] if isinstance(ms, list | tuple) else ms)
+
+
+def _source(config: Any) -> str:
+    """Whose config it is: a variant's name, or `base`."""
+    function = getattr(config, "function", None)
+    return "base" if function is None else str(function.name)
+
+
+def _gain(row: dict[str, Any], rewrite: str = "") -> float:
+    """The kernel's best time over the best of what was made of it, or of one rewrite."""
+    ms = [t for n, t in row["ms"].items() if n.startswith(rewrite or REWRITES) and n not in row["wrong"]]
+    return float(row["ms"]["base"] / min(ms)) if ms else 0.0
+
+
+def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Gains by shape, of each rewrite and of what the default decision chose."""
+    return {
+        "shapes": len(rows),
+        "wrong": sum(len(row["wrong"]) for row in rows),
+        "gain": {row["case"]: round(_gain(row), 3) for row in rows},
+        **{name: {row["case"]: round(_gain(row, name), 3) for row in rows} for name in REWRITES},
+        "chosen": {row["case"]: round(row["ms"]["base"] / row["ms"]["chosen"], 3) for row in rows},
+        "geomean": round(statistics.geometric_mean(max(1.0, _gain(row)) for row in rows), 3),
+        "geomean_chosen": round(
+            statistics.geometric_mean(r["ms"]["base"] / r["ms"]["chosen"] for r in rows), 3
+        ),
+        "noise": round(max(abs(row["ms"]["again"] / row["ms"]["base"] - 1) for row in rows), 4),
+    }
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--only", default="", help="comma-separated kernels")
+    arguments = parse_arguments(made)
+    result = ResultFile(arguments, "shared_reductions", 0)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, devices.device(arguments.null) as where:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        devices.warm_up_device(where)
+        for kernel in [n for n in arguments.only.split(",") if n] or SHAPES:
+            for case in cases(kernel):
+                rows.append(measure(case, where, 5 if arguments.null else ROUNDS))
+                result.add("shapes", rows[-1])
+                gain, ms = _gain(rows[-1]), rows[-1]["ms"]
+                say(f"{case.name}: {gain:.3f}x, {ms['base'] / ms['chosen']:.3f}x with {rows[-1]['chosen']}")
+    result.finish(summary_of(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
