@@ -26,7 +26,7 @@ from benchmarks.lib.variants.rewrite_cases import (
     rewrites_of_case,
     verified_variants,
 )
-from forecast_autotune import autotune
+from forecast_autotune import Store, autotune
 
 REWRITES = ("split-reduction", "stream-k")
 SHAPES = {
@@ -73,16 +73,14 @@ def measure(case: kernels.Case, where: str, rounds: int) -> dict[str, Any]:
     data = case.make("cpu", small=True) if where == "meta" else case.make(where)
     made = rewrites_of_case(case, only=REWRITES, combine=False)
     right = verified_variants(case, where, made, data)
-    listed = kernels.configs(case)
-    tuners = [
-        autotune(listed, list(case.key), store=False, reset_to_zero=list(case.reset_to_zero), **options)(
-            case.kernel
-        )
-        for options in ({"mode": "exhaustive", "variants": right}, {"variants": right})
-    ]
-    found = [kernel_timing.tuned_call(case, tuner, data, lambda: None) for tuner in tuners]
+    stores = Store(None), Store(None)
+    options = {"reset_to_zero": list(case.reset_to_zero), "variants": right}
+    tune = partial(autotune, kernels.configs(case), list(case.key), **options)
+    exhaustive = tune(mode="exhaustive", store=stores[0])(case.kernel)
+    default = tune(store=stores[1])(case.kernel)
+    found = [kernel_timing.tuned_call(case, tuner, data, lambda: None) for tuner in (exhaustive, default)]
     best: dict[str, Any] = {}
-    for config, ms in sorted(tuners[0].configs_timings.items(), key=lambda pair: _first(pair[1])):
+    for config, ms in sorted(exhaustive.configs_timings.items(), key=lambda pair: _first(pair[1])):
         if _first(ms) < float("inf"):
             best.setdefault(_source(config), config)
     calls = {
@@ -100,8 +98,8 @@ def measure(case: kernels.Case, where: str, rounds: int) -> dict[str, Any]:
         devices.synchronize()
         if where != "meta" and (text := kernels.mismatch(case, data)):
             wrong[name] = text
-    chosen = tuners[1].best_config
-    calls["chosen"] = partial(tuners[1].__getitem__(data["grid"]), *data["args"], **data["kwargs"])
+    chosen = default.best_config
+    calls["chosen"] = partial(default.__getitem__(data["grid"]), *data["args"], **data["kwargs"])
     calls["again"] = calls["base"]
     times = kernel_timing.time_in_turns(list(calls.values()), rounds)
     return {
@@ -112,10 +110,21 @@ def measure(case: kernels.Case, where: str, rounds: int) -> dict[str, Any]:
         "made": [v.name for v in made],
         "refused": [v.name for v in made if v.name not in {r.name for r in right}],
         "wrong": wrong,
+        "failed": _failures(stores[0]),
         "configs": {name: str(config) for name, config in best.items()},
         "chosen": f"{_source(chosen)}: {chosen}",
         "ms": dict(zip(calls, map(statistics.median, times), strict=True)),
     }
+
+
+def _failures(store: Store) -> dict[str, list[str]]:
+    """How each source's configs failed: how often, and what the first of them said."""
+    found: dict[str, list[str]] = {}
+    for table in store.tables():
+        for one in table.measurements:
+            if not one.ok:
+                found.setdefault(one.candidate.variant, []).append(str(one.extra.get("message", ""))[:200])
+    return {source: [str(len(said)), said[0]] for source, said in found.items()}
 
 
 def _first(ms: Any) -> float:

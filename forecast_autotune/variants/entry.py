@@ -103,10 +103,16 @@ class KernelEntry:
         A meta-parameter of the config beats one of the call. Raises `RecordError` where a variant wants
         the call's own grid, and that cannot be evaluated with the variant's meta-parameters.
 
-        Memory of a launch has no elements here: what is only compiled needs its types alone.
+        Memory of a launch is none of the device's here: what is only compiled needs its types alone, and is
+        compiled in processes that cannot reach a device.
         """
         found = self._without_memory(grid, named, meta, options)
-        return {**found, **self._allocated(named, (0, 0))} if self.memory else found
+        return {**found, **self._memory_without_device()} if self.memory else found
+
+    def _memory_without_device(self) -> dict[str, Any]:
+        torch = sys.modules["torch"]  # of the call's tensors
+        kinds = {WORKSPACE: torch.float32, COUNTERS: torch.int32}
+        return {name: torch.empty(0, dtype=kinds[name], device="meta") for name in self.memory}
 
     def _without_memory(
         self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]

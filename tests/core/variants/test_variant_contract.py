@@ -225,11 +225,14 @@ def sized(numbers: Any, *memory: str) -> tuple[KernelEntry, Recorder]:
 
 @pytest.fixture
 def _dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(float32="float32", int32="int32"))
+    def empty(count: int, dtype: str, device: str) -> str:
+        return f"{count} of {dtype} on {device}"
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(float32="float32", int32="int32", empty=empty))
 
 
 @pytest.mark.usefixtures("_dtypes")
-def test_a_launch_has_memory_of_its_own_and_what_is_compiled_has_its_types() -> None:
+def test_a_launch_has_memory_of_its_own_and_what_is_compiled_has_its_types_alone() -> None:
     made, recorder = sized(
         lambda meta, named, base, grid: (meta["BLOCK"] * named["n"], base[0] + grid[0] + meta["num_warps"]),
         "WORKSPACE",
@@ -244,7 +247,8 @@ def test_a_launch_has_memory_of_its_own_and_what_is_compiled_has_its_types() -> 
     ] * 2
     beside.made.clear()
     given = made.arguments((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {})
-    assert (given["WORKSPACE"], given["COUNTERS"]) == ("0 of any value", "0 zeros")
+    assert (given["WORKSPACE"], given["COUNTERS"]) == ("0 of float32 on meta", "0 of int32 on meta")
+    assert beside.made == []  # nothing of the device's, which a forked process cannot reach
 
 
 @pytest.mark.usefixtures("_dtypes")
