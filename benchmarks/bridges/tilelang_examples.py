@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.bridges.turns import (
+    add_parts,
     join_parts,
     medians_in_turns,
     ratios_to,
@@ -92,7 +93,8 @@ def ours(
 
     kernel = TileLangKernel(example.build, arguments, expected, target="cuda", tolerance=TOLERANCE)
     store = Store(None)
-    tuned = tune_language(kernel, example.space, store=store, settings=Settings(mode=Mode(mode)))
+    settings = Settings(mode=Mode.EXHAUSTIVE) if mode == "exhaustive" else Settings()
+    tuned = tune_language(kernel, example.space, store=store, settings=settings)
     failed = [m for m in store.measurements(kernel.problem) if not m.ok]
     return tuned.compiled, {
         "config": dict(tuned.decision.chosen.config.kwargs),
@@ -137,6 +139,7 @@ def main() -> int:
     made.add_argument("--repeats", type=int, default=3)
     made.add_argument("--only", default="", help="comma-separated kernels")
     made.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
+    made.add_argument("--with", dest="parts", type=Path, nargs="+", default=(), help="runs to time beside")
     made.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is timed")
     arguments = parse_arguments(made, on_host="--report" in sys.argv)
     if arguments.child:
@@ -158,6 +161,7 @@ def main() -> int:
         environment=lambda folder, _: fresh_caches(folder),
         timeout_s=TIMEOUT_S,
     )
+    rows += add_parts(result, arguments.parts, as_measured=False)
     timed = retime_choices(
         result, arguments, __file__, rows, subject="kernel", environment=fresh_caches, timeout_s=TIMEOUT_S
     )
