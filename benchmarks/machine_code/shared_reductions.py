@@ -171,6 +171,7 @@ def main() -> int:
         for kernel in [n for n in arguments.only.split(",") if n] or SHAPES:
             for case in cases(kernel):
                 rows.append(measure(case, where, 5 if arguments.null else ROUNDS))
+                result.data["summary"] = summary_of(rows)  # of a run that is cut short
                 result.add("shapes", rows[-1])
                 gain, ms = _gain(rows[-1]), rows[-1]["ms"]
                 say(f"{case.name}: {gain:.3f}x, {ms['base'] / ms['chosen']:.3f}x with {rows[-1]['chosen']}")

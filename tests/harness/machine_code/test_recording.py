@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,10 @@ def test_a_kernels_own_memory_is_scratch_whose_counters_are_zeroed_before_each_l
 ) -> None:
     source = HEADER.replace("y, n, BLOCK", "y, n, WORKSPACE, COUNTERS, BLOCK").replace(
         "import torch, ", "import "
-    ) + ("def workspace(meta, arguments, base, grid):\n    return grid[0] * meta['BLOCK'], base[0]\n")
+    ) + (
+        "def workspace(meta, arguments, base, grid):\n"
+        "    return (grid[0] * meta['BLOCK'], base[0]) if meta['BLOCK'] == 32 else (0, 0)\n"
+    )
     case = CallCase({n: TensorArgument("float32", (200,), (1,)) for n in ("x", "y")})
     launch = {"grid": [7], "scalars": {"n": 200}, "meta": {"BLOCK": 32}, "options": {"num_warps": 1}}
     request = BuildRequest("candidate", source, "double", (case,), launches=(launch,))
@@ -152,6 +156,10 @@ def test_a_kernels_own_memory_is_scratch_whose_counters_are_zeroed_before_each_l
     assert (fill.fill in sizes, fill.size, fill.pattern) == (True, 28, 0)
     assert sorted(sizes.values()) == [28, 7 * 32 * 4]
     assert [sizes.get(a.buffer) for a in step.arguments if a.buffer] == [None, None, 7 * 32 * 4, 28]
+    launch |= {"grid": [4], "meta": {"BLOCK": 64}}
+    plan = program(workers.submit(replace(request, launches=(launch,))).result(120)).plan
+    assert len(plan.steps) == 1  # nothing is to be zeroed
+    assert [b.size for b in plan.buffers if b.role is BufferRole.SCRATCH] == [0, 0]
 
 
 def test_options_and_a_decorated_kernels_choice_are_taken(workers: CompileWorkers) -> None:

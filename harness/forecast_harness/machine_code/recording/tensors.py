@@ -118,8 +118,8 @@ class TensorRecorder:
             raw, width = raw[:4], 4
         if width not in (1, 2, 4):
             raise HostCode(f"filling {tensor.dtype} with {value!r:.40}")
-        size = tensor.numel() * tensor.element_size()
-        self.on_fill(name, offset, size, int.from_bytes(bytes(raw), "little"), width)
+        if size := tensor.numel() * tensor.element_size():
+            self.on_fill(name, offset, size, int.from_bytes(bytes(raw), "little"), width)
 
     def _rename(self, tensor: torch.Tensor, name: str) -> None:
         storage = tensor.untyped_storage()

@@ -277,7 +277,9 @@ def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
     shape = ", ".join([*["first", "second"][:axis], f"max(1, min({most}, {programs} // max(1, {tiles})))"])
     add_grid_function(draft, f"return ({shape},)")
     of_grid = " * ".join(f"grid[{i}]" for i in range(axis))
-    _add_workspace(draft, shared, f"{of_grid} * grid[{axis}] if grid[{axis}] > 1 else 1", of_grid)
+    # Nothing is shared where there are programs enough: then no counters are set to zero before a launch.
+    sharing = f"({of_grid} if grid[{axis}] > 1 else 0)"
+    _add_workspace(draft, shared, f"{sharing} * grid[{axis}]", sharing)
     return draft
 
 
@@ -368,5 +370,5 @@ def _add_workspace(draft: SourceUnit, shared: _SharedLoop, parts: str, tiles: st
         "def workspace(meta, arguments, base, grid):\n"
         "    given = {**arguments, **meta}\n"
         f"{body}"
-        f"    return ({parts}) * ({elements}), {tiles}\n"
+        f"    return {parts} * ({elements}), {tiles}\n"
     )
