@@ -9,6 +9,7 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Measurement
 from forecast_autotune.surrogates.protocol import FileBackedSurrogate, Forecasts, Query, Relative, Surrogate
 from forecast_autotune.telemetry.spans import span
+from forecast_autotune.tuning.failing_sources import expect_failing_sources
 from forecast_autotune.tuning.preparation.tracing import LazyTraces, fact_reader
 from forecast_autotune.tuning.task import TuningTask, validate_forecasts
 
@@ -72,4 +73,5 @@ class TaskForecaster:
             self._judgements,
         )
         with span("forecast", surrogate=self.label, candidates=len(candidates), measured=len(measured)):
-            return validate_forecasts(self._surrogate.forecast(query), candidates)
+            found = validate_forecasts(self._surrogate.forecast(query), candidates)
+            return expect_failing_sources(found, measured)
