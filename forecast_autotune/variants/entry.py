@@ -72,9 +72,12 @@ class KernelEntry:
         """
         if self.grid is None:
             return grid_extent(grid, named, meta)
-        given: list[Any] = [{**options, **meta}, dict(named)]
-        if self._asks_for_base:
-            given.append(known(grid, named, meta))
+        own = known(grid, named, meta) if self._asks_for_base else None
+        return self._own_grid({**options, **meta}, dict(named), own)
+
+    def _own_grid(self, meta: dict[str, Any], arguments: dict[str, Any], base: Grid | None) -> Grid:
+        assert self.grid is not None
+        given = (meta, arguments, base) if self._asks_for_base else (meta, arguments)
         return tuple(map(int, self.grid(*given)))
 
     @cached_property
@@ -159,17 +162,19 @@ class KernelEntry:
         options: Mapping[str, Any],
     ) -> Any:
         """Zero what has to be zero and launch once; returns what Triton returns."""
+        own: Grid | None = None
         if self.base or self._asks_for_base or self.memory:
             # A user's function is asked once; where it fails, that is dealt with below.
-            grid = known(grid, named, meta) or grid
+            own = known(grid, named, meta)
+            grid = own or grid
         given = self._without_memory(grid, named, meta, options)
-        where = self.launch_grid(grid, named, meta, options)
+        zeroed = [named[n] for n in self.reset_to_zero if named.get(n) is not None]
+        both, arguments = {**options, **meta}, dict(named)  # the variant's functions may change them
+        where = grid_extent(grid, named, meta) if self.grid is None else self._own_grid(both, arguments, own)
         if self.workspace is not None:
-            own = known(grid, named, meta) or ()
-            given |= self._allocated(named, self.workspace({**options, **meta}, dict(named), own, where))
-        for name in self.reset_to_zero:
-            if named.get(name) is not None:
-                named[name].zero_()
+            given |= self._allocated(named, self.workspace(both, arguments, own or (), where))
+        for tensor in zeroed:
+            tensor.zero_()
         # Triton takes positions in a fraction of the time that it needs for names.
         first = list(map(given.pop, takewhile(given.__contains__, self._leading)))
         return self.kernel.run(*first, grid=where, warmup=False, **given)

@@ -269,3 +269,29 @@ def test_numbers_of_elements_that_cannot_be_are_errors(numbers: tuple[int, ...])
         made.run((7,), {"x": Tensor(), "out": 2, "n": 3}, {"BLOCK": 64}, {})
     with pytest.raises(RecordError, match="needs a tensor among the call's arguments"):
         made.run((7,), {"x": 1, "out": 2, "n": 3}, {"BLOCK": 64}, {})
+
+
+@pytest.mark.usefixtures("_dtypes")
+def test_what_its_functions_do_to_arguments_is_none_of_the_launchs() -> None:
+    def greedy(
+        meta: dict[str, Any], arguments: dict[str, Any], base: Any, grid: Any = (1,)
+    ) -> tuple[int, int]:
+        assert arguments.pop("n", 3) == 3
+        meta.clear()
+        return 5, 6
+
+    made, recorder = entry(
+        memory=("COUNTERS",),
+        workspace=greedy,
+        grid=lambda meta, arguments, base: greedy(meta, arguments, base),
+    )
+    named, meta = {"x": Tensor(), "out": 2, "n": 3}, {"BLOCK": 64}
+    made.run((7,), named, meta, {"num_warps": 4})
+    assert (len(named), meta) == (3, {"BLOCK": 64})
+    (launch,) = recorder.launches
+    assert {n: launch[n] for n in ("n", "BLOCK", "num_warps", "grid")} == {
+        "n": 3,
+        "BLOCK": 64,
+        "num_warps": 4,
+        "grid": (5, 6),
+    }
