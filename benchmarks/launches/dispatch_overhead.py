@@ -9,6 +9,7 @@ alternate, nothing waits for the device inside a block, and the median block cou
 launch a kernel that does next to nothing; rows `stub` replace the kernel by an object whose `run` does
 nothing, so that only the tuners' own work is left. The ratio is the median over rounds of ours/triton's.
 `variant` is `forecast_autotune` where a variant has won: the kernel's own text, but every call is checked.
+`sized` is the same for a variant with a grid and memory of its own, which it asks its functions for.
 """
 
 # Triton kernels carry no annotations: their arguments have no Python type.
@@ -21,7 +22,7 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from forecast_integrations.device import current_device
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.standalone import standalone_source
 from forecast_integrations.triton.variants.guard import CallGuard
-from forecast_integrations.triton.variants.loading import AlternativeKernel, VariantConfig, load_variant
+from forecast_integrations.triton.variants.loading import LoadedVariant, VariantConfig, load_variant
 
 CONFIGS = [triton.Config({"BLOCK": b}, num_warps=1) for b in (32, 64)]
 GRID = (1,)
@@ -61,6 +62,9 @@ def many_arguments_kernel(p0, p1, p2, p3, p4, p5, p6, p7, n0, n1, n2, n3, n4, n5
 class NullKernel:
     """A kernel that does nothing when it is launched."""
 
+    def __init__(self, arg_names: Sequence[str] = ()) -> None:
+        self.arg_names = arg_names
+
     def run(self, *args: Any, **kwargs: Any) -> None:
         return None
 
@@ -68,13 +72,31 @@ class NullKernel:
         return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
 
 
-def tuner_with_variant(kernel: Any, key: list[str], args: tuple[Any, ...]) -> tuple[Any, AlternativeKernel]:
+OWN_FUNCTIONS = """
+
+def grid(meta, arguments, base):
+    return (base[0], 1)
+
+
+def workspace(meta, arguments, base, grid):
+    return grid[0] * meta["BLOCK"], grid[0]
+"""
+
+
+def sized_source(text: str) -> str:
+    """A kernel's text with a grid and memory of its own."""
+    return text.replace("BLOCK: tl.constexpr", "WORKSPACE, COUNTERS, BLOCK: tl.constexpr") + OWN_FUNCTIONS
+
+
+def tuner_with_variant(
+    kernel: Any, key: list[str], args: tuple[Any, ...], source: str
+) -> tuple[Any, LoadedVariant]:
     """A tuner for which a variant has won, whatever the clock says; and that variant."""
     record = describe.kernel_record(kernel)
     arguments = describe.call_arguments(kernel, dict(zip(kernel.arg_names, args, strict=False)))
     pointers = [a.name for a in arguments if a.kind == "tensor"]
     passed = Check(current_device().slug, CallSizes.of([arguments]).signature(pointers[-1:]), True)
-    made = Variant.of(record.name, record.source_sha256, standalone_source(kernel), Provenance(Origin.HAND))
+    made = Variant.of(record.name, record.source_sha256, source, Provenance(Origin.HAND))
     made = replace(made, checks=(passed,))
     tuner = autotune(CONFIGS, key, store=False, variants=[made])(kernel)
     tuner[GRID](*args)
@@ -87,7 +109,9 @@ def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], stub: bool, n
     """Name -> a function that makes one call; every tuner has seen the key."""
     theirs = triton.autotune(CONFIGS, key)(kernel)
     ours = autotune(CONFIGS, key, store=False)(kernel)
-    other, function = tuner_with_variant(kernel, key, args)
+    text = standalone_source(kernel)
+    other, function = tuner_with_variant(kernel, key, args, text)
+    sized, larger = tuner_with_variant(kernel, key, args, sized_source(text))
     for tuner in (theirs, ours):
         tuner[GRID](*args)
     plain: Any = kernel
@@ -99,13 +123,16 @@ def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], stub: bool, n
         "triton": lambda: theirs[GRID](*args, **given),
         "forecast": lambda: ours[GRID](*args, **given),
         "variant": lambda: other[GRID](*args, **given),
+        "sized": lambda: sized[GRID](*args, **given),
         "plain": lambda: plain[GRID](*args, **given, **launch),
     }
-    calls["variant"]()  # a real kernel, for once: how a call is handed on is found out at the first one
-    assert isinstance(other.best_config, VariantConfig)
+    for name, tuner in {"variant": other, "sized": sized}.items():
+        calls[name]()  # a real kernel, for once: how a call is handed on is found out at the first one
+        assert isinstance(tuner.best_config, VariantConfig)
     if stub:
         nothing: Any = NullKernel()
         plain = theirs.fn = ours.fn = function.kernel = nothing
+        larger.entry = replace(larger.entry, kernel=NullKernel(larger.entry.kernel.arg_names))
     return calls
 
 
@@ -168,6 +195,7 @@ def summarise(times: dict[str, list[float]]) -> dict[str, Any]:
         "ratio_to_triton": round(statistics.median(f / t for f, t in pairs), 4),
         "us_above_plain": round(medians["forecast"] - medians["plain"], 3),
         "variant_us_above_plain": round(medians["variant"] - medians["plain"], 3),
+        "sized_us_above_plain": round(medians["sized"] - medians["plain"], 3),
         "triton_us_above_plain": round(medians["triton"] - medians["plain"], 3),
     }
 
