@@ -171,7 +171,7 @@ class KernelEntry:
         zeroed = [named[n] for n in self.reset_to_zero if named.get(n) is not None]
         both, arguments = {**options, **meta}, dict(named)  # the variant's functions may change them
         where = grid_extent(grid, named, meta) if self.grid is None else self._own_grid(both, arguments, own)
-        if self.workspace is not None:
+        if self.memory and self.workspace is not None:
             given |= self._allocated(named, self.workspace(both, arguments, own or (), where))
         for tensor in zeroed:
             tensor.zero_()
