@@ -1,4 +1,4 @@
-"""Collections of garbage while a decision is made: rare, as each holds up the program that waits for it.
+"""Collections of garbage while a decision or a search is made: rare, as each holds up the program that waits for it.
 
 A program that has loaded torch holds some 300,000 objects, which a full collection visits: 0.1 to 0.2 s. Python makes
 one whenever enough new objects have survived, as those of a kernel's IR do. Nearly all garbage goes by reference

@@ -2,12 +2,12 @@
 
     python -m benchmarks.machine_code.searches --out benchmarks/results/machine_code_searches.json \
         [--targets softmax ... FILE.py:FN] [--libraries fla_softmax ...] [--seconds 120] [--trials 8] \
-        [--paths machine-code] [--surrogate auto] [--lanes 1]
+        [--paths machine-code] [--surrogate auto] [--lanes 1] [--keep FOLDER]
 
 Each target is searched by the command `forecast-autotune search TARGET --device cuda --path PATH --seconds N`, in a
 process of its own, and its log is watched. A verdict is any result of a source but the harness's own failures.
 Before it, a search of the seed alone fills whatever caches there are: what its first verdict took is told as cold.
-`--paths machine-code host-code` compares the two.
+`--paths machine-code host-code` compares the two. `--keep` leaves the log of each target's last search in a folder.
 
 `--libraries` names kernels of `benchmarks.lib.search.library_kernels`: a workload of the library runs once under
 `forecast-autotune run`, with a store of its own, and the kernel is searched as `package.module:fn` with that store. The
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -95,6 +96,9 @@ def search_target(
                     faster_s = now
         lines, spent = printed.all(), printed.seconds
         ended = replay_events(read_log(log)) if log.exists() else None
+        if options.keep is not None and log.exists():
+            options.keep.mkdir(parents=True, exist_ok=True)
+            shutil.copy(log, options.keep / f"{re.sub(r'[^a-z0-9_]+', '_', target.lower())}.jsonl")
     file = target.partition(":")[0]
     found = told(ended, judged, spent) | {
         "target": Path(file).name if file.endswith((".py", ".cu")) else target,
@@ -199,6 +203,7 @@ def _read_options() -> Any:
         "--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try the script itself"
     )
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--keep", type=Path, help="folder for the searches' logs")
     made.add_argument(
         "--warm", action="store_true", help="caches are warm: no search of the seed alone before"
     )

@@ -20,6 +20,7 @@ from forecast_autotune import frameworks
 from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import misplaced_file, open_named_output
+from forecast_autotune.garbage_collection import rare_collections
 from forecast_harness.commands.code_path import early_start, open_machine_code
 from forecast_harness.cuda_kernels.declaration import CUDA_PLACE
 from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE
@@ -48,7 +49,8 @@ def search(options: argparse.Namespace, output: Output) -> int:
         require_packages("search --ray", "ray")
     folder = Path(options.out) if options.out is not None else Path(_folder_name(options.target))
     _check_folder(folder, options.resume)
-    state, ended = _search(options, output, folder, began)
+    with rare_collections():
+        state, ended = _search(options, output, folder, began)
     told = {**ended, "closing": time.monotonic() - began - sum(ended.values())}
     if state.stopped is not None and state.stopped.interrupted:
         _report(output, state, folder, f"interrupted. To go on: {resume_command(options, folder)}", told)

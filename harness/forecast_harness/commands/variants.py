@@ -15,6 +15,7 @@ from forecast_autotune.commands.console.extras import require_packages
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.stores.access import open_store
 from forecast_autotune.errors import RecordError
+from forecast_autotune.garbage_collection import rare_collections
 from forecast_autotune.printable import printable
 from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.records.table import read_tables
@@ -54,6 +55,7 @@ def _make(options: argparse.Namespace, output: Output) -> int:
     require_packages("variants", "torch", "triton")
     check_syntax(options.what)
     with contextlib.ExitStack() as held:
+        held.enter_context(rare_collections())
         # Its file imports torch, which takes seconds.
         reading = held.enter_context(contextlib.ExitStack())
         reading.enter_context(CountLine(output.errors, lambda: f"reading {options.what}"))

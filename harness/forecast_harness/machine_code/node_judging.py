@@ -212,6 +212,8 @@ class MachineCodeJudge:
     def _raced(self, trial: NodeTrial) -> NodeResult:
         """The best config beside the other node; twice, where it seems to be faster."""
         best = trial.best
+        if trial.job.node.id == trial.job.against.id:
+            return self._yardstick(trial)
         found = self._race(trial, best, _RACE)
         if found.log2_ratio < -MIN_PROGRESS:
             # What earlier programs may have left in memory of the driver's own lets none take the lead.
@@ -229,6 +231,17 @@ class MachineCodeJudge:
         word = "slower" if ratio > 0 else "faster" if ratio < 0 else "faster or slower"
         text = f"Right at these sizes, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
         return self._measured(trial, found, text, {"blocks": found.blocks})
+
+    def _yardstick(self, trial: NodeTrial) -> NodeResult:
+        """A node that is timed beside itself: only which of its configs is the best is asked."""
+        taken = trial.seconds[trial.best]
+        for name, seconds in taken.items():
+            if said := self._trials.implausible(name, seconds):
+                raise NodeRefused(Outcome.INFRASTRUCTURE, "time", f"impossible: {said}")
+        found = RaceResult(0.0, 0.0, taken, taken, 0)
+        return self._measured(
+            trial, found, "Right at these sizes; others are timed beside it.", {"blocks": 0}
+        )
 
     def _measured(
         self, trial: NodeTrial, found: RaceResult, text: str, facts: Mapping[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,27 @@ def test_the_best_of_all_configs_counts(tuned: Judged) -> None:
     assert (found.measurements, found.config) == (4, {"num_warps": 16})
     assert found.log2_ratio == pytest.approx(-2.0, abs=0.2)
     assert len(found.facts["configs"]) == 4
+
+
+def test_a_seed_beside_itself_has_its_best_config_and_is_no_lead(
+    tuned: Judged, runner: RunnerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is faster than the seed's best leads, and is timed again by a new runner."""
+    renewed, renew = list[str](), runner.renew
+    monkeypatch.setattr(runner, "renew", lambda: (renewed.append(""), renew()))
+    found = tuned.judge.judge(job("seed", SEED.source))
+    assert (found.log2_ratio, found.sd, found.config, found.measurements) == (0.0, 0.0, {"num_warps": 16}, 4)
+    assert not renewed
+    tuned.trials.warps = (16,)
+    best = replace(job("better", "honest 45000"), against_config=found.config)
+    better = tuned.judge.judge(best)
+    assert better.log2_ratio == pytest.approx(-0.15, abs=0.05)
+    assert len(renewed) == 1
+
+
+def test_a_seed_that_is_faster_than_memory_is_not_believed(judged: Judged) -> None:
+    found = judged.judge.judge(job("seed", "honest 1000", node("seed", "honest 1000")))
+    assert (found.outcome, found.log2_ratio) == (Outcome.INFRASTRUCTURE, None)
 
 
 def test_one_config_that_fails_does_not_end_a_source(tuned: Judged) -> None:

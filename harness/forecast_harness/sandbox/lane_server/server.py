@@ -323,8 +323,10 @@ def main(text: str) -> None:
     device = "" if orders.get("probe") else os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if device:
         device_holder.start_holder(device, orders["scratch"])  # which opens it while this process imports
+    gc.disable()  # collections take a tenth of an import, and find next to nothing
     for module in orders.get("warm", []):
         importlib.import_module(module)
+    gc.enable()
     if orders.get("probe"):
         linux.adopt_orphans()
         level, refused = probes.probe_strongest(None, confine.interpreter_roots())
