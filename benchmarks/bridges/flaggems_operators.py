@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,19 @@ def operators() -> dict[str, Callable[[Any], Callable[[], object]]]:
         "aminmax": of(lambda x: torch.aminmax(x, dim=1), (8192, 4096)),
         "sum": of(torch.sum, (8192, 4096), dim=1),
         "prod": of(torch.prod, (8192, 4096), dim=1),
+        "exponential": of(lambda x: x.exponential_(), (8192, 4096)),
+        "conj_physical": lambda where: partial(
+            torch.conj_physical, tensor(where, 4096, 4096, dtype=torch.complex64)
+        ),
+        "attention": of(attention, *3 * [(4, 16, 2048, 64)]),
     }
+
+
+def attention(query: Any, key: Any, value: Any) -> object:
+    """FlagGems' own, which it does not put in the place of torch's."""
+    from flag_gems.ops.attention import scaled_dot_product_attention_forward  # type: ignore[import-not-found]
+
+    return scaled_dot_product_attention_forward(query, key, value)
 
 
 def tune(given: dict[str, Any]) -> dict[str, Any]:
