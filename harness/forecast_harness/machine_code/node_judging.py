@@ -46,7 +46,7 @@ from forecast_harness.search.history.batches import MIN_PROGRESS
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judging.lane_judge import HostJudge
-from forecast_harness.search.judging.races.rules import log2_ratio
+from forecast_harness.search.judging.races.rules import mean_log2_ratio
 from forecast_harness.search.records import FullVerification, NodeResult
 from forecast_harness.timing.device import DeviceBusy
 
@@ -265,13 +265,12 @@ class MachineCodeJudge:
         named = trial.programs[number]
         answers = self._runner.time({n: ([trial.rivals[n], program], limits) for n, program in named.items()})
         for name, answer in answers.items():
-            pairs = [block_means(s, answer.recorded) for s in answer.seconds]
+            pairs = [block_means(s, answer.recorded, strays=False) for s in answer.seconds]
             blocks.append([math.log(a / b) for a, b in zip(*pairs, strict=True)])
             theirs[name], seconds[name] = (statistics.median(p) for p in pairs)
             if said := self._trials.implausible(name, seconds[name]):
                 raise NodeRefused(Outcome.INFRASTRUCTURE, "time", f"impossible: {said}")
             if said := self._trials.calls.timed[name].wrong(named[name], answer.launches):
                 raise NodeRefused(Outcome.INCORRECT, "time", said)
-        least = min(len(b) for b in blocks)
-        ratio, error = log2_ratio([statistics.fmean(b[n] for b in blocks) for n in range(least)])
-        return RaceResult(ratio, error, seconds, theirs, least)
+        ratio, error = mean_log2_ratio(blocks)
+        return RaceResult(ratio, error, seconds, theirs, min(len(b) for b in blocks))

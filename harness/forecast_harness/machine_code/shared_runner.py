@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from forecast_autotune.records import Outcome
+from forecast_autotune.timing.pauses import mean_without_strays
 from forecast_harness.machine_code.device_turns import DeviceTurns
 from forecast_harness.machine_code.node_trial import NodeRefused, PathFailed
 from forecast_harness.machine_code.records import Program
@@ -34,6 +35,8 @@ _MOST_ALONE = 12
 """Launches of a config that is timed alone, to choose among configs; behind pauses a whole round of them more."""
 _BLOCK = 4
 """Launches that are taken together, where they are not behind pauses."""
+_MOST_STRAYS = 0.25
+"""Of a block's launches, that somebody else may have held up."""
 _PAUSE_FOR_OTHERS_S = 0.06
 """Between uses of the device, while host code is judged: who waits for a lock of files looks every 50 ms."""
 _STAGES = ("configs", "builds", "queue", "device", "runner")
@@ -119,7 +122,7 @@ class SharedRunner:
             }
         )
         return {
-            name: statistics.median(block_means(answer.seconds[0], answer.recorded))
+            name: statistics.median(block_means(answer.seconds[0], answer.recorded, strays=False))
             for name, answer in found.items()
         }
 
@@ -153,7 +156,18 @@ class SharedRunner:
         spent[stage] = spent.get(stage, 0.0) + seconds
 
 
-def block_means(seconds: Sequence[float], recorded: bool) -> list[float]:
-    """Mean seconds of launches that are taken together: behind each pause once where `recorded`, or some in a row."""
+def block_means(seconds: Sequence[float], recorded: bool, *, strays: bool = True) -> list[float]:
+    """Mean seconds of launches that are taken together: behind each pause once where `recorded`, or some in a row.
+
+    `strays`: launches far above a block's median count, too. Few blocks cannot do with those that somebody else on
+    the host or the device has held up; what is proven by many needs them, as a source may be slow now and then.
+    """
     size = PAUSES if recorded else min(_BLOCK, len(seconds))
-    return [statistics.fmean(seconds[n : n + size]) for n in range(0, len(seconds) - size + 1, size)]
+    mean = statistics.fmean if strays else _mean_of_usual
+    return [mean(seconds[n : n + size]) for n in range(0, len(seconds) - size + 1, size)]
+
+
+def _mean_of_usual(seconds: Sequence[float]) -> float:
+    """The mean without strays, of which there are a few at the most: a source that is often slow is slow."""
+    most = sorted(seconds)[: len(seconds) - int(_MOST_STRAYS * len(seconds))]
+    return max(mean_without_strays(seconds), statistics.fmean(most))

@@ -56,6 +56,16 @@ def log2_ratio(differences: Sequence[float]) -> tuple[float, float]:
     return -statistics.median(differences) * scale, standard_error(differences) * scale
 
 
+def mean_log2_ratio(calls: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The same over several calls that were timed apart: the mean of their ratios, and its standard error.
+
+    Each call has a median of its own: what strays in a few blocks of each would be in most blocks of all together.
+    """
+    each = [log2_ratio(differences) for differences in calls]
+    error = math.hypot(*(one for _, one in each)) / len(each)
+    return statistics.fmean(ratio for ratio, _ in each), error
+
+
 def drift_corrected_seconds(
     samples: Mapping[tuple[int, Call], Sequence[float]], incumbent: Mapping[Call, float]
 ) -> dict[Call, float]:
