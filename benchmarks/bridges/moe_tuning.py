@@ -3,12 +3,14 @@
     pip download --no-deps vllm sglang && unzip -d FOLDER WHEEL (each)
     python -m benchmarks.bridges.moe_tuning --vllm FOLDER --sglang FOLDER --out FILE.json [--repeats 3] \
         [--layers qwen3-30b-a3b ...] [--tokens 16 256 4096] [--sample 240] [--loop 12]
+    python -m benchmarks.bridges.moe_tuning --report RESULT.json --out FILE.json
 
 The public kernel of each package is tuned for both products of a layer, out of the 1,920 configs of vLLM's own tuner:
 `forecast` is ours, in a fresh process with empty caches each time; `sample` measures so many configs by chance, all of
 them, with our own engine; `shipped` is what the package's file for this device says, which its makers have found with
 their tuner; `loop` times the loop of vLLM's tuner over a few configs, one after the other, from which its time for all
 is extrapolated. Then what was chosen is timed in turns, both products after each other, the first one twice: the noise.
+`--report` sums a result up again, and needs no device.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import triton
 from benchmarks.lib.bridges.moe_kernels import LAYERS, MoePackage, config_entry, config_of, nearest
 from benchmarks.lib.bridges.turns import medians_in_turns
 from benchmarks.lib.processes.child_processes import child_command, child_environment, run_child
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
 from forecast_autotune import Store, autotune
 from forecast_integrations.device import current_device
 from forecast_integrations.fused_moe.layer import MoeLayer, drawn_weights, products
@@ -263,11 +265,17 @@ def summary_of(rows: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]]) 
         ms = {
             arm: [m for a, m in zip(one["arms"], one["ms"], strict=True) if a == arm] for arm in one["arms"]
         }
-        for other in ms.keys() - {"forecast"}:
-            ratios.setdefault(other, []).append(statistics.median(ms["forecast"]) / min(ms[other]))
+        for other in [*sorted(ms.keys() - {"forecast"}), "best"]:
+            theirs = min(ms[other] if other != "best" else one["ms"])
+            ratios.setdefault(other, []).extend(mine / theirs for mine in ms["forecast"])
     found["time_over"] = {
-        other: {"geomean": statistics.geometric_mean(of), "worst": max(of), "cases": len(of)}
-        for other, of in sorted(ratios.items())
+        other: {
+            "geomean": statistics.geometric_mean(of),
+            "worst": max(of),
+            "decisions": len(of),
+            "within_2_percent": sum(ratio <= 1.02 for ratio in of),
+        }
+        for other, of in ratios.items()
     }
     found["noise"] = max(max(o["ms"][0] / o["again_ms"], o["again_ms"] / o["ms"][0]) for o in timed)
     found["largest_error"] = max(e for o in timed for e in o["wrong"])
@@ -286,13 +294,22 @@ def main() -> int:
     )
     made.add_argument("--seconds", type=float, default=3600.0, help="in which a run may begin")
     made.add_argument("--loop", type=int, default=12, help="configs in the loop of vLLM's tuner; 0: none")
-    arguments = parse_arguments(made)
+    made.add_argument("--report", type=Path, help="a result to sum up again; nothing is timed")
+    arguments = parse_arguments(made, on_host="--report" in sys.argv)
     device = "cpu" if arguments.null else "cuda"
     if arguments.child:
         with null_device() if arguments.null else contextlib.nullcontext():
             print(json.dumps({"tune": tune, "retime": retime}[arguments.child](arguments.given, device)))
         return 0
     result = ResultFile(arguments, CLAIM)
+    if arguments.report:
+        (read,) = read_parts([arguments.report])
+        result.data["environment"] = read["environment"]
+        for name, listed in read["raw"].items():
+            for one in listed:
+                result.add(name, one)
+        result.finish(summary_of(read["raw"]["runs"], read["raw"]["retimed"]))
+        return 0
     folders = {"vllm": arguments.vllm, "sglang": arguments.sglang}
     packages = [MoePackage(name, root) for name, root in folders.items() if root is not None]
     result.add("versions", {package.name: package.version for package in packages})

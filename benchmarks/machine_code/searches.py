@@ -141,7 +141,8 @@ def told(state: SearchState | None, judged: list[float], spent: float) -> dict[s
         "outcomes": dict(Counter(str(r.outcome) for r in results)),
         "paths": dict(Counter(str(r.facts.get("path", "host code")) for r in results)),
         "reasons": dict(Counter(str(r.facts["path_reason"]) for r in results if "path_reason" in r.facts)),
-        "gain": 2 ** -state.scores.get(state.incumbent, 0.0),
+        "gain": 2**-state.best_score,
+        "gain_in_search": 2 ** -state.scores.get(state.incumbent, 0.0),
         "confirmed": state.evidence(state.best) if state.scores else "",
         "device_seconds": sum(r.device_seconds for r in results),
         "nodes": [

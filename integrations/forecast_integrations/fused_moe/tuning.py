@@ -73,6 +73,19 @@ def moe_configs() -> list[triton.Config]:
     ]
 
 
+def usual_config(layer: MoeLayer, tokens: int) -> triton.Config:
+    """What vLLM 0.33 takes for a batch of a layer that it has no file for: the rule of its `get_default_config`."""
+    rows = next((rows for most, rows in ((32, 16), (96, 32), (512, 64)) if tokens <= most), 128)
+    few = tokens <= 64
+    blocks = {
+        _ROWS: rows,
+        "BLOCK_SIZE_N": 64 if few else 128,
+        "BLOCK_SIZE_K": 128 if few else 64,
+        "GROUP_SIZE_M": 16 if tokens // layer.experts > 128 else 1,
+    }
+    return triton.Config(blocks, num_warps=4 if tokens <= 128 else 8, num_stages=4 if tokens <= 32 else 3)
+
+
 def tune_moe(
     kernel: Any,
     layer: MoeLayer,
@@ -87,8 +100,9 @@ def tune_moe(
     """Tune a `triton.jit` kernel of either server for a layer; the config for each number of tokens in a batch.
 
     Each product is decided by forecasts. As the server runs both with one config, the best `shortlist` of either are
-    then measured for the other, and the least time of both together wins. `configs` defaults to `moe_configs()`,
-    `store` to the user's own. Experts are drawn by chance.
+    then measured for the other, and the least time of both together wins. What the server takes without a file
+    (`usual_config`) is among them where it is listed, so that nothing slower is chosen. `configs` defaults to
+    `moe_configs()`, `store` to the user's own. Experts are drawn by chance.
 
     Raises ValueError for a kernel that asks for what is not known here, or for a data type it is not written for.
     """
@@ -101,7 +115,8 @@ def tune_moe(
             MoeCall(kernel, product, layer, batch, listed, device, seed)
             for product in products(layer, batch, weights)
         ]
-        found[batch] = _tune_both(calls, listed, kept, shortlist)
+        usual = [config for config in listed if config == usual_config(layer, batch)]
+        found[batch] = _tune_both(calls, listed, usual, kept, shortlist)
     return found
 
 
@@ -166,16 +181,20 @@ class MoeCall:
 
 
 def _tune_both(
-    calls: Sequence[MoeCall], configs: Sequence[triton.Config], store: Store, shortlist: int
+    calls: Sequence[MoeCall],
+    configs: Sequence[triton.Config],
+    usual: Sequence[triton.Config],
+    store: Store,
+    shortlist: int,
 ) -> TunedMoe:
-    """Decide each call, then both together."""
+    """Decide each call, then both together; the `usual` are measured in any case."""
     measured: list[dict[triton.Config, float]] = []
     for call in calls:
         tuner = autotune(configs, KEY, store=store)(call.kernel)
         tuner[call.grid](**call.arguments)
         measured.append(_times(tuner))
     first = [config for of in measured for config in sorted(of, key=of.__getitem__)[:shortlist]]
-    both = list(dict.fromkeys(first))
+    both = list(dict.fromkeys([*usual, *first]))
     for call, of in zip(calls, measured, strict=True):
         tuner = autotune(both, KEY, store=store, mode="exhaustive")(call.kernel)
         tuner[call.grid](**call.arguments)

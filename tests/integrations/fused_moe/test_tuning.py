@@ -13,7 +13,7 @@ from forecast_autotune.features.devices import datasheet_device
 from forecast_autotune.store import Store
 from forecast_autotune.store.exchange.exports import write_export
 from forecast_integrations.fused_moe.layer import MoeLayer, assignment, chosen_experts
-from forecast_integrations.fused_moe.tuning import MoeCall, moe_configs, tune_moe
+from forecast_integrations.fused_moe.tuning import MoeCall, moe_configs, tune_moe, usual_config
 from forecast_integrations.triton.null_device import null_device
 from tests.integrations.moe_kernel import fused_moe_kernel
 from tests.integrations.null import double
@@ -96,9 +96,24 @@ def test_both_products_have_a_say(tmp_path: Path) -> None:
     assert found.ms == pytest.approx(min(sums), rel=1e-6)
 
 
+def test_what_the_server_takes_by_itself_is_measured_for_both_products(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    usual = usual_config(LAYER, 40)
+    with null_device(device=datasheet_device("h200")):
+        tune_moe(
+            fused_moe_kernel, LAYER, [40], configs=[*CONFIGS, usual], store=store, shortlist=1, device="cpu"
+        )
+    launch = {"num_warps": usual.num_warps, "num_stages": usual.num_stages}
+    for table in store.tables():
+        told = [m.candidate.config.parameters() for m in table.measurements if m.ok]
+        assert any({**usual.kwargs, **launch}.items() <= {**one}.items() for one in told)
+
+
 def test_the_list_is_the_one_of_the_servers_own_tuner() -> None:
     listed = moe_configs()
     assert len(listed) == len({str(config) for config in listed}) == 1920
+    for layer in (LAYER, MoeLayer(128, 768, 2048, 8)):
+        assert all(usual_config(layer, tokens) in listed for tokens in (1, 33, 65, 129, 513, 4096, 100_000))
 
 
 @pytest.mark.parametrize(
