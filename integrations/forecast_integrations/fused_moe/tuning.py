@@ -38,6 +38,7 @@ from forecast_integrations.triton.decorator import autotune
 
 KEY = ("num_valid_tokens", "N", "K")
 _ROWS = "BLOCK_SIZE_M"
+_BLOCKS = (_ROWS, "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 _COMPUTE_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _BY_CONFIG: Mapping[str, Callable[[Assignment], Any]] = {
     "sorted_token_ids_ptr": lambda of: of.sorted_tokens,
@@ -104,7 +105,8 @@ def tune_moe(
     (`usual_config`) is among them where it is listed, so that nothing slower is chosen. `configs` defaults to
     `moe_configs()`, `store` to the user's own. Experts are drawn by chance.
 
-    Raises ValueError for a kernel that asks for what is not known here, or for a data type it is not written for.
+    Raises ValueError for a kernel that asks for what is not known here, a data type it is not written for, a batch
+    without tokens, and configs without the kernel's block sizes.
     """
     listed = list(configs) if configs is not None else moe_configs()
     kept = store if isinstance(store, Store) else Store(store) if store is not None else Store.default()
@@ -136,6 +138,10 @@ class MoeCall:
         """Raises as `tune_moe`."""
         if layer.dtype not in _COMPUTE_TYPES:
             raise ValueError(f"layers are of bfloat16 or float16 here, not {layer.dtype}")
+        if tokens < 1:
+            raise ValueError(f"a batch has 1 token or more, not {tokens}")
+        if without := [str(config) for config in configs if not {*_BLOCKS} <= config.kwargs.keys()]:
+            raise ValueError(f"every config must have {', '.join(_BLOCKS)}; this one has not: {without[0]}")
         parameters = inspect.signature(kernel.fn).parameters
         chosen = self.chosen = chosen_experts(layer, tokens, device, seed)
         wanted = torch.rand(tokens, layer.top_k, device=device)
@@ -154,15 +160,15 @@ class MoeCall:
         self._by_config = {n: f for n, f in self._by_config.items() if n in parameters}
         own = {name for config in configs for name in config.kwargs}
         self.arguments = {n: v for n, v in known.items() if n in parameters and n not in own}
-        without = [
+        unknown = [
             name
             for name, one in parameters.items()
             if one.default is inspect.Parameter.empty
             and name not in self.arguments.keys() | self._by_config.keys() | own
         ]
-        if without:
+        if unknown:
             raise ValueError(
-                f"{kernel.fn.__name__} asks for {', '.join(without)}, which is not known here: this is for the "
+                f"{kernel.fn.__name__} asks for {', '.join(unknown)}, which is not known here: this is for the "
                 "fused_moe_kernel of vLLM 0.33 and SGLang 0.5.23, and configs with their block sizes"
             )
         self.kernel = triton.heuristics(self._by_config)(kernel)

@@ -124,8 +124,20 @@ def test_sizes_that_no_layer_has_are_refused(sizes: tuple[int, int, int, int], s
         MoeLayer(*sizes)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "configs", "said"),
+    [
+        (0, CONFIGS, "1 token or more, not 0"),
+        (4, [triton.Config({"BLOCK_SIZE_M": 16})], "must have BLOCK_SIZE_M, .*GROUP_SIZE_M"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(tokens: int, configs: list[triton.Config], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        tune_moe(fused_moe_kernel, LAYER, [tokens], configs=configs, store=Store(None), device="cpu")
+
+
 def test_another_kernel_is_refused_by_what_it_asks_for() -> None:
-    with pytest.raises(ValueError, match="double asks for x, out, n, BLOCK"):
+    with pytest.raises(ValueError, match="double asks for x, out, n"):
         tune_moe(double, LAYER, [4], configs=CONFIGS, store=Store(None), device="cpu")
 
 
