@@ -96,9 +96,8 @@ def test_a_search_of_a_kernel_says_of_which_library_and_what_its_run_recorded(
 ) -> None:
     (tmp_path / "program.py").write_text("raise SystemExit('no device')\n")
     monkeypatch.setitem(LIBRARY_KERNELS, "double", small_library)
-    options = argparse.Namespace(
-        device="cuda", seconds=1.0, trials=2, surrogate="none", seed=0, lanes=1, warm=True, paths=["auto"]
-    )
+    options = argparse.Namespace(device="cuda", seconds=1.0, trials=2, surrogate="none", seed=0, lanes=1)
+    options.warm, options.paths, options.keep = True, ["auto"], None
     (found,) = search_library("double", options)
     assert (found["target"], found["kernel"]) == ("double", "small_library.ops:double")
     assert found["library"] == f"pytest {pytest.__version__}"
