@@ -31,14 +31,14 @@ from typing import Any
 import torch
 import triton
 
+from benchmarks.lib import devices
 from benchmarks.lib.bridges.moe_kernels import LAYERS, MoePackage, config_entry, config_of, nearest
-from benchmarks.lib.bridges.turns import medians_in_turns
-from benchmarks.lib.processes.child_processes import child_command, child_environment, run_child
+from benchmarks.lib.bridges.turns import medians_in_turns, run_apart
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
-from forecast_autotune import Store, autotune
+from forecast_autotune import Store
 from forecast_integrations.device import current_device
 from forecast_integrations.fused_moe.layer import MoeLayer, drawn_weights, products
-from forecast_integrations.fused_moe.tuning import KEY, MoeCall, moe_configs, tune_moe
+from forecast_integrations.fused_moe.tuning import MoeCall, moe_configs, tune_moe
 from forecast_integrations.triton.null_device import null_device
 
 CLAIM = "moe_tuning"
@@ -54,7 +54,7 @@ def tune(given: dict[str, Any], device: str) -> dict[str, Any]:
     arms = {"forecast": by_forecast, "sample": by_sample, "loop": by_loop}
     with tempfile.TemporaryDirectory() as folder:
         kernel = MoePackage(given["package"], Path(given["root"])).kernel(Path(folder))
-        synchronize()
+        devices.synchronize()  # it is opened before
         begin = time.perf_counter()
         found = arms[given["arm"]](kernel, given, device)
     return {"tune_s": time.perf_counter() - begin, **found}
@@ -81,11 +81,10 @@ def by_sample(kernel: Any, given: dict[str, Any], device: str) -> dict[str, Any]
         sums: dict[triton.Config, list[float]] = {}
         for product in products(layer, tokens, weights):
             call = MoeCall(kernel, product, layer, tokens, configs, device)
-            tuner = autotune(configs, KEY, mode="exhaustive", store=Store(None))(call.kernel)
-            tuner[call.grid](**call.arguments)
-            for config, times in tuner.configs_timings.items():
-                sums.setdefault(config, []).append(times[0] if isinstance(times, Sequence) else times)
-        best[str(tokens)] = config_entry(min(sums, key=lambda c: sum(sums[c])))
+            for config, ms in call.tune(configs, Store(None), "exhaustive").items():
+                sums.setdefault(config, []).append(ms)
+        able = [config for config, of in sums.items() if len(of) == 2]
+        best[str(tokens)] = config_entry(min(able, key=lambda c: sum(sums[c])))
     return {"configs": best, "candidates": len(configs)}
 
 
@@ -106,16 +105,14 @@ def by_loop(kernel: Any, given: dict[str, Any], device: str) -> dict[str, Any]:
 
 def looped(calls: Sequence[MoeCall], config: triton.Config) -> None:
     """One config in that loop."""
-    for call in calls:
-        call.launch(config)
+    both(calls, config)
     if not torch.cuda.is_available():
         return
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(GRAPH_RUNS):
-            for call in calls:
-                call.launch(config)
+            both(calls, config)
     for _ in range(WARM_REPLAYS):
         graph.replay()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -169,12 +166,6 @@ def by_chance(count: int, seed: int) -> list[triton.Config]:
     return random.Random(seed).sample(moe_configs(), count)
 
 
-def synchronize() -> None:
-    """Have the device at hand."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def run_arms(result: ResultFile, arguments: Any, packages: Sequence[MoePackage]) -> list[dict[str, Any]]:
     """All runs, each in a process of its own with empty caches."""
     rows: list[dict[str, Any]] = []
@@ -187,13 +178,11 @@ def run_arms(result: ResultFile, arguments: Any, packages: Sequence[MoePackage])
         which = {"package": package.name, "layer": layer, "arm": arm, "repeat": repeat}
         given = {"root": str(package.root.resolve()), "tokens": arguments.tokens}
         given |= {"sample": arguments.sample, "loop": arguments.loop}
-        with tempfile.TemporaryDirectory() as folder:
-            command = child_command(__file__, arguments, "tune", {**which, **given})
-            try:
-                row = run_child(command, child_environment(Path(folder)), TIMEOUT_S)
-            except Exception as error:  # one run less
-                say(f"{package.name} {layer} {arm}: {type(error).__name__}: {error}"[:300])
-                continue
+        try:
+            row = run_apart(__file__, arguments, "tune", {**which, **given}, timeout_s=TIMEOUT_S)
+        except Exception as error:  # one run less
+            say(f"{package.name} {layer} {arm}: {type(error).__name__}: {error}"[:300])
+            continue
         rows.append({**which, **row})
         result.add("runs", rows[-1])
         say(f"{package.name} {layer} {arm}: {row['tune_s']:.1f} s, measured {row.get('measured', '')}")
@@ -230,9 +219,7 @@ def retime_all(
                     chosen.append(("shipped", config_entry(nearest(shipped, tokens))))
                 given = {"package": package.name, "root": str(package.root.resolve()), "layer": layer}
                 given |= {"tokens": tokens, "configs": [config for _, config in chosen]}
-                with tempfile.TemporaryDirectory() as folder:
-                    command = child_command(__file__, arguments, "retime", given)
-                    times = run_child(command, child_environment(Path(folder)), TIMEOUT_S)
+                times = run_apart(__file__, arguments, "retime", given, timeout_s=TIMEOUT_S)
                 arms = [arm for arm, _ in chosen]
                 one = {**given, "arms": arms, **times}
                 del one["root"]

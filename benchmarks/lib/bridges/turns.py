@@ -13,6 +13,25 @@ from benchmarks.lib.processes.child_processes import child_command, child_enviro
 from benchmarks.lib.result_files import ResultFile, read_parts, say
 
 
+def run_apart(
+    script: str,
+    arguments: argparse.Namespace,
+    role: str,
+    given: Mapping[str, Any],
+    environment: Callable[[Path], Mapping[str, str]] = lambda folder: {},
+    *,
+    timeout_s: float,
+) -> dict[str, Any]:
+    """What `script --child role` prints, in a process with empty caches and what `environment` makes of its folder.
+
+    Raises what `run_child` does.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = child_command(script, arguments, role, given)
+        return run_child(command, child_environment(folder, **environment(folder)), timeout_s)
+
+
 def run_in_turns(
     result: ResultFile,
     arguments: argparse.Namespace,
@@ -37,14 +56,18 @@ def run_in_turns(
         for name in subjects:
             for arm in (*arms[first:], *arms[:first]):
                 which = {subject: name, "arm": arm}
-                with tempfile.TemporaryDirectory() as folder:
-                    command = child_command(script, arguments, "tune", {**which, **given})
-                    surroundings = child_environment(Path(folder), **environment(Path(folder), arm))
-                    try:
-                        row = run_child(command, surroundings, timeout_s)
-                    except Exception as error:  # one run less
-                        say(f"{name} {arm}: {type(error).__name__}: {error}"[:300])
-                        continue
+                try:
+                    row = run_apart(
+                        script,
+                        arguments,
+                        "tune",
+                        {**which, **given},
+                        lambda folder, arm=arm: environment(folder, arm),  # type: ignore[misc]
+                        timeout_s=timeout_s,
+                    )
+                except Exception as error:  # one run less
+                    say(f"{name} {arm}: {type(error).__name__}: {error}"[:300])
+                    continue
                 rows.append({**which, "repeat": repeat, **row})
                 result.add("runs", rows[-1])
                 say(f"{name} {arm}: {row['tune_s']:.2f} s, {row['ms']:.4f} ms")
@@ -83,11 +106,7 @@ def retime_choices(
     for name in dict.fromkeys(row[subject] for row in rows):
         own = [row for row in rows if row[subject] == name]
         given = {subject: name, "configs": [row["config"] for row in own]}
-        with tempfile.TemporaryDirectory() as folder:
-            command = child_command(script, arguments, "retime", given)
-            times = run_child(
-                command, child_environment(Path(folder), **environment(Path(folder))), timeout_s
-            )
+        times = run_apart(script, arguments, "retime", given, environment, timeout_s=timeout_s)
         result.add("retimed", {subject: name, **times})
         timed = with_times(own, times["ms"])
         say(f"{name} in turns: " + ", ".join(f"{row['arm']} {row['ms']:.4f} ms" for row in timed))

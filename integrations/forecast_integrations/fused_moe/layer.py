@@ -76,18 +76,17 @@ def assignment(chosen: torch.Tensor, experts: int, block: int, *, unsorted: bool
     counts = torch.bincount(flat, minlength=experts)
     blocks = (counts + block - 1) // block
     begin = torch.cumsum(blocks * block, 0) - blocks * block
+    used = int(blocks.sum())
     order = torch.argsort(flat, stable=True)
     before = torch.cumsum(counts, 0) - counts
     places = begin[flat[order]] + torch.arange(pairs) - before[flat[order]]
-    listed = torch.full((max(rows, int(blocks.sum()) * block),), pairs, dtype=torch.int64)
+    listed = torch.full((rows,), pairs)
     listed[places] = order
     of_blocks = torch.zeros(triton.cdiv(rows, block), dtype=torch.int64)
-    of_blocks[: int(blocks.sum())] = torch.repeat_interleave(torch.arange(experts), blocks)
+    of_blocks[:used] = torch.repeat_interleave(torch.arange(experts), blocks)
     tokens = chosen.shape[0]
     launched = min(rows, pairs * block) if tokens < block else rows
-    return Assignment(
-        whole(listed[:rows]), whole(of_blocks), whole(torch.tensor([int(blocks.sum()) * block])), launched
-    )
+    return Assignment(whole(listed), whole(of_blocks), whole(torch.tensor([used * block])), launched)
 
 
 def is_unsorted(pairs: int, experts: int) -> bool:

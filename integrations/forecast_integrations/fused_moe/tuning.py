@@ -57,7 +57,7 @@ class TunedMoe:
     ms: float
     """Of both products together."""
     measured: int
-    """Configs that were timed for the first product, and for the second."""
+    """Configs that were timed for the first product."""
     candidates: int
 
 
@@ -113,11 +113,12 @@ def tune_moe(
     weights = drawn_weights(layer, device)
     found = {}
     for batch in tokens:
+        known = usual_config(layer, batch)
         calls = [
             MoeCall(kernel, product, layer, batch, listed, device, seed)
             for product in products(layer, batch, weights)
         ]
-        usual = [config for config in listed if config == usual_config(layer, batch)]
+        usual = [known] if known in listed else []
         found[batch] = _tune_both(calls, listed, usual, kept, shortlist)
     return found
 
@@ -151,8 +152,10 @@ class MoeCall:
             rows: assignment(chosen, layer.experts, rows, unsorted=unsorted)
             for rows in dict.fromkeys(config.kwargs[_ROWS] for config in configs)
         }
-        known = {**named_arguments(product, wanted, _COMPUTE_TYPES[layer.dtype])}
-        known["naive_block_assignment"] = unsorted
+        known = {
+            **named_arguments(product, wanted, _COMPUTE_TYPES[layer.dtype]),
+            "naive_block_assignment": unsorted,
+        }
         self._by_config: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             name: partial(self._of_rows, take) for name, take in _BY_CONFIG.items()
         }
@@ -182,6 +185,19 @@ class MoeCall:
         """Once, with this config."""
         self.kernel[self.grid](**self.arguments, **config.all_kwargs())
 
+    def tune(
+        self, configs: Sequence[triton.Config], store: Store, mode: str | None = None
+    ) -> dict[triton.Config, float]:
+        """Decide among these configs; milliseconds of those that were timed and ran."""
+        tuner = autotune(configs, KEY, store=store, mode=mode)(self.kernel)
+        tuner[self.grid](**self.arguments)
+        found = {}
+        for config, times in (tuner.configs_timings or {}).items():
+            ms = times[0] if isinstance(times, Sequence) else times
+            if math.isfinite(ms):
+                found[config] = float(ms)
+        return found
+
     def _of_rows(self, take: Callable[[Assignment], Any], given: Mapping[str, Any]) -> Any:
         return take(self.assignments[given[_ROWS]])
 
@@ -194,17 +210,11 @@ def _tune_both(
     shortlist: int,
 ) -> TunedMoe:
     """Decide each call, then both together; the `usual` are measured in any case."""
-    measured: list[dict[triton.Config, float]] = []
-    for call in calls:
-        tuner = autotune(configs, KEY, store=store)(call.kernel)
-        tuner[call.grid](**call.arguments)
-        measured.append(_times(tuner))
+    measured = [call.tune(configs, store) for call in calls]
     first = [config for of in measured for config in sorted(of, key=of.__getitem__)[:shortlist]]
     both = list(dict.fromkeys([*usual, *first]))
     for call, of in zip(calls, measured, strict=True):
-        tuner = autotune(both, KEY, store=store, mode="exhaustive")(call.kernel)
-        tuner[call.grid](**call.arguments)
-        of.update(_times(tuner))
+        of |= call.tune(both, store, "exhaustive")
     able = [config for config in both if all(config in of for of in measured)]
     if not able:
         raise ValueError(
@@ -212,13 +222,3 @@ def _tune_both(
         )
     best = min(able, key=lambda config: sum(of[config] for of in measured))
     return TunedMoe(best, sum(of[best] for of in measured), len(measured[0]), len(configs))
-
-
-def _times(tuner: Any) -> dict[triton.Config, float]:
-    """Milliseconds of the configs that ran."""
-    found = {}
-    for config, times in (getattr(tuner, "configs_timings", None) or {}).items():
-        ms = times[0] if isinstance(times, Sequence) else times
-        if math.isfinite(ms):
-            found[config] = float(ms)
-    return found
