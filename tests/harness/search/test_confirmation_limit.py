@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from forecast_harness.search.judging import confirmation_limit
 from forecast_harness.search.judging.confirmation_limit import ConfirmationLimit
 from forecast_harness.search.judging.races.halving import HalvingRace
-from forecast_harness.search.judging.races.rules import THOROUGH_RULES
+from forecast_harness.search.judging.races.rules import QUICK_RULES, THOROUGH_RULES
 from forecast_harness.timing.paired_clock import SimulatedPairedClock
 
 
@@ -60,3 +60,14 @@ def test_a_contest_ends_by_the_clock_however_short_its_launches_are(wall: float,
     rules = replace(THOROUGH_RULES, least=12, most=12, wall=wall)
     found, ended = HalvingRace(rules, random.Random(0)).time_winner(SimulatedPairedClock(1e-6))
     assert (len(found), ended) == (blocks, "budget")
+
+
+@pytest.mark.parametrize(
+    ("gain", "why"), [(-0.5, "hopeless"), (-0.1, "slower"), (0.1, "faster"), (0.0, "precise")]
+)
+def test_a_contest_ends_as_early_as_its_result_is_clear(gain: float, why: str) -> None:
+    rules = replace(QUICK_RULES, precise=QUICK_RULES.precise if why == "precise" else 0.0)
+    clock = SimulatedPairedClock(1e-3, gain, noise=0.005)
+    found, ended = HalvingRace(rules, random.Random(0)).time_winner(clock)
+    assert ended == why
+    assert len(found) == rules.first if why == "hopeless" else rules.least <= len(found) < rules.most
