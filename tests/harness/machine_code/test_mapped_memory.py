@@ -79,6 +79,31 @@ def test_sizes_that_take_turns_are_created_once(driver: NotingDriver, arena: Can
     assert before == {"cuCtxSynchronize"}, "nothing on the device uses what is unmapped"
 
 
+def test_every_byte_beside_buffers_is_a_canary(driver: NotingDriver, arena: CanaryArena) -> None:
+    """Near them and a megabyte away: what was written there is counted, and nothing once it is undone."""
+    places = arena.place({"x": MIB // 2, "y": 1000})
+    memory = arena._memory
+    inside = {n for p in places.values() for n in range(p.address, p.address + p.size)}
+    beside = [n for n in range(memory.address, memory.address + memory.size, 65521) if n not in inside]
+    beside += [p.address + p.size for p in places.values()] + [p.address - 1 for p in places.values()]
+    beside += [memory.address, memory.address + memory.size - 1]
+    assert len(beside) > 20
+    for address in beside:
+        (was,) = bytes(driver.download(address, 1))
+        driver.upload(address, bytes([was ^ 1]))
+        assert arena.broken_canaries() == 1
+        driver.upload(address, bytes([was]))
+    assert arena.broken_canaries() == 0
+
+
+def test_canaries_differ_from_placement_to_placement(driver: NotingDriver, arena: CanaryArena) -> None:
+    found = set()
+    for _ in range(4):
+        arena.place({"x": 1000})
+        found.add(bytes(driver.download(arena._memory.address + arena._memory.size - 4, 4)))
+    assert len(found) == 4
+
+
 def test_the_same_size_stays_mapped(driver: NotingDriver, arena: CanaryArena) -> None:
     for _ in range(4):
         arena.place(SIZES[0])
@@ -109,6 +134,7 @@ def test_only_what_is_in_use_can_be_addressed(driver: NotingDriver) -> None:
     assert driver.counts()["cuMemCreate"] == 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("offset", [24 * MIB, -24 * MIB])
 def test_who_writes_where_a_larger_call_had_its_buffers_is_blamed(runner: RunnerClient, offset: int) -> None:
     large, small = SumCall(1, 4 * MIB), SumCall()

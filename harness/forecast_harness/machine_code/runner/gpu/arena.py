@@ -16,6 +16,9 @@ GAP_BYTES = 4096
 """Least bytes of canaries between buffers."""
 _MOST_SHIFT = 64
 """Alignments by which a buffer's place varies, for its addresses to tell nothing."""
+_NOISE_BYTES = 64 << 10
+"""Most bytes of a gap that the host sends. What lies farther from a buffer, the rest of a page, repeats a word."""
+_WORD = 4
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,22 @@ class Placed:
 
 @dataclass
 class _Gap:
-    """Canaries between two buffers."""
+    """Canaries between two buffers: noise, and behind it one word again and again."""
 
     address: int
-    data: bytes
+    noise: bytes
+    word: int = 0
+    words: int = 0
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return len(self.noise) + _WORD * self.words
+
+    @property
+    def data(self) -> bytes:
+        """All of it."""
+        return self.noise + self.word.to_bytes(_WORD, "little") * self.words
 
 
 class CanaryArena:
@@ -68,12 +83,14 @@ class CanaryArena:
         for name in [*names, ""]:
             begin = self.places[name].address if name else begins + size
             if begin > at:
-                self._gaps.append(_Gap(at, self._canaries(begin - at)))
+                self._gaps.append(self._gap(at, begin))
             if name:
                 at = begin + sizes[name]
         self._driver.synchronize()
         for gap in self._gaps:
-            self._driver.upload(gap.address, gap.data)
+            self._driver.upload(gap.address, gap.noise)
+            if gap.words:
+                self._driver.fill(gap.address + len(gap.noise), gap.word, _WORD, gap.words)
         self.queue_watch()
         self._digest = self._kernels.gaps_digest()
         return self.places
@@ -83,7 +100,7 @@ class CanaryArena:
 
         Of all together, on the device: bytes of a whole page, after every launch, take long to move.
         """
-        self._kernels.queue_gaps([(gap.address, len(gap.data)) for gap in self._gaps], self._key)
+        self._kernels.queue_gaps([(gap.address, gap.size) for gap in self._gaps], self._key)
 
     def are_broken(self) -> bool:
         """Whether canaries were changed when they were looked at last. Waits for the device."""
@@ -96,17 +113,19 @@ class CanaryArena:
             return 0
         broken = 0
         for gap in self._gaps:
-            found = self._driver.download(gap.address, len(gap.data))
+            found = self._driver.download(gap.address, gap.size)
             broken += sum(a != b for a, b in zip(found, gap.data, strict=True))
         return broken or 1
 
-    def _canaries(self, size: int) -> bytes:
-        """Bytes that nobody can foretell: a piece of noise from some place on, as often as it takes."""
-        first = self._chance.randrange(PAGE_BYTES)
-        found = self._noise[first : first + size]
-        while len(found) < size:
-            found += self._noise[: size - len(found)]
-        return found
+    def _gap(self, begin: int, end: int) -> _Gap:
+        """Canaries that nobody can foretell: a piece of noise from some place on, and a random word.
+
+        `end` is a buffer's beginning or a page's, a multiple of a word.
+        """
+        repeated = min(end, _aligned(begin + _NOISE_BYTES))
+        first, size = self._chance.randrange(PAGE_BYTES), repeated - begin
+        noise = self._noise[first : first + size]
+        return _Gap(begin, noise, self._chance.getrandbits(8 * _WORD), (end - repeated) // _WORD)
 
     def wipe(self, names: Collection[str], value: int) -> None:
         """Queue setting every byte of these buffers."""
