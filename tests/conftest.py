@@ -234,8 +234,24 @@ def sort_by_cost(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), -tests[item.path], str(item.path)))
 
 
+def mark_beyond_samples(items: list[pytest.Item]) -> None:
+    """Mark as `slow` what a test marked `sampled(n)` has beyond `n` cases, evenly spread over its list."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for found in cases.values():
+        marker = found[0].get_closest_marker("sampled")
+        assert marker is not None
+        kept = {(2 * n + 1) * len(found) // (2 * marker.args[0]) for n in range(marker.args[0])}
+        for index, item in enumerate(found):
+            if index not in kept:
+                item.add_marker("slow")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by cost; mark the fast suite; skip tests marked `gpu` without CUDA, and load torch only for them."""
+    """Sort by cost; mark suites; skip tests marked `gpu` without CUDA, and load torch only for them."""
+    mark_beyond_samples(items)
     sort_by_cost(items)
     for item in items:
         if is_fast(item.path) and not item.get_closest_marker("slow"):

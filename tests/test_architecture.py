@@ -60,6 +60,7 @@ def test_every_public_name_resolves() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 @pytest.mark.parametrize("face", FACES)
 def test_programs_get_what_type_checkers_are_told(face: str) -> None:

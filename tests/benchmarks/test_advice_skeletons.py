@@ -189,6 +189,7 @@ def test_likelihoods_after_a_kept_beginning_are_those_of_whole_texts(scorer: Con
         scorer.log_likelihoods(past, [""])
 
 
+@pytest.mark.slow
 def test_a_kernel_of_the_corpus_is_asked_and_its_choices_are_summed_up(scorer: ContinuationScorer) -> None:
     kernels = advice_skeletons.advised_kernels(1, 0)
     chosen = advice_skeletons.spread_over_families(kernels, 22, 0)

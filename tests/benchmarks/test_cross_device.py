@@ -147,6 +147,7 @@ def test_five_significant_digits() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_shipped_spaces_are_whole() -> None:
     kernels, counted = dict[str, str](), Counter[str]()
     for _, line in read_lines(unseen_gpus.TABLES):

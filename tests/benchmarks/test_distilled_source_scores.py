@@ -107,6 +107,7 @@ def test_a_model_that_knows_more_has_a_weight_and_noise_has_none() -> None:
     assert noise["weight"] < 0.1
 
 
+@pytest.mark.slow
 def test_both_together_rank_better_than_the_surrogate() -> None:
     mean, spread = scores.model_features(stated(0.05, 0.1))
     alone = scores.ranking_arm(ROWS, [ROWS.learned], [])

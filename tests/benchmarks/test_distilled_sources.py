@@ -118,6 +118,7 @@ def test_product_bins_lie_within_the_tables() -> None:
     assert (groups.argmax(axis=1)[BINS.index(ratios)] == EIGHT_BINS.index(ratios)).all()
 
 
+@pytest.mark.slow
 def test_training_learns_and_padding_is_not_read(folder: Path) -> None:
     from benchmarks.lib.training import source_training
     from benchmarks.lib.training.source_training import SourceModel, SourceTrainingSettings

@@ -60,6 +60,7 @@ def learned() -> LearnedSurrogate:
 # --- forecasts ---
 
 
+@pytest.mark.slow
 def test_variants_are_asked_about_as_a_live_call_would(asked: VariantQuestion) -> None:
     query = asked.query
     assert len(asked.base) == 80

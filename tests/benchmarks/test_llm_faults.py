@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_decorated_calls_are_correct_whatever_the_server_does(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     command = [

@@ -29,6 +29,7 @@ CALM = Hazards(kills=0, missing=0, late_s=0.01, slow_answers=0, slow_candidates=
 ONE, TWO = list(TABLE.by_candidate())[:2]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(1000, 1024))
 def test_ranks_keep_the_rules_whatever_happens(seed: int) -> None:
     found = one_schedule(8, seed)

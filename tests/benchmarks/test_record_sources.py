@@ -94,6 +94,7 @@ def test_a_cut_pool_is_a_fair_sample() -> None:
     assert len({c.family for c in order[:40]}) > 12
 
 
+@pytest.mark.slow
 def test_the_later_authors_sources_come_with_forecasts() -> None:
     table = variant_corpus.TABLES[1]
     found = variant_corpus.variant_sources(None, [table])
@@ -118,6 +119,7 @@ def prepared() -> PreparedKernel:
     return narrowed(whole, list(by_origin.values()))
 
 
+@pytest.mark.slow
 def test_a_pool_is_read_as_it_was_written(prepared: PreparedKernel, tmp_path: Path) -> None:
     write_pool(tmp_path / "pool.gz", [prepared])
     assert read_pool(tmp_path / "pool.gz") == [prepared]

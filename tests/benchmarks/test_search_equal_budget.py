@@ -214,6 +214,7 @@ def test_a_run_repeats_itself() -> None:
     )
 
 
+@pytest.mark.slow
 def test_perfect_forecasts_are_never_worse_than_a_draw_and_good_ones_lie_between() -> None:
     finals: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for name in NAMES:
@@ -265,6 +266,7 @@ def run(problem: str, seed: int, arm: str, *best: float) -> ReplayedSearch:
     return ReplayedSearch(problem, seed, arm, best, (), "")
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_runs() -> None:
     runs = [run(p, s, "unfiltered", 0.0, 0.0, 0.0, -0.5) for p in "abcdef" for s in range(2)]
     runs += [run(p, s, "filtered", 0.0, -0.5, -1.0, -1.0) for p in "abcdef" for s in range(2)]

@@ -212,6 +212,7 @@ def test_the_same_command_goes_on_and_compares_rewards(
     assert len({arm["crps"]["mean"] for arm in arms.values()}) > 1
 
 
+@pytest.mark.slow
 def test_what_cannot_work_is_told_before_anything_is_computed(
     given: dict[str, str], done: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,7 @@ def test_what_is_no_python_is_said() -> None:
 HOSTILE = hostile_sources()
 
 
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_whatever_the_text_there_is_a_tree_that_can_be_visited_or_one_error(name: str) -> None:
     said = ""

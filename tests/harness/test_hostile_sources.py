@@ -144,11 +144,13 @@ def read_all(reader: str, before: str, texts: dict[str, str]) -> None:
         assert len(said) < 2000, name
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_of_sources_reads_or_refuses(reader: str) -> None:
     read_all(reader, "", QUICK)
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("before", [SEED.source, KERNEL], ids=["solution", "kernel"])
 def test_what_follows_a_good_source_is_read_or_refused(reader: str, before: str) -> None:

@@ -66,6 +66,7 @@ def run(folder: Path, words: list[str], limit: int) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "target"), WRITING, ids=lambda v: "-".join(v)[:40] if isinstance(v, list) else v
 )
@@ -99,6 +100,7 @@ def test_a_bundle_that_does_not_fit_leaves_the_folder_as_it_was(is_there: bool, 
     assert run(folder, words, resource.RLIM_INFINITY).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["out.png", "out.html"])
 def test_what_was_there_before_stays(target: str, folder: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -111,6 +113,7 @@ def test_what_was_there_before_stays(target: str, folder: Path) -> None:
     assert run(folder, words, resource.RLIM_INFINITY).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_plot_goes_to_what_the_path_is(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     (folder / "elsewhere").mkdir()

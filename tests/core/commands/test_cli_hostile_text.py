@@ -182,6 +182,7 @@ def file_places(root: Path) -> list[tuple[str, tuple[str, ...]]]:
     return list(found)
 
 
+@pytest.mark.slow
 def test_no_field_of_any_file_reaches_the_terminal_raw(
     planted: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -225,6 +226,7 @@ def test_no_field_of_any_file_reaches_the_terminal_raw(
     assert len(shown) >= 10, shown
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_shown_as_tamely(planted: Path, tmp_path: Path, capsys: Capture) -> None:
     """Through an import, also what names a store's folders: kernels and devices."""
     table = tmp_path / "table.jsonl"

@@ -266,6 +266,7 @@ pathlib.Path("at_the_time.json").write_bytes(pathlib.Path("trace.json").read_byt
 """
 
 
+@pytest.mark.slow
 @needs_triton
 def test_a_program_is_traced_and_its_trace_can_be_read_at_any_time(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TRACED, encoding="utf-8")

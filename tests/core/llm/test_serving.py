@@ -177,6 +177,7 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[
     return status, json.loads(out) if out.strip() else {}, err
 
 
+@pytest.mark.slow
 def test_calibrating_a_model_that_knows_nothing_gives_it_no_weight(
     server: FaultyServer,
     tables: str,
@@ -200,6 +201,7 @@ def test_calibrating_a_model_that_knows_nothing_gives_it_no_weight(
     assert len(server.requests) == asked, "kept answers were asked for again"
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_the_model_beside_the_others(
     server: FaultyServer,
     tables: str,

@@ -247,6 +247,7 @@ def test_doubt_grows_without_ir_and_on_an_unknown_device(own: int) -> None:
     assert wide[0] < wide[1]
 
 
+@pytest.mark.slow
 def test_a_decision_on_an_unknown_device_states_more_risk_and_measures_no_less() -> None:
     kernels = ("matmul_kernel", "add_rms_norm", "attention_fwd")
     known = [t for t in load(recorded()) if t.problem.kernel.name in kernels]

@@ -55,6 +55,7 @@ def contest(lane: SandboxLane, *solutions: Solution, **options: Any) -> list[Ben
     return compare_solutions(SOFTMAX, solutions, lane, plan=QUICK, rules=RULES, **options)
 
 
+@pytest.mark.slow
 def test_the_faster_one_is_promoted_after_a_second_contest(judging: SandboxLane) -> None:
     slow, fast = contest(judging, named("slow", MANY_TIMES), named("fast", ONCE))
     assert slow.outcome == "incumbent"
@@ -184,6 +185,7 @@ def test_verify_prints_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert all(line["type"] == "verdict" and line["facts"]["harness"] for line in lines)
 
 
+@pytest.mark.slow
 def test_a_verdict_is_printed_before_its_trace_fails(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--device", "cpu", "--cases", "3", "--trace", "/dev/full"]
     assert main(["verify", "softmax", "torch_plain", *options]) == 1
@@ -199,6 +201,7 @@ def test_verify_judges_a_pack_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "refused" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bench_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "slow.py").write_text(MANY_TIMES)
     options = ["--device", "cpu", "--cases", "2", "--seconds", "1", "--json"]

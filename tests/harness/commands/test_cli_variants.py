@@ -224,6 +224,7 @@ def record_calls(tmp_path: Path, path: Path, *dtypes: str, n: int = 1000) -> Non
             store.add(problem, Measurement(problem.id, candidate, Outcome.OK, 1.0, grid=(-(-n // block),)))
 
 
+@pytest.mark.slow
 def test_every_kind_of_call_is_verified_for_once(tmp_path: Path, capsys: Capture) -> None:
     path = Path(write(tmp_path, "recorded_kernel.py", KERNEL))
     record_calls(tmp_path, path, "float32", "float16")
@@ -236,6 +237,7 @@ def test_every_kind_of_call_is_verified_for_once(tmp_path: Path, capsys: Capture
         assert len({c.signature for c in variant.checks}) == len(variant.checks) == 2
 
 
+@pytest.mark.slow
 def test_what_is_found_for_one_kind_is_kept_where_another_cannot_be_looked_at(
     tmp_path: Path, capsys: Capture
 ) -> None:
@@ -285,6 +287,7 @@ CASE = Case()
 )
 
 
+@pytest.mark.slow
 def test_calls_of_a_case_in_the_file(tmp_path: Path, capsys: Capture) -> None:
     path = write(tmp_path, "cased_kernel.py", CASED)
     assert variants(f"{path}:double", "--from", write(tmp_path, "good.py", GOOD), "--json") == 0
@@ -314,6 +317,7 @@ def test_wrong_usage_is_named(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_exchange_takes_variants_along_without_their_checks(
     kernel: str, tmp_path: Path, capsys: Capture
 ) -> None:

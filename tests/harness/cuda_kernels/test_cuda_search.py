@@ -114,6 +114,7 @@ def searched(
         )
 
 
+@pytest.mark.slow
 def test_a_search_takes_the_faster_of_two_proposals(
     lanes: MachineCodeLanes, target: SearchTarget, seed: Node, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_recorded_sources_are_searched_without_forecasts(
     assert sum(j.outcome is Outcome.OK for j in state.judged.values()) == 3
 
 
+@pytest.mark.slow
 def test_constants_are_varied_without_any_model(
     lanes: MachineCodeLanes, target: SearchTarget, seed: Node, tmp_path: Path
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_source_that_breaks_a_rule_is_refused_before_it_is_timed(
     assert said in found.feedback
 
 
+@pytest.mark.slow
 def test_the_sandboxs_judge_compiles_without_a_device(
     target: SearchTarget, seed: Node, tmp_path: Path
 ) -> None:

@@ -144,6 +144,7 @@ def assert_compiled(*found: BuildResult) -> None:
         assert len(one.programs) == len(CASES)
 
 
+@pytest.mark.slow
 def test_configs_of_a_source_that_wait_give_the_programs_of_each_alone_in_fewer_jobs(
     noted: NotedJobs,
 ) -> None:

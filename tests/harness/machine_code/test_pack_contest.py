@@ -105,6 +105,7 @@ def test_a_contest_ends_as_that_of_host_code_does(
     assert found["checked"]["launches"] > 0
 
 
+@pytest.mark.slow
 def test_a_long_contest_compares_few_outputs_from_first_to_last(
     runner: RunnerClient, pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_claim_needs_no_audit_only_where_a_trusted_clock_says_as_much(
     assert is_plausible(run_comparison(clock, RULES, 1), trusted) == plausible
 
 
+@pytest.mark.slow
 def test_a_packs_search_through_machine_code_confirms_by_a_runner_first(tmp_path: Path) -> None:
     target, _ = open_target("softmax", device="cpu")
     judge = opening._HostOpening(target, VerificationPlan(), tmp_path, opening._ContestMaker())()

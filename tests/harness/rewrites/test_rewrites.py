@@ -82,6 +82,7 @@ def used(found: list[Variant]) -> set[str]:
 # --- the list ---
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", EVERY)
 def test_variants_are_distinct_python_that_keeps_the_contract(name: str) -> None:
     base = read_contract(EVERY[name], ENTRY[name])
@@ -100,6 +101,7 @@ def test_variants_are_distinct_python_that_keeps_the_contract(name: str) -> None
         assert Variant.from_json(variant.to_json()) == variant
 
 
+@pytest.mark.slow
 def test_every_rewrite_applies_to_some_kernel_here() -> None:
     done = set().union(*(used(made(name)) for name in EVERY))
     done |= used(made("tiles", source=SIMPLE_TILES)) | used(made("matmul", source=PERSISTENT))
@@ -107,6 +109,7 @@ def test_every_rewrite_applies_to_some_kernel_here() -> None:
     assert done | used(made("matmul", arch=100)) == {r.name for r in REWRITES}
 
 
+@pytest.mark.slow
 def test_the_same_call_gives_the_same_list_and_a_limit_its_beginning() -> None:
     every = made("softmax", combine=True)
     assert made("softmax", combine=True) == every

@@ -93,6 +93,7 @@ def test_a_choice_is_within_its_slots_and_its_propensities_are_probabilities(
     assert found == choose_by_forecast(0, list(known), known, slots=slots, audit=audit, seed=seed)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("slots", [1, 2, 5, 8, 12])
 @pytest.mark.parametrize("audit", [0.1, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("worth", [0.0, 0.02])

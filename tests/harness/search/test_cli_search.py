@@ -99,6 +99,7 @@ def test_a_file_in_the_place_of_the_folder_is_left_alone(capsys: Capture, tmp_pa
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_search_whose_only_proposer_never_answers_has_failed(
     tmp_path: Path, pack: str, capsys: Capture
 ) -> None:

@@ -143,6 +143,7 @@ def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge, prepared
     assert all({"prepare", "held", "contest"} <= set(steps) for steps in told["racing"])
 
 
+@pytest.mark.slow
 def test_contests_that_were_made_ready_are_not_run_for_a_wrong_finalist(judge: KernelJudge) -> None:
     wrong = node(SOFTMAX.replace("* scale", "* scale * 1.01"))
     judge.prepare_confirmation()
@@ -153,6 +154,7 @@ def test_contests_that_were_made_ready_are_not_run_for_a_wrong_finalist(judge: K
     assert found[SEED.id].log2_ratio == 0.0, "timed beside itself"
 
 
+@pytest.mark.slow
 def test_a_confirmation_is_ended_far_beyond_its_time(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_rewrites_of_a_pack_pass_verification(name: str, judging: SandboxLane) -
     assert refused == {}
 
 
+@pytest.mark.slow
 def test_draws_repeat_and_styles_come_first() -> None:
     target, seed = pack_target("rms_norm")
     for style, count in (("single", 1), ("combined", 2)):

@@ -113,6 +113,7 @@ def test_an_actor_that_is_killed_loses_nothing(opened: Callable[..., RayJudgePoo
     assert sorted(judged_jobs(tmp_path)) == sorted(f"job-{n}" for n in range(10))
 
 
+@pytest.mark.slow
 def test_lanes_follow_nodes_that_join_and_leave(
     cluster: Any, opened: Callable[..., RayJudgePool], tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def written(folder: Path, example: ExampleSearch) -> tuple[SearchState, str]:
     return state, file.as_uri()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize(
     "example",
@@ -68,6 +69,7 @@ def test_a_report_is_quiet_alone_and_readable(
     visit.tab.close()
 
 
+@pytest.mark.slow
 def test_two_thousand_nodes_fit(browser: Any, tmp_path: Path) -> None:
     state, url = written(tmp_path, ExampleSearch(batches=63, samples=16))
     assert len(state.nodes) > 2000

@@ -89,6 +89,7 @@ def whole(got: torch.Tensor, base: torch.Tensor, wide: torch.Tensor | None) -> t
     return mismatch(got, expected_output(base, wide if is_same_calculation(base, wide) else None))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_parts_say_what_the_whole_says(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -97,6 +97,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_it_computes_what_the_graph_computes(outputs: dict[str, str], tmp_path: Path) -> None:
     """In Triton's interpreter, which knows no libdevice: none of these needs it."""
     files = {}

@@ -122,6 +122,7 @@ def test_sizes_without_a_known_grid_stay_as_recorded(judging: SandboxLane) -> No
     assert judged(judging, asked, DOUBLE.replace("2 *", "1 *")).verdict.judgement is Judgement.REJECTED
 
 
+@pytest.mark.slow
 def test_the_bases_process_waits_for_the_next_verification_unless_a_variant_chose_its_config(
     judging: SandboxLane,
 ) -> None:
@@ -264,6 +265,7 @@ ACCEPTED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_right_variants_are_accepted_and_admitted(judging: SandboxLane, name: str) -> None:
     asked, source = ACCEPTED[name]

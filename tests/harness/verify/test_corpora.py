@@ -105,6 +105,7 @@ def test_exploit_is_refused(entry: corpus.CorpusEntry, judging: SandboxLane) -> 
         assert tried.verdict.judgement in (Judgement.REJECTED, Judgement.SUSPICIOUS)
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("entry", on_cpu(HONEST))
 def test_honest_solution_is_accepted(entry: corpus.CorpusEntry, judging: SandboxLane) -> None:
     tried = attempted(entry, judging)

@@ -54,6 +54,7 @@ def compare(lane: SandboxLane, source: str) -> BenchResult:
     )[1]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("family", "variant"), [(family, one) for family, picked in CHEAP.items() for one in picked]
 )

@@ -135,6 +135,7 @@ def test_a_faster_solution_is_faster_by_the_judges_clock_too(judge: Callable[...
     assert found["gain"] > 1
 
 
+@pytest.mark.slow
 @needs_linux
 def test_equal_solutions_are_not_called_faster(judge: Callable[..., dict[str, Any]]) -> None:
     found = judge(SLOW, SLOW)

@@ -168,6 +168,7 @@ def test_neighbours_are_a_few_steps_away(bound: Any) -> None:
     assert set(changed) <= {0, 1, 2}  # some parameters say nothing beside others
 
 
+@pytest.mark.slow
 def test_neighbours_of_the_best_join_the_pool_while_they_are_better(bound: Any) -> None:
     generation = bound.config_spec.create_config_generation()
     start = helion.Config(**{**bound.config_spec.default_config().config, "block_sizes": [512]})
@@ -270,6 +271,7 @@ def test_a_batch_without_code_is_no_end_of_the_search_with_helion_1_4(
         search._autotune()
 
 
+@pytest.mark.slow
 def test_helions_process_comes_up_before_it_is_needed() -> None:
     provider = SimpleNamespace(_subprocess_benchmark_enabled=lambda: True, _benchmark_worker=None)
     _start_benchmark_process(SimpleNamespace(benchmark_provider=provider))

@@ -148,6 +148,7 @@ print([ahead.has_ended(job, end) and ahead.seconds(job) > 0.0 for job in jobs])
 """All jobs through Inductor's own pool of workers, one after the other."""
 
 
+@pytest.mark.slow
 def test_inductors_own_workers_compile_ahead(tmp_path: Path) -> None:
     path, cache = tmp_path / "c1.py", tmp_path / "cache"
     stub = "from torch._inductor.runtime import triton_helpers\ntriton_helpers.set_driver_to_gpu = lambda: None\n"

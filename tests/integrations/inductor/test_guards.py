@@ -185,6 +185,7 @@ def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_failures
     assert context.thread.pending.errors == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "said"),
     [

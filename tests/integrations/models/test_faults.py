@@ -68,6 +68,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
     return KEY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_hundreds_of_faults(kind: str, key: str, tmp_path: Path) -> None:
     chosen = faults.mixture(seed=len(kind))

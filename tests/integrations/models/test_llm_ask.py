@@ -62,6 +62,7 @@ def replies(questions: Path, path: Path, *more: dict[str, Any]) -> Path:
 WHO = ("--model", "m-1", "--author", "a", "--how", "by hand", "--blind", "--date", "2026-01-31")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surrogate", ["analytic", "default"])
 def test_a_replay_hears_the_answers_to_the_questions_that_were_exported(
     surrogate: str,

@@ -36,6 +36,7 @@ ASKED = {
 """Rewrite -> kernel, and what its PTX must hold more of than the base's."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rewrite", ASKED)
 def test_the_compiler_does_what_the_rewrite_asks_for(
     rewrite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -216,6 +216,7 @@ def test_somebody_elses_wrapper_on_top_of_ours_stays(
     assert calls == [4096, 8192, 512]
 
 
+@pytest.mark.slow
 def test_settings_come_from_the_environment(
     device: Any, monkeypatch: pytest.MonkeyPatch, decided: list[Any]
 ) -> None:

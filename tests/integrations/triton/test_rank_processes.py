@@ -57,6 +57,7 @@ def decisions(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("decision-*.json"))]
 
 
+@pytest.mark.slow
 def test_ranks_take_over_from_one_that_was_killed_and_choose_alike(
     agent: TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_ranks_take_over_from_one_that_was_killed_and_choose_alike(
     assert finales == [d["rank"] for d in found if d["evidence"] == "measured"], "who decides has compared"
 
 
+@pytest.mark.slow
 def test_a_rank_whose_store_is_gone_tunes_by_itself(
     agent: TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def use_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: str)
     return folder
 
 
+@pytest.mark.slow
 def test_a_bundle_of_warmed_misses_serves_a_fresh_machine_without_measuring_or_compiling(
     patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

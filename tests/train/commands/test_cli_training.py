@@ -26,6 +26,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -
     return json.loads(captured.out) if status == 0 else captured.err
 
 
+@pytest.mark.slow
 def test_data_writes_three_sides_and_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, few = tmp_path / "set", tmp_path / "few.jsonl"
     write_tables(few, load(shipped_tables())[::3])  # one problem of each kernel

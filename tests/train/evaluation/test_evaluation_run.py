@@ -179,12 +179,14 @@ def test_rows_survive_json(tables: list[Table]) -> None:
         assert again.stated.within == row.stated.within
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_rows(tables: list[Table]) -> None:
     alone = evaluate(tables, methods=FEW, seeds=1)
     crowd = evaluate(tables, methods=FEW, seeds=1, jobs=2)
     assert [r.to_json() for r in crowd.rows] == [r.to_json() for r in alone.rows]
 
 
+@pytest.mark.slow
 def test_shapes_are_forecast_from_other_shapes() -> None:
     tables = [t for t in load(shipped_tables()) if t.problem.kernel.name == "row_cumsum"]
     result = evaluate(tables, leave_out="shape", methods=["nearest", "median_config", "first"], seeds=1)

@@ -282,6 +282,7 @@ def test_a_good_model_decides_better_and_a_useless_one_costs_nothing(
         assert (p.regret, p.measured, p.needed) == (p.plain_regret, p.plain_measured, p.plain_needed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("character", ["liar", "blind"])
 def test_a_model_that_began_to_lie_after_its_calibration_is_found_out(
     tables: list[Table], honest: list[ModelAnswers], character: str

@@ -117,6 +117,7 @@ def test_intervals_come_out_as_wide_as_the_errors() -> None:
             assert found[when][str(level)] == pytest.approx(level, abs=0.03)
 
 
+@pytest.mark.slow
 def test_replays_that_were_kept_say_the_same(tmp_path: Path) -> None:
     kept = tmp_path / "made with it" / "analytic.jsonl.gz"
     few = tables()[::2]
@@ -238,6 +239,7 @@ def test_a_surrogate_that_breaks_ends_the_calibration() -> None:
         observe_replay(tables()[0], Broken())
 
 
+@pytest.mark.slow
 def test_the_surrogate_never_saw_the_family_it_is_judged_on() -> None:
     given: list[list[Table]] = []
 
@@ -257,6 +259,7 @@ def test_the_surrogate_never_saw_the_family_it_is_judged_on() -> None:
         assert not tested & {i for t in train for i in kernel_identities(t.problem)}
 
 
+@pytest.mark.slow
 def test_the_whole_calibration_is_json_and_the_same_in_two_processes() -> None:
     few = tables()[::2]
     one = calibrate_surrogate(few, analytic, (0,))
@@ -271,6 +274,7 @@ def test_the_whole_calibration_is_json_and_the_same_in_two_processes() -> None:
         assert group["decisions"]["n"] > 0
 
 
+@pytest.mark.slow
 def test_unseen_kernels_alone_are_the_first_of_all_replays() -> None:
     _, every = collect_replays(tables(), analytic, (0,))
     _, first = collect_replays(tables(), analytic, (0,), unseen=True)
@@ -280,6 +284,7 @@ def test_unseen_kernels_alone_are_the_first_of_all_replays() -> None:
     assert all(told[s.problem, s.group] == [step.risk for step in s.steps] for s in first if s.group != FEW)
 
 
+@pytest.mark.slow
 def test_problems_with_a_like_shape_tuned_before_are_a_group_of_their_own() -> None:
     """Every problem is played once with its kernel's other one, which is near for some kernels only."""
     _, seen = collect_replays(tables(), analytic, (0,))

@@ -327,6 +327,7 @@ def table() -> Table:
     return min(tables, key=lambda t: len(t.by_candidate()))
 
 
+@pytest.mark.slow
 def test_a_replay_with_mutated_advice_ends_with_a_working_config(table: Table) -> None:
     names = [name for name, _ in next(iter(table.by_candidate())).config.kwargs]
     argument = next(a.name for a in table.problem.arguments if a.kind == "tensor")

@@ -86,6 +86,7 @@ def fill(root: Path, told: list[tuple[Problem, Measurement, bool]]) -> StoreFold
 TOLD = st.lists(records(), max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(TOLD, TOLD, st.randoms(use_true_random=False))
 def test_stores_on_disk_merge_to_the_same_in_every_order(

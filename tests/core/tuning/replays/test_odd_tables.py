@@ -312,6 +312,7 @@ def test_without_arguments_loops_of_unknown_length_are_not_guessed() -> None:
     assert (one.chosen, one.stated_risk) == (two.chosen, two.stated_risk)
 
 
+@pytest.mark.slow
 def test_the_order_of_tables_and_other_tables_change_nothing() -> None:
     names = ("layer_norm", "matmul_kernel", "transpose")
     tables = [recorded(name) for name in names]

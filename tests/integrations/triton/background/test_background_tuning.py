@@ -327,6 +327,7 @@ def test_a_forked_child_decides_for_itself(background: IncrementingDevice) -> No
     launch_until_settled(tuner, x)
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_meanwhile_ends_quietly(background: IncrementingDevice, tmp_path: Path) -> None:
     text = f"""
         import torch, triton
