@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKern
 from forecast_harness.machine_code.runner.input_reserves import InputReserve, InputReserves
 from forecast_harness.machine_code.runner.known_results import ElementKind, KnownResults
 from forecast_harness.machine_code.runner.run_marks import NOBODY
+from forecast_harness.machine_code.runner.system_chance import SystemChance
 from forecast_harness.machine_code.runner.work_inputs import WorkInputs
 
 _MOST_MOVED_BYTES = 16 << 20
@@ -110,7 +110,7 @@ class LaunchSession:
         driver.set_no_l2_aside()  # once: no code of a candidate's runs on the host
         self._recorder = LaunchRecorder(driver, self.kernels)
         self._events = DriverEvents(driver)
-        self._chance = random.SystemRandom()
+        self._chance = SystemChance()
         self._wiped: list[str] = []
         self._wiped_with = 0
         self._given = CallInputs({})
@@ -248,7 +248,7 @@ class LaunchSession:
             end = self._events.mark()
             self.driver.synchronize()
             found.append((start.elapsed_time(end) * 1e-3, time.perf_counter() - began))
-            self._events.free()
+            self._events.take_back()
         return found
 
     def check(
@@ -367,7 +367,7 @@ class LaunchSession:
         self.driver.synchronize()
         self._mark(NOBODY)
         seconds = start.elapsed_time(end) * 1e-3
-        self._events.free()
+        self._events.take_back()
         return seconds
 
     def _timed_violations(self, contestants: Sequence[Contestant]) -> list[Violation]:

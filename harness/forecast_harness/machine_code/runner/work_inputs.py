@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Collection, Mapping
 
 from forecast_harness.machine_code.runner.gpu.arena import Placed
 from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
 from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 from forecast_harness.machine_code.runner.gpu.trusted_texts import SECTOR_WORDS, WORD
+from forecast_harness.machine_code.runner.system_chance import SystemChance
 
 _LEAST_RENEWED_BYTES = 64 << 10
 """Of an input of which only a part is renewed: a smaller one is copied as soon, and has few sectors to choose from."""
@@ -20,7 +20,7 @@ class WorkInputs:
 
     def __init__(self, driver: CudaDriver, kernels: TrustedKernels) -> None:
         self._driver, self._kernels = driver, kernels
-        self._chance = random.SystemRandom()
+        self._chance = SystemChance()
         self._work: Mapping[str, Placed] = {}
         self._copies: Mapping[str, int] = {}
         self._units: Mapping[str, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
 from forecast_harness.machine_code.runner.gpu.mapped_memory import PAGE_BYTES, MappedMemory
 from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.machine_code.runner.system_chance import SystemChance
 
 _ALIGNMENT = 256
 GAP_BYTES = 4096
@@ -56,7 +56,7 @@ class CanaryArena:
         self._driver, self._kernels = driver, kernels
         self._memory = MappedMemory(driver)
         self._gaps: list[_Gap] = []
-        self._chance = random.SystemRandom()
+        self._chance = SystemChance()
         self._key, self._digest = self._chance.getrandbits(64), 0
         self._noise = secrets.token_bytes(2 * PAGE_BYTES)
         self.places: dict[str, Placed] = {}

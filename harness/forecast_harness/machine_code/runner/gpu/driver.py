@@ -319,7 +319,7 @@ class CudaDriver:
         config.attributes, config.attribute_count = attributes, count
         pointers = (ctypes.c_void_p * max(1, len(arguments)))()
         for n, argument in enumerate(arguments):
-            pointers[n] = ctypes.cast(ctypes.byref(argument), ctypes.c_void_p)
+            pointers[n] = ctypes.addressof(argument)
         self._call("cuLaunchKernelEx", ctypes.byref(config), function, pointers, None)
 
     # --- time ---
@@ -345,10 +345,6 @@ class CudaDriver:
         found = ctypes.c_float()
         self._call("cuEventElapsedTime", ctypes.byref(found), start, end)
         return found.value
-
-    def destroy_event(self, event: ctypes.c_void_p) -> None:
-        """Free an event."""
-        self._call("cuEventDestroy_v2", event)
 
     # --- graphs ---
 

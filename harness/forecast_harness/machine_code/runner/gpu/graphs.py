@@ -16,25 +16,25 @@ _PAUSE_ROUNDS = 8
 
 
 class DriverEvents:
-    """Makes events; all are freed together."""
+    """Gives events; all are taken back together, to be given again. They are freed with the process."""
 
     def __init__(self, driver: CudaDriver) -> None:
         self.driver = driver
-        self._made: list[ctypes.c_void_p] = []
+        self._given: list[ctypes.c_void_p] = []
+        self._free: list[ctypes.c_void_p] = []
 
     def mark(self) -> RunnerEvent:
-        """A new event behind all work queued so far."""
-        handle = self.driver.event()
-        self._made.append(handle)
+        """An event behind all work queued so far."""
+        handle = self._free.pop() if self._free else self.driver.event()
+        self._given.append(handle)
         event = RunnerEvent(self.driver, handle)
         event.record()
         return event
 
-    def free(self) -> None:
-        """Free all that were made."""
-        for handle in self._made:
-            self.driver.destroy_event(handle)
-        self._made.clear()
+    def take_back(self) -> None:
+        """Nobody asks the events any more that were given."""
+        self._free += self._given
+        self._given.clear()
 
 
 class RunnerEvent:
@@ -161,5 +161,5 @@ class LaunchRecorder:
                 return start, events.mark()
 
             self._pause_cost = self._recorder.pause_cost(replay, self._driver.synchronize, _PAUSE_ROUNDS)
-            events.free()
+            events.take_back()
         return self._pause_cost
