@@ -24,14 +24,21 @@ def fast(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The whole suite with all that it needs; arguments go to pytest."""
+    """The usual suite with all that it needs; arguments go to pytest."""
     session.install("-e", ".[test]")
     session.run("pytest", "-n", "3", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session
+def slow(session: nox.Session) -> None:
+    """Tests of more than ten seconds, and like cases beyond samples; arguments go to pytest."""
+    session.install("-e", ".[test]")
+    session.run("pytest", "-n", "3", "--dist", "loadfile", "-m", "slow", *session.posargs)
+
+
+@nox.session
 def versions(session: nox.Session) -> None:
-    """The whole suite with other versions: `nox -s versions -- TORCH TRITON`, as in 2.9 3.4."""
+    """The usual suite with other versions: `nox -s versions -- TORCH TRITON`, as in 2.9 3.4."""
     if len(session.posargs) != 2:
         session.error("name two versions, torch's and Triton's, as in: nox -s versions -- 2.9 3.4")
     torch, triton = session.posargs
