@@ -172,6 +172,7 @@ def test_an_arm_is_scored_on_what_it_has_forecast(tmp_path: Path) -> None:
     assert told["arms_without_a_run"] == ["untrained", "correctness_crps", "correctness", "correctness_brier"]
 
 
+@pytest.mark.slow
 def test_a_part_compares_all_arms_on_the_same_sources() -> None:
     at = np.arange(120, 240)
     some = ROWS.subset(at)

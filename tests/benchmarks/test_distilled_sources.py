@@ -237,6 +237,7 @@ def test_options_are_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert "it is a part of --seconds 20" in said
 
 
+@pytest.mark.slow
 def test_kernels_of_a_dry_run_are_of_many_families() -> None:
     from benchmarks.llm import distilled_sources as script
 

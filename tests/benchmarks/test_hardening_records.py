@@ -22,6 +22,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> RecordFuzzer:
     return RecordFuzzer(tmp_path_factory.mktemp("fuzzer"), 0)
 
 
+@pytest.mark.slow
 def test_three_hundred_cases_find_no_fault() -> None:
     cases = list(fuzz_records.run_cases(OPTIONS, list(range(300))))
     assert [case["number"] for case in cases] == list(range(300))

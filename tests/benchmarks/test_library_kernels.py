@@ -77,6 +77,7 @@ def test_every_kernel_of_the_table_has_a_workload_that_calls_it() -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_a_run_of_a_library_records_can_be_searched(
     small_library: LibraryKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from tests.harness.cuda_kernels.declared_kernel import SOURCE, declared, needs_n
 from tests.harness.machine_code.translated_builds import TranslatedBuilder
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_a_contest_launches_the_sources_themselves(fake_driver: Path, tmp_path: Path) -> None:
     kernel = declared(tmp_path / "kernel")

@@ -160,6 +160,7 @@ def test_one_that_turns_wrong_while_it_is_timed_is_caught(tmp_path: Path) -> Non
     assert (found.outcome, found.stage) == (Outcome.INCORRECT, "time")
 
 
+@pytest.mark.slow
 def test_the_best_config_is_found_within_the_trials(judge: NodeJudge) -> None:
     for _ in range(3):  # a busy machine may hold up the quickest of them
         found = judged(judge, job("tunable", TUNABLE, trials=4))

@@ -55,6 +55,7 @@ def tracer() -> Iterator[PackTracer]:
     made.close()
 
 
+@pytest.mark.slow
 def test_what_a_solution_launches_is_forecast(tracer: PackTracer) -> None:
     base, slow = tracer.best_forecast(SEED), tracer.best_forecast(node("slow", SLOW))
     assert base is not None

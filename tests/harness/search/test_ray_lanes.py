@@ -192,6 +192,7 @@ def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pyt
     assert "MIG-d, which the driver does not list" in problem
 
 
+@pytest.mark.slow
 def test_a_judge_that_does_not_open_is_told(cluster: Any) -> None:
     with pytest.raises(LaneFailure, match="NotADirectoryError"):
         RemoteJudge(_broken, 0, gpus=0, open_s=_OPEN_S)

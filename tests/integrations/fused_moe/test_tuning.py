@@ -96,6 +96,7 @@ def test_both_products_have_a_say(tmp_path: Path) -> None:
     assert found.ms == pytest.approx(min(sums), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_the_server_takes_by_itself_is_measured_for_both_products(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     usual = usual_config(LAYER, 40)

@@ -69,6 +69,7 @@ def test_what_is_refused_is_tried_where_hooks_hear_of_it(device: Any) -> None:
     assert dict(decision.chosen.config.kwargs)["STAGES"] != 64
 
 
+@pytest.mark.slow
 def test_it_is_tried_once(device: Any) -> None:
     heard = Heard()
     tuner = tuned(post_hook=heard.after)

@@ -60,6 +60,7 @@ def test_wrong_words_are_answered_before_anything_is_fitted(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_replay_with_a_family_left_out_has_replays_keys_and_the_scores(few: str, capsys: Capture) -> None:
     words = ["replay", few, "--leave-out", "family", "--baselines", "random", "--seeds", "1", "--json"]
     assert main(words) == 0

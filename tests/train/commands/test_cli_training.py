@@ -44,6 +44,7 @@ def test_data_writes_three_sides_and_a_card(tmp_path: Path, capsys: pytest.Captu
     assert said(capsys, "train", "data", *asked) == found
 
 
+@pytest.mark.slow
 def test_data_takes_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = ["--store", str(tmp_path / "store")]
     said(capsys, "import", *map(str, shipped_tables()), *store)
@@ -107,6 +108,7 @@ def test_traces_are_thinned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "none of 1 traces is correct" in told
 
 
+@pytest.mark.slow
 def test_online_refreshes_when_due_and_can_be_rolled_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
