@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from forecast_harness.search.records import SearchSettings
 
-NODES_AHEAD = 20
+NODES_AHEAD = 28
 """Measurements under way at once where kernels are compiled ahead of a device: what is decided now is timed much later,
 and neither processors nor device should wait for the slowest source of a batch."""
 
