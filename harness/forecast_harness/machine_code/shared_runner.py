@@ -31,8 +31,9 @@ from forecast_harness.machine_code.trials.target_trials import (
 )
 from forecast_harness.timing.device import exclusive
 
-_MOST_ALONE = 12
-"""Launches of a config that is timed alone, to choose among configs; behind pauses a whole round of them more."""
+_MOST_ALONE = PAUSES
+"""Launches of a config that is timed alone, to choose among configs: a round of pauses, or two blocks without. The one
+chosen is timed again beside the rival."""
 _BLOCK = 4
 """Launches that are taken together, where they are not behind pauses."""
 _MOST_STRAYS = 0.25
