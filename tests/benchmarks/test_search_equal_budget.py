@@ -289,6 +289,7 @@ def test_signs_that_cancel_prove_nothing() -> None:
     assert sign_flip_p_value([0.1] * 20) < 0.001
 
 
+@pytest.mark.slow
 def test_a_replay_reports_every_run(tmp_path: Path) -> None:
     found = table(tmp_path / "pool.jsonl.gz", [made(name, 25) for name in NAMES])
     report = ResultFile(Namespace(out=tmp_path / "result.json"), "a test")

@@ -16,6 +16,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+LONGEST = (
+    "budgets_and_modes",
+    "dynamic_shapes",
+    "export_import",
+    "space",
+    "tilelang_matmul",
+    "train_surrogate",
+)
+"""Of more than ten seconds, of what other tests cover."""
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 FACTS = {
@@ -87,7 +96,9 @@ def run(path: Path, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in LONGEST)) for p in EXAMPLES]
+)
 def test_an_example_prints_what_it_says(path: Path, tmp_path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     for text, package in (
@@ -110,7 +121,7 @@ def test_an_example_prints_what_it_says(path: Path, tmp_path: Path) -> None:
 
 
 def test_facts_are_of_examples() -> None:
-    assert set(FACTS) <= {path.stem for path in EXAMPLES}
+    assert {*FACTS, *LONGEST} <= {path.stem for path in EXAMPLES}
     assert len(EXAMPLES) >= 8
 
 

@@ -184,6 +184,7 @@ def test_no_file_of_ours_becomes_standard_output(tmp_path: Path, file: Path) -> 
     assert not any(b"forecast-autotune:" in p.read_bytes() for p in logs)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [("--help",), ("show",), ("doctor", "--json"), ("search", "--help")])
 def test_nobody_reads(arguments: tuple[str, ...], unbuffered: str) -> None:

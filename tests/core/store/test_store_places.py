@@ -67,6 +67,7 @@ def used(store: Store, p: Problem) -> list[Measurement]:
     return store.measurements(p)
 
 
+@pytest.mark.sampled(28)
 @pytest.mark.parametrize("kind", SPECIAL_FILES)
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_no_file_is_passed_over(root: Path, place: str, kind: str) -> None:

@@ -67,6 +67,7 @@ def test_the_faster_one_is_promoted_after_a_second_contest(judging: SandboxLane)
     assert all(label.n >= 40 and label.harness for label in fast.labels.values())
 
 
+@pytest.mark.slow
 def test_the_slower_one_is_not(judging: SandboxLane) -> None:
     fast, slow = contest(judging, named("slow", MANY_TIMES), against=named("fast", ONCE))
     assert (fast.outcome, slow.outcome, len(slow.duels)) == ("incumbent", "slower", 1)
@@ -89,6 +90,7 @@ def test_a_wrong_solution_has_no_time(judging: SandboxLane) -> None:
     assert [e.outcome for e in contest(judging, named("right", ONCE), against=wrong)] == ["", ""]
 
 
+@pytest.mark.slow
 def test_one_that_turns_wrong_while_it_is_timed_is_caught(judging: SandboxLane) -> None:
     """It passes a short verification; launches of the contest are checked, too."""
     drifting = named("drifting", LATER_WRONG)

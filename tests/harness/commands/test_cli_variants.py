@@ -122,6 +122,7 @@ def test_judgements_of_sources_are_kept_with_the_variants(
     assert "line 1: a judgement has source_sha256" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_listing_and_showing(kernel: str, tmp_path: Path, capsys: Capture) -> None:
     variants(kernel, "--from", write(tmp_path, "good.py", GOOD))
     capsys.readouterr()
@@ -187,6 +188,7 @@ def model() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_language_model_writes_and_is_not_believed(
     kernel: str, tmp_path: Path, capsys: Capture, model: str
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_search_takes_the_faster_of_two_proposals(
     assert json.loads((tmp_path / "summary.json").read_text())["confirmed"]
 
 
+@pytest.mark.slow
 def test_recorded_sources_are_searched_without_forecasts(
     lanes: MachineCodeLanes, target: SearchTarget, seed: Node, tmp_path: Path
 ) -> None:

@@ -145,6 +145,7 @@ def test_nothing_of_triton_or_torch_is_imported() -> None:
     assert done.stdout.split("\n")[:2] == ["12", "[]"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -173,6 +173,7 @@ def test_an_empty_log_is_no_search(capsys: Capture, tmp_path: Path) -> None:
     assert "has not begun" in refused(capsys, "--show", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_pack_that_cannot_tell_right_from_wrong_is_not_searched(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_variants_fault_is_its_outcome(
     assert said in found.feedback
 
 
+@pytest.mark.slow
 def test_a_variant_is_verified_in_one_config(judge: KernelJudge) -> None:
     right = judge.verify(VerificationJob("verify-1", node(NAIVE), CONFIGS[0].to_json(), TARGET))
     assert (right.outcome, right.wrong) == (Outcome.OK, "")

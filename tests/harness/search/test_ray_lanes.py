@@ -81,6 +81,7 @@ def test_jobs_are_done_once_on_several_nodes(opened: Callable[..., RayJudgePool]
     assert sorted(judged_jobs(tmp_path)) == sorted([*(f"job-{n}" for n in range(12)), "confirm"])
 
 
+@pytest.mark.slow
 def test_a_node_is_verified_in_full_by_an_actor(opened: Callable[..., RayJudgePool]) -> None:
     found = opened().verify(VerificationJob("verify-a", job("a").node, {"N": 1}, TARGET)).result(60)
     assert found.is_right
@@ -95,6 +96,7 @@ def test_a_lost_lane_is_told_as_such(opened: Callable[..., RayJudgePool]) -> Non
     assert lanes.submit(job("flaky", "lose 1")).result(60).outcome is Outcome.OK
 
 
+@pytest.mark.slow
 def test_a_job_that_kills_its_actor_is_tried_a_few_times(opened: Callable[..., RayJudgePool]) -> None:
     lanes = opened(most=1, requeues=1)
     with pytest.raises(LaneFailure, match="actor or its node ended"):
@@ -132,6 +134,7 @@ def test_lanes_follow_nodes_that_join_and_leave(
     wait_until(lambda: lanes.capacity == 2, seconds=240.0)
 
 
+@pytest.mark.slow
 def test_a_lane_takes_the_gpu_that_its_node_was_given(
     cluster: Any, opened: Callable[..., RayJudgePool], tmp_path: Path
 ) -> None:

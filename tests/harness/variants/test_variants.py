@@ -79,6 +79,7 @@ def codes(result: VariantVerification) -> set[ReasonCode]:
 # --- surveys ---
 
 
+@pytest.mark.slow
 def test_a_survey_tells_outputs_sizes_and_grid(judging: SandboxLane) -> None:
     found = known(judging, MATRICES)
     assert (found.writes, found.updates, found.deterministic) == (("out",), (), True)
@@ -335,6 +336,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", REFUSED)
 def test_wrong_variants_are_refused(judging: SandboxLane, name: str) -> None:
     asked, source, wanted = REFUSED[name]

@@ -78,6 +78,7 @@ def one_changed(right: Any, value: float) -> Any:
     return changed.reshape(right.shape).to(right.dtype)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", sorted(builtin_names()))
 def test_what_is_surely_right_keeps_the_full_limits(name: str, tmp_path: Path) -> None:
     """Errors of every size, around the limits: a quick check never takes what the full one refuses."""

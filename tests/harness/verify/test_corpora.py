@@ -211,6 +211,7 @@ def test_a_twin_may_be_of_the_pack_or_a_file(tmp_path: Path) -> None:
     assert two.against.source == twin.solution.source
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("twin", "found"),
     [

@@ -128,6 +128,7 @@ def ask(
     return found
 
 
+@pytest.mark.slow
 @needs_linux
 def test_a_faster_solution_is_faster_by_the_judges_clock_too(judge: Callable[..., dict[str, Any]]) -> None:
     found = judge(SLOW, PLAIN)

@@ -53,6 +53,7 @@ def outcomes(root: Path, name: str) -> dict[Any, Outcome]:
     return {c.config.parameters()[name]: m.outcome for c, m in table.by_candidate().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("clean_environment")
 def test_a_config_that_does_not_fit_is_recorded_and_passed_over(tmp_path: Path) -> None:
     """A sum over 4 warps needs 16 bytes of shared memory; this device has 12."""
@@ -239,6 +240,7 @@ def test_compiling_alone_decides_nothing(device: Any, tmp_path: Path) -> None:
     assert again.run(x, x, 4096, grid=(32,), warmup=True).metadata.num_warps == 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["tune", "exhaustive", "skip", "deterministic"])
 def test_tensors_of_a_decision_are_let_go(device: Any, tmp_path: Path, mode: str) -> None:
     tuner, x = tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store", mode=mode), torch.empty(4096)

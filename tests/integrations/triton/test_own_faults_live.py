@@ -48,6 +48,7 @@ def launched(root: Path, **options: Any) -> tuple[Any, set[str]]:
     return tuner, {str(w.message) for w in caught}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("method", STORE_METHODS)
 def test_a_store_that_fails(
     device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str

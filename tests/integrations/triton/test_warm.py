@@ -154,6 +154,7 @@ def test_what_cannot_be_called_again_is_said_one_by_one(
     assert len(misses.all()) == 3, "they stay"
 
 
+@pytest.mark.slow
 def test_sizes_that_nobody_has_met_are_tuned_beforehand(
     patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

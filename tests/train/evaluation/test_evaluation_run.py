@@ -213,6 +213,7 @@ def test_a_summary_says_what_is_not_beaten(tables: list[Table]) -> None:
         summarize(evaluate(tables, methods=["first"], seeds=1), subject="nobody")
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     words = ["eval", "--limit", "2", "--methods", "random,analytic", "--seeds", "2", "--out", str(out)]

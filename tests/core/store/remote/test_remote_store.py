@@ -108,6 +108,7 @@ def test_what_one_machine_measured_another_decides_by(
         assert row_digests(remote_rows(address)) == row_digests(StoreFolder(tmp_path / "2"))
 
 
+@pytest.mark.slow
 def test_a_local_s3_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("s3fs")
     from moto.server import ThreadedMotoServer
