@@ -326,7 +326,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]
         for variant in made(name):
             best.setdefault(variant.extra["rewrites"][0], variant)
         pairs = [v for v in made(name, combine=True) if len(v.extra["rewrites"]) > 1]
-        given[name] = (EVERY[name], ENTRY[name], [v.to_json() for v in [*best.values(), *pairs[:1]]])
+        given[name] = (EVERY[name], ENTRY[name], [v.to_json() for v in [*best.values(), *pairs[:3]]])
     for name, source in (("tiles", SIMPLE_TILES), ("matmul", PERSISTENT)):
         given[f"{name} again"] = (source, ENTRY[name], [v.to_json() for v in made(name, source=source)])
     shared = variants_of(MOMENTS, "moments", SHA, only=SHARED, combine=False)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
-from forecast_harness.machine_code.runner.gpu.mapped_memory import PAGE_BYTES, MappedMemory
+from forecast_harness.machine_code.runner.gpu.mapped_memory import MappedMemory
 from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 from forecast_harness.machine_code.runner.system_chance import SystemChance
 
@@ -35,8 +35,8 @@ class _Gap:
 
     address: int
     noise: bytes
-    word: int = 0
-    words: int = 0
+    word: int
+    words: int
 
     @property
     def size(self) -> int:
@@ -58,7 +58,7 @@ class CanaryArena:
         self._gaps: list[_Gap] = []
         self._chance = SystemChance()
         self._key, self._digest = self._chance.getrandbits(64), 0
-        self._noise = secrets.token_bytes(2 * PAGE_BYTES)
+        self._noise = secrets.token_bytes(4 * _NOISE_BYTES)
         self.places: dict[str, Placed] = {}
 
     def place(self, sizes: Mapping[str, int]) -> dict[str, Placed]:
@@ -123,7 +123,8 @@ class CanaryArena:
         `end` is a buffer's beginning or a page's, a multiple of a word.
         """
         repeated = min(end, _aligned(begin + _NOISE_BYTES))
-        first, size = self._chance.randrange(PAGE_BYTES), repeated - begin
+        size = repeated - begin
+        first = self._chance.randrange(len(self._noise) - size)
         noise = self._noise[first : first + size]
         return _Gap(begin, noise, self._chance.getrandbits(8 * _WORD), (end - repeated) // _WORD)
 
