@@ -24,6 +24,7 @@ from forecast_harness.machine_code.trials.pack_calls import PackCalls
 from forecast_harness.packs.load import load_pack
 from forecast_harness.packs.schema import Language
 from tests.harness.machine_code.element_errors import check_errors, check_unlike
+from tests.harness.machine_code.host_digests import check_digests
 
 pytestmark = pytest.mark.gpu
 
@@ -79,6 +80,12 @@ def test_packs_solutions_are_right_and_take_time(
 def test_errors_of_elements_are_as_the_host_has_them(dtype: str) -> None:
     driver = CudaDriver()
     check_errors(driver, TrustedKernels(driver), dtype)
+
+
+@pytest.mark.parametrize("size", [200, 4096, 1_000_001])
+def test_digests_are_as_the_host_has_them(size: int) -> None:
+    driver = CudaDriver()
+    check_digests(driver, TrustedKernels(driver), size)
 
 
 def test_values_that_are_not_finite_are_told_apart() -> None:

@@ -13,6 +13,7 @@ from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
 from forecast_harness.machine_code.runner.gpu.error_kernels import COMPARED_TYPES, error_kernel_text
 from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
 from tests.harness.machine_code.element_errors import check_errors, check_unlike
+from tests.harness.machine_code.host_digests import check_digests
 
 triton = pytest.importorskip("triton")
 
@@ -82,6 +83,11 @@ def test_errors_of_elements_are_relative_to_the_largest_right_value(
     driver: CudaDriver, kernels: TrustedKernels, dtype: str
 ) -> None:
     check_errors(driver, kernels, dtype)
+
+
+@pytest.mark.parametrize("size", [200, 4096, 40_001])
+def test_digests_are_as_the_host_has_them(driver: CudaDriver, kernels: TrustedKernels, size: int) -> None:
+    check_digests(driver, kernels, size)
 
 
 def test_what_is_finite_in_one_only_is_infinitely_wrong(driver: CudaDriver, kernels: TrustedKernels) -> None:

@@ -102,9 +102,17 @@ next:
   add.u64 %d1, %d1, %d2;
   bra again;
 done:
-  mov.b32 %r8, %f3; red.global.max.u32 [%d7], %r8;
-  mov.b32 %r8, %f4; red.global.max.u32 [%d7+4], %r8;
+  bar.warp.sync 0xffffffff;
+  mov.b32 %r5, %f3; mov.b32 %r6, %f4;
+  redux.sync.max.u32 %r5, %r5, 0xffffffff;
+  redux.sync.max.u32 %r6, %r6, 0xffffffff;
+  redux.sync.max.u32 %r7, %r7, 0xffffffff;
+  mov.u32 %r8, %laneid; setp.ne.u32 %p, %r8, 0;
+  @%p bra end;
+  red.global.max.u32 [%d7], %r5;
+  red.global.max.u32 [%d7+4], %r6;
   red.global.max.u32 [%d7+8], %r7;
+end:
   ret;
 }}
 """

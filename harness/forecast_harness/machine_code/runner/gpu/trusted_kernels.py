@@ -154,7 +154,7 @@ class TrustedKernels:
         for first in range(0, len(told), MOST_GAPS):
             part = told[first : first + MOST_GAPS]
             table = (ctypes.c_uint64 * (2 * MOST_GAPS))(*(n for one in part for n in one))
-            blocks = self._grid(max(count & ~(1 << 63) for _, count in part))
+            blocks = min(self._grid(max(count & ~(1 << 63) for _, count in part)), self._blocks)
             given = [table, ctypes.c_uint64(key), ctypes.c_uint64(self._out)]
             self._driver.launch(self._gaps, (blocks, len(part), 1), _UNIT_THREADS, 0, given)
 

@@ -121,6 +121,28 @@ _MIX = """
 """Of %d9, as splitmix64 does (Steele, Lea and Flood, 2014); %d10 is lost."""
 
 
+def _shuffled_sum(distance: int) -> str:
+    halves = " ".join(
+        f"shfl.sync.down.b32 {into}, {half}, {distance}, 31, 0xffffffff;"
+        for into, half in (("%r3", "%r1"), ("%r4", "%r2"))
+    )
+    return f"mov.b64 {{%r1, %r2}}, %d3; {halves} mov.b64 %d9, {{%r3, %r4}}; add.u64 %d3, %d3, %d9;"
+
+
+_HALVED_SUMS = "\n  ".join(_shuffled_sum(distance) for distance in (16, 8, 4, 2, 1))
+# All additions to one address follow each other: a thousand blocks take a millisecond for one of each thread.
+_ADD_SUMS = f"""bar.warp.sync 0xffffffff;
+  {_HALVED_SUMS}
+  mov.u32 %r1, %laneid; setp.ne.u32 %p, %r1, 0;
+  @%p bra end;
+  setp.eq.u64 %p, %d3, 0;
+  @%p bra end;
+  red.global.add.u64 [%d7], %d3;
+end:
+  ret;"""
+"""Adds the sums %d3 of a warp's threads together, and what they come to, unless it is 0, to the word at %d7."""
+
+
 def digest_text(unit: int) -> str:
     """Sums what each unit and its place are mixed to."""
     return f"""
@@ -140,8 +162,7 @@ again:
   add.u64 %d1, %d1, %d2;
   bra again;
 done:
-  red.global.add.u64 [%d7], %d3;
-  ret;
+  {_ADD_SUMS}
 }}
 """
 
@@ -174,8 +195,7 @@ mix:
   add.u64 %d1, %d1, %d2;
   bra again;
 done:
-  red.global.add.u64 [%d7], %d3;
-  ret;
+  {_ADD_SUMS}
 }}
 """
 """Sums what each unit of several buffers and its address are mixed to."""
