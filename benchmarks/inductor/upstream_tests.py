@@ -1,13 +1,13 @@
 """Claim: PyTorch's own tests of max-autotune pass under `forecast-autotune run` as they pass without.
 
     python -m benchmarks.inductor.upstream_tests --out benchmarks/results/upstream_inductor_tests_cpu.json \
-        [--share 0.05] [--seed 0] [--seconds 2400] [--each 120] [--tests FOLDER] [--python PYTHON]
+        [--share 0.05] [--seed 0] [--seconds 2400] [--each 120] [--processes 1] [--tests FOLDER] [--python PYTHON]
 
 Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`,
 or a seeded share of each file's tests, in processes with empty caches: under plain pytest, and under
 `forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, alone: what differs
 then in the same way is a difference, the rest is chance. Prints a table, and ends with 1 if a test passes without
-us alone.
+us alone. `--processes` deals a file's tests out to so many processes at a time.
 
 The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
 installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
@@ -30,6 +30,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,9 @@ class TestRun:
 
     __test__ = False
 
-    def __init__(self, arm: str, tests: Path, python: str, each_s: int) -> None:
+    def __init__(self, arm: str, tests: Path, python: str, each_s: int, processes: int = 1) -> None:
         self.arm, self.tests, self.python, self.each_s = arm, tests, python, each_s
+        self.processes = processes
 
     def collect(self, name: str) -> list[str]:
         """The names of all tests of a file. Raises `RuntimeError` where it cannot be imported."""
@@ -147,6 +149,14 @@ class TestRun:
 
     def outcomes(self, name: str, wanted: Sequence[str], until: float) -> dict[str, dict[str, Any]]:
         """Outcome by test, of those that there was time for; a test that ends its process has `died`."""
+        dealt = [wanted[n :: self.processes] for n in range(min(self.processes, len(wanted)))]
+        with ThreadPoolExecutor(max(1, len(dealt))) as pool:
+            parts = list(pool.map(lambda part: self._outcomes(name, part, until), dealt))
+        every = {test: outcome for part in parts for test, outcome in part.items()}
+        return {test: every[test] for test in wanted if test in every}
+
+    def _outcomes(self, name: str, wanted: Sequence[str], until: float) -> dict[str, dict[str, Any]]:
+        """The same of tests that run one after the other."""
         found: dict[str, dict[str, Any]] = {}
         while (left := [t for t in wanted if t not in found]) and (seconds := until - time.monotonic()) > 1:
             *lines, end = self._pytest(name, left, [], seconds)
@@ -241,7 +251,10 @@ def counts(outcomes: Outcomes) -> dict[str, dict[str, int]]:
 
 def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: float) -> dict[str, Any]:
     """Both arms over one file's sample, and what differs once more."""
-    runs = {arm: TestRun(arm, tests, str(arguments.python), arguments.each) for arm in RUNNERS}
+    runs = {
+        arm: TestRun(arm, tests, str(arguments.python), arguments.each, arguments.processes)
+        for arm in RUNNERS
+    }
     names = runs["plain"].collect(name)
     wanted = sample(names, arguments.share, arguments.seed)
     begin = time.monotonic()
@@ -279,10 +292,13 @@ def parse() -> argparse.Namespace:
     made.add_argument("--seed", type=int, default=0, help="of the share")
     made.add_argument("--seconds", type=float, default=2400.0, help="for all files together")
     made.add_argument("--each", type=int, default=120, help="seconds that one test may take")
+    made.add_argument("--processes", type=int, default=1, help="that run a file's tests at a time")
     made.add_argument("--python", type=Path, default=Path(sys.executable), help="with torch, pytest and us")
     arguments = parse_arguments(made, on_host=True)
     if not 0 < arguments.share <= 1:
         made.error(f"--share must be above 0 and at most 1, got {arguments.share:g}")
+    if arguments.processes < 1:
+        made.error(f"--processes must be at least 1, got {arguments.processes}")
     return arguments
 
 
