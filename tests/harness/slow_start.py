@@ -6,4 +6,4 @@ import time
 
 from forecast_harness.sandbox import toolchain
 
-toolchain.preload_toolchain = lambda: time.sleep(5)
+toolchain.import_dispatch_modes = lambda: time.sleep(5)

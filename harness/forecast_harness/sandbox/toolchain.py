@@ -18,11 +18,11 @@ _built: dict[str, bytes] = {}
 """Relative path in Triton's cache -> contents."""
 
 
-def preload_toolchain() -> None:
-    """Do once, in the lane's server, what torch and Triton put off until they are first used.
+def import_dispatch_modes() -> None:
+    """Do once, in the lane's server, what torch puts off until it is first used.
 
-    The first operation under a dispatch mode imports 800 modules, the first compilation reads all of Triton
-    for its cache's keys: a second in every cell, and three where its user may not keep compiled Python.
+    The first operation under a dispatch mode imports 800 modules: a second in every cell, and three where its user
+    may not keep compiled Python.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,6 +36,13 @@ def preload_toolchain() -> None:
         Through(),
     ):  # ask for devices without CUDA, which forks begin anew
         torch.ones(1).add(1)
+
+
+def read_triton() -> None:
+    """Work out once, in the lane's server, the key of Triton itself, which the first compilation asks for.
+
+    That reads all of Triton and hashes it, which takes a processor for a second or two and leaves Python to others.
+    """
     with contextlib.suppress(ImportError):  # where another release of Triton keeps it elsewhere
         from triton.runtime.cache import triton_key
 

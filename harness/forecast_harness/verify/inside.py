@@ -12,7 +12,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from forecast_harness.verify.launches import tracing
 from forecast_harness.verify.launches.arena import Slot, output_spans
 from forecast_harness.verify.launches.block_store import BlockStore, address_range, bytes_at
 from forecast_harness.verify.launches.digest import BlockHasher, complement_spans, digest_values
+from forecast_harness.verify.launches.host_memory import MAPPED_BYTES, keep_freed_memory
 from forecast_harness.verify.launches.process_watch import (
     note_answer,
     note_question,
@@ -45,21 +45,25 @@ _is_neg, _is_conj = torch.Tensor.is_neg, torch.Tensor.is_conj
 _iterate_tuple, _iterate_list = tuple.__iter__, list.__iter__
 _bases = type.__dict__["__mro__"].__get__
 _full, _narrow, _cpu = torch.full, torch.Tensor.narrow, torch.Tensor.cpu
+_synchronize = torch.cuda.synchronize
 
 
 def prepare(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """Import the candidate, unless `file` is empty. Raises whatever its code raises."""
+    """Import the candidate, unless `file` is empty. Raises whatever its code raises.
+
+    Where it is not `timed`, launches are not told apart from what they wait for, and caches stay warm.
+    """
     tempfile.tempdir = None  # the server's folder, remembered by the fork, is not ours
     torch.set_num_threads(max(1, int(payload.get("threads", 1))))
     state["device"] = payload.get("device", "cpu")
     state["format"] = payload["format"]
     remember_process(state)
     if state["device"] == "cpu":
-        _keep_freed_memory()
+        keep_freed_memory()
     else:
-        state["timer"] = DeviceTimer(torch)
+        state["timer"] = DeviceTimer(torch) if payload.get("timed", True) else None
     state["held"] = BlockStore(state["device"])
     state["pages"] = int(payload.get("pages", 0))
     state["digest"] = BlockHasher(state["pages"], state["device"])
@@ -284,7 +288,13 @@ def _timed(
         result = call()
         seconds = (_clock() - begin) * 1e-9
         return LaunchTiming(seconds, seconds, "host", result)
-    timer: DeviceTimer = state["timer"]
+    timer: DeviceTimer | None = state["timer"]
+    if timer is None:
+        begin = _clock()
+        result = call()
+        _synchronize()
+        seconds = (_clock() - begin) * 1e-9
+        return LaunchTiming(seconds, seconds, "host", result)
     inputs = None if payload["watch"] else BlockReplayBuffers(state["held"], payload.get("held", ""), slots)
     return timer.time(call, inputs, payload["output_bytes"], payload["protocol"])
 
@@ -327,26 +337,6 @@ def _callable(
     return call
 
 
-_MAPPED = 32 << 20
-"""Bytes from which on a host's allocator always asks the system, which hands out zeros."""
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's `mallopt`."""
-
-
-def _keep_freed_memory() -> None:
-    """Have the allocator keep what is freed, up to the size from which on it cannot.
-
-    Else it decides by what was freed before whether an output of megabytes lies in warm memory or has to be
-    asked for page by page, which takes longer than to compute it: two equal solutions would differ by chance.
-    """
-    with suppress(AttributeError, OSError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, _MAPPED)
-        library.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-
-
 class StateDictError(Exception):
     """The solution's module has other parameters than the task's."""
 
@@ -354,7 +344,7 @@ class StateDictError(Exception):
 def _poison(size: int, state: dict[str, Any]) -> None:
     """Leave NaN in the memory that the allocator will hand out next."""
     count = max(size, 64)
-    if state["device"] == "cpu" and count >= _MAPPED:
+    if state["device"] == "cpu" and count >= MAPPED_BYTES:
         return
     held = [_full((count,), 255, dtype=torch.uint8, device=state["device"]) for _ in range(3)]
     del held

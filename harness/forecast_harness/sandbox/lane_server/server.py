@@ -324,20 +324,23 @@ def main(text: str) -> None:
     if device:
         device_holder.start_holder(device, orders["scratch"])  # which opens it while this process imports
     gc.disable()  # collections take a tenth of an import, and find next to nothing
-    for module in orders.get("warm", []):
-        importlib.import_module(module)
+    warm = orders.get("warm", [])
+    with ThreadPoolExecutor(2) as reading:  # its threads have ended before anything is forked
+        if "triton" in warm and not orders.get("probe"):
+            importlib.import_module("triton")
+            reading.submit(toolchain.read_triton)
+            if device:
+                reading.submit(toolchain.build_driver_module)
+        for module in warm:
+            importlib.import_module(module)
+        if {"torch", "triton"} <= sys.modules.keys():
+            toolchain.import_dispatch_modes()
     gc.enable()
     if orders.get("probe"):
         linux.adopt_orphans()
         level, refused = probes.probe_strongest(None, confine.interpreter_roots())
         print(json.dumps({"level": level, "refused": refused}))
         return
-    # A C compiler builds while modules are imported; the thread has ended before anything is forked.
-    with ThreadPoolExecutor(1) as building:
-        if device:
-            building.submit(toolchain.build_driver_module)
-        if {"torch", "triton"} <= sys.modules.keys():
-            toolchain.preload_toolchain()
     fork_servers(socket.socket(fileno=orders["requests"]), orders["scratch"], serve_lane)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +18,13 @@ from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, TensorBytes
 from forecast_harness.sandbox.jobs import TensorArrays
-from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.variants.verification.base_binaries import (
     READ_ENTRY,
     WRITE_ENTRY,
 )
 from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY as COMPILE_ENTRY
 from forecast_harness.variants.verification.launch_file import BASE_FILE
+from forecast_harness.variants.verification.tolerance import results_agree
 from forecast_harness.verify.launches.answers import check_answer
 from forecast_harness.verify.launches.arena import build_arena, changed_bytes
 from forecast_harness.verify.launches.launcher import CELL_ENTRIES
@@ -138,7 +138,7 @@ class BaseKernelRunner:
             "call": call_arguments(arguments, scalars, grid, config),
             "output_bytes": 0,
             "watch": "",
-            "protocol": EVENTS_PROTOCOL,
+            "protocol": "",
         }
         try:
             cell = self._open()
@@ -208,6 +208,7 @@ class BaseKernelRunner:
                     "language": "triton",
                     "format": "own",
                     "device": self._device,
+                    "timed": False,
                 },
             )
         return self._cell
@@ -250,3 +251,23 @@ def gap_mask(argument: Argument) -> torch.Tensor:
     if free.numel():
         tensor_view(free, argument).fill_(False)
     return free
+
+
+def surroundings_dependence(
+    one: BaseKernelRun, two: BaseKernelRun, writes: Iterable[str], device: str
+) -> str:
+    """Why two launches of the base, equal but for what surrounds the tensors, show that it does not accept
+    these arguments; empty if it does."""
+    if one.stray or two.stray:
+        return f"{one.stray or two.stray} bytes outside of its tensors change"
+    for name in writes:
+        a, b = one.memory[name], two.memory[name]
+        # An interpreter adds in one order: there, other bits come from reading elsewhere.
+        if not torch.equal(raw_bytes(a), raw_bytes(b)) and (device == "cpu" or not results_agree(a, b)):
+            return f"{name} depends on what lies around the tensors"
+    return ""
+
+
+def raw_bytes(value: torch.Tensor) -> torch.Tensor:
+    """Of each element, its bytes, [elements, bytes]."""
+    return value.contiguous().view(torch.uint8).reshape(len(value), -1)

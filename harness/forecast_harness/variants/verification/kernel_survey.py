@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from forecast_harness.variants.verification.base_runner import (
     BaseKernelRunner,
     TensorMemory,
     gap_mask,
+    raw_bytes,
+    surroundings_dependence,
 )
 from forecast_harness.variants.verification.call_sampling import (
     CallSource,
@@ -135,8 +137,7 @@ class KernelSurveyor:
         for n, drawn in enumerate(calls):
             if n >= _ACCEPTANCE_DRAWS and self.writes:
                 break
-            self._learn_writes(drawn)
-            if not self._depends_on_arguments_alone(drawn):
+            if not self._depends_on_arguments_alone(drawn, self._learn_writes(drawn)):
                 raise self._refused("")
         if not self.writes:
             self._rejections.append(f"it writes to no tensor in {len(calls)} calls")
@@ -257,8 +258,8 @@ class KernelSurveyor:
         try:
             for n in range(1, _MOST_QUIET_DRAWS + 1):
                 drawn = source.draw("normal", self.generator)
-                self._learn_writes(drawn)
-                if not self._depends_on_arguments_alone(drawn, guessed=bool(source.sizes.varied)):
+                ran = self._learn_writes(drawn)
+                if not self._depends_on_arguments_alone(drawn, ran, guessed=bool(source.sizes.varied)):
                     break
                 if n >= _ACCEPTANCE_DRAWS and self.writes:
                     self.writes |= before[0]
@@ -274,9 +275,13 @@ class KernelSurveyor:
         self.writes, self.updates, self.deterministic = before
         return False
 
-    def _learn_writes(self, drawn: DrawnCall) -> None:
-        """Which tensors are written, and of which the earlier contents matter. Raises `BaseKernelError`."""
+    def _learn_writes(self, drawn: DrawnCall) -> tuple[set[str], BaseKernelRun]:
+        """Which tensors are written, and of which the earlier contents matter. Raises `BaseKernelError`.
+
+        What held NaN before the last launch that showed it, and that launch.
+        """
         first = self.launch(drawn, drawn.memory)
+        ran = set[str](), first
         self.writes |= set(first.changed)
         for name in first.changed:
             if name in self.updates or name in self.subject.zeroed:
@@ -287,24 +292,38 @@ class KernelSurveyor:
                 self.updates.add(name)
                 continue
             other = self.launch(drawn, {**drawn.memory, name: unset_like(drawn.memory[name])})
+            ran = {name}, other
             fresh = ~other.memory[name].isnan()
             same_there = torch.equal(
-                _raw_bytes(other.memory[name])[fresh], _raw_bytes(first.memory[name])[fresh]
+                raw_bytes(other.memory[name])[fresh], raw_bytes(first.memory[name])[fresh]
             )
             untouched = torch.equal(
-                _raw_bytes(first.memory[name])[~fresh], _raw_bytes(drawn.memory[name])[~fresh]
+                raw_bytes(first.memory[name])[~fresh], raw_bytes(drawn.memory[name])[~fresh]
             )
             if not (same_there and untouched) and not self._close(first, other, name, fresh):
                 self.updates.add(name)
+        return ran
 
     @staticmethod
     def _close(first: BaseKernelRun, other: BaseKernelRun, name: str, fresh: torch.Tensor) -> bool:
         return bool(fresh.all()) and results_agree(first.memory[name], other.memory[name])
 
-    def _depends_on_arguments_alone(self, drawn: DrawnCall, *, guessed: bool = False) -> bool:
-        """Whether the base's result depends on its arguments alone, and lies where it belongs."""
+    def _depends_on_arguments_alone(
+        self,
+        drawn: DrawnCall,
+        before: tuple[set[str], BaseKernelRun],
+        *,
+        guessed: bool = False,
+    ) -> bool:
+        """Whether the base's result depends on its arguments alone, and lies where it belongs.
+
+        `before`: of `_learn_writes` for this call; its launch may be as those that are compared here.
+        """
         memory = self.initial(drawn)
-        one, two = self.launch(drawn, memory), self.launch(drawn, memory)
+        unset, one = before
+        if unset != self.writes - self.updates:
+            one = self.launch(drawn, memory)
+        two = self.launch(drawn, memory)
         said = surroundings_dependence(one, two, self.writes, self.device)
         for name in self.writes - self.updates if guessed and not said else ():
             element = ~gap_mask(tensor_argument(drawn.arguments, name))
@@ -314,7 +333,7 @@ class KernelSurveyor:
         if said:
             self._rejections.append(f"{said} ({drawn.label})")
             return False
-        if any(not torch.equal(_raw_bytes(one.memory[n]), _raw_bytes(two.memory[n])) for n in self.writes):
+        if any(not torch.equal(raw_bytes(one.memory[n]), raw_bytes(two.memory[n])) for n in self.writes):
             self.deterministic = False
         return True
 
@@ -345,21 +364,6 @@ class KernelSurveyor:
             "function inputs(random) that returns the arguments of one call by name (tensors on the CPU), "
             'and under "grid" what it is launched with; sizes and values should differ from call to call'
         )
-
-
-def surroundings_dependence(
-    one: BaseKernelRun, two: BaseKernelRun, writes: Iterable[str], device: str
-) -> str:
-    """Why two launches of the base, equal but for what surrounds the tensors, show that it does not accept
-    these arguments; empty if it does."""
-    if one.stray or two.stray:
-        return f"{one.stray or two.stray} bytes outside of its tensors change"
-    for name in writes:
-        a, b = one.memory[name], two.memory[name]
-        # An interpreter adds in one order: there, other bits come from reading elsewhere.
-        if not torch.equal(_raw_bytes(a), _raw_bytes(b)) and (device == "cpu" or not results_agree(a, b)):
-            return f"{name} depends on what lies around the tensors"
-    return ""
 
 
 def launch_base(
@@ -405,10 +409,6 @@ def _fits_class(size: SizeClass, word: str) -> bool:
 def tensor_argument(arguments: Sequence[Argument], name: str) -> Argument:
     """The argument of this name."""
     return next(a for a in arguments if a.name == name)
-
-
-def _raw_bytes(value: torch.Tensor) -> torch.Tensor:
-    return value.contiguous().view(torch.uint8).reshape(len(value), -1)
 
 
 def _grid_programs(grid: Sequence[int]) -> int:

@@ -22,6 +22,7 @@ from forecast_harness.variants.verification.base_runner import (
     TensorMemory,
     call_arguments,
     gap_mask,
+    surroundings_dependence,
     tensor_view,
 )
 from forecast_harness.variants.verification.call_sampling import (
@@ -37,7 +38,6 @@ from forecast_harness.variants.verification.config_choice import work_of_a_warp
 from forecast_harness.variants.verification.kernel_survey import (
     call_source,
     launch_base,
-    surroundings_dependence,
     tensor_argument,
 )
 from forecast_harness.variants.verification.tolerance import compare_with_base, widened
