@@ -54,6 +54,25 @@ def test_one_call_of_each_form_is_compiled_in_both_dtypes() -> None:
     assert all(call["call"]["kwargs"]["_meta"]["v"] == {"BLOCK": 64} for call in plain)
 
 
+def test_forms_that_hang_on_heuristics_are_looked_for_as_long() -> None:
+    """Values are drawn for what heuristics are told: nearly all calls of a verification are of a compiled form."""
+    asked = subject(SOFTMAX, softmax_call(256, 1024), softmax_call(64, 96), grid=rows)
+    source = RecordedCalls(asked, "cuda")
+    layers = [{"EVEN": lambda known: known["n"] % known["BLOCK"] == 0}]
+
+    def form(call: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+        n = int(call["n"]["v"])
+        return n == 1, n % 16 == 0, bool(call["EVEN"]["v"])
+
+    listed = [c["call"]["kwargs"] for c in calls_to_compile(source, SMALL, layers, generator())]
+    compiled = {form(call) for call in listed}
+    assert len(compiled) == len(listed)
+    own, chance = source.with_sizes(source.sizes), torch.Generator().manual_seed(8)
+    numbers = [own.draw("normal", chance).scalars["n"] for _ in range(100)]
+    forms = [(n == 1, n % 16 == 0, n % 64 == 0) for n in numbers]
+    assert sum(one in compiled for one in forms) >= 90
+
+
 class Cell:
     """Notes what it is asked; `fails` at that."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,9 +21,11 @@ from forecast_harness.variants.verification.call_sampling import (
 from forecast_harness.variants.verification.compiled_forms import call_form
 from forecast_harness.variants.verification.tolerance import WIDER_DTYPE
 
-_ARGUMENT_DRAWS, _CALL_DRAWS = 24, 6
+_ARGUMENT_DRAWS, _CALL_DRAWS = 40, 24
 """Draws among which forms are looked for: of sizes alone, and of calls with values, which take longer."""
-_MOST_CALLS = 16
+_FEWEST_CALL_DRAWS, _MOST_DRAWN_BYTES = 6, 64 << 20
+"""No more calls with values than the first number are drawn once their tensors have taken so much."""
+_MOST_CALLS = 24
 
 
 def calls_to_compile(
@@ -33,16 +36,22 @@ def calls_to_compile(
     *,
     wide_on: str = "",
 ) -> list[dict[str, Any]]:
-    """Calls as `compile_calls` takes them, one for each form; with `wide_on` a device, in its wider dtype, too."""
+    """Calls as `compile_calls` takes them, one for each form; with `wide_on` a device, in its wider dtype, too.
+
+    Where there are many, those that are drawn most often.
+    """
     found: dict[Hashable, dict[str, Any]] = {}
+    drawn = Counter[Hashable]()
     for arguments, scalars, grid in _drawn(source, config, layers, generator):
         for given in (arguments, *([widened_arguments(arguments, wide_on)] if wide_on else [])):
             tensors = {
                 a.name: [a.dtype, memory_span(a), int(not a.aligned)] for a in given if a.kind == "tensor"
             }
             call = call_arguments(given, scalars, grid, config)
-            found.setdefault(call_form(given, scalars), {"tensors": tensors, "call": call})
-    return list(found.values())[:_MOST_CALLS]
+            form = call_form(given, scalars)
+            drawn[form] += 1
+            found.setdefault(form, {"tensors": tensors, "call": call})
+    return [found[form] for form, _ in drawn.most_common(_MOST_CALLS)]
 
 
 def widened_arguments(arguments: Sequence[Argument], device: str) -> tuple[Argument, ...]:
@@ -74,8 +83,12 @@ def _drawn(
                 if (grid := own.grid_of(arguments, meta)) is not None:
                     found.append((arguments, scalars, grid))
             return found
-        for _ in range(_CALL_DRAWS):
+        held = 0
+        for number in range(_CALL_DRAWS):
+            if number >= _FEWEST_CALL_DRAWS and held > _MOST_DRAWN_BYTES:
+                break
             drawn = source.draw("normal", generator)
+            held += sum(t.numel() * t.element_size() for t in drawn.memory.values())
             if (grid := drawn.grid(meta)) is not None:
                 found.append((drawn.arguments, with_heuristics(drawn, layers, meta), grid))
     except RecordError:
