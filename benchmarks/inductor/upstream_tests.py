@@ -5,9 +5,10 @@
 
 Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`,
 or a seeded share of each file's tests, in processes with empty caches: under plain pytest, and under
-`forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, alone: what differs
-then in the same way is a difference, the rest is chance. Prints a table, and ends with 1 if a test passes without
-us alone. `--processes` deals a file's tests out to so many processes at a time.
+`forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, with nothing beside it:
+what differs then in the same way is a difference, the rest is chance; what there is no time for is neither, and said.
+Prints a table, and ends with 1 if a test passes without us alone. `--processes` deals a file's tests out to so many
+processes at a time.
 
 The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
 installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
@@ -41,6 +42,8 @@ FILES = ("test_max_autotune.py", "test_cpu_select_algorithm.py", "test_autoheuri
 _SOURCE = "https://raw.githubusercontent.com/pytorch/pytorch/v{release}/test/inductor/{name}"
 RUNNERS = {"plain": ["-m", "pytest"], "ours": ["-m", "forecast_autotune", "run", "-m", "pytest"]}
 """What an interpreter is given, by arm."""
+_ARM_SHARE = 0.4
+"""Of a file's seconds, for each arm; the rest is for what came out differently."""
 _NO_TESTS = 5
 """Exit status of pytest where there is nothing to run."""
 _CONFTEST = """
@@ -228,12 +231,20 @@ def differences(outcomes: Outcomes) -> tuple[list[str], list[str]]:
 
 
 def standing(first: Outcomes, repeated: Outcomes) -> dict[str, list[str]]:
-    """What is `lost` and `gained` both times, and what has shown to be `chance`: a difference the other way, too."""
+    """What is `lost` and `gained` both times, and what has shown to be `chance`: a difference the other way, too.
+
+    `open` is what differed and was not repeated in both arms.
+    """
     (lost, gained), (lost_again, gained_again) = differences(first), differences(repeated)
+    ran = set(compared(repeated))
     return {
         "lost": [t for t in lost if t in lost_again],
         "gained": [t for t in gained if t in gained_again],
-        "chance": [*(t for t in lost if t not in lost_again), *(t for t in gained if t not in gained_again)],
+        "chance": [
+            *(t for t in lost if t in ran and t not in lost_again),
+            *(t for t in gained if t in ran and t not in gained_again),
+        ],
+        "open": [t for t in (*lost, *gained) if t not in ran],
     }
 
 
@@ -255,19 +266,19 @@ def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: flo
         arm: TestRun(arm, tests, str(arguments.python), arguments.each, arguments.processes)
         for arm in RUNNERS
     }
+    begin = time.monotonic()
     names = runs["plain"].collect(name)
     wanted = sample(names, arguments.share, arguments.seed)
-    begin = time.monotonic()
     outcomes = {
-        arm: run.outcomes(name, wanted, begin + seconds * (place + 1) / len(runs))
+        arm: run.outcomes(name, wanted, begin + seconds * _ARM_SHARE * (place + 1))
         for place, (arm, run) in enumerate(runs.items())
     }
-    lost, gained = differences(outcomes)
-    again = [*lost, *gained]
-    repeated = {
-        arm: {t: run.outcomes(name, [t], time.monotonic() + 2 * arguments.each).get(t, {}) for t in again}
-        for arm, run in runs.items()
-    }
+    again = [t for part in differences(outcomes) for t in part]
+    repeated: dict[str, dict[str, Any]] = {arm: {} for arm in runs}
+    for test in again:
+        for arm, run in runs.items():
+            until = min(time.monotonic() + 2 * arguments.each, begin + seconds)
+            repeated[arm] |= run.outcomes(name, [test], until)
     return {
         "file": name,
         "collected": len(names),
@@ -339,7 +350,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **{word: sum(row[word] for row in rows) for word in ("collected", "sampled", "compared")},
         **{w: {arm: sum(row[w][arm] for row in rows) for arm in RUNNERS} for w in ("passed", "skipped")},
-        **{kind: [test for row in rows for test in row[kind]] for kind in ("lost", "gained")},
+        **{kind: [test for row in rows for test in row[kind]] for kind in ("lost", "gained", "open")},
         "chance": sum(len(row["chance"]) for row in rows),
     }
 
@@ -353,6 +364,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"{row['file']:32} {numbers} {len(row['lost']):5} {len(row['gained']):7}")
         for kind, arm in (("lost", "ours"), ("gained", "plain")):
             lines += [f"  {kind}: {t}: {row['repeated'][arm][t].get('why', '')[:160]}" for t in row[kind]]
+        lines += [f"  differed, and was not run again: {t}" for t in row["open"]]
     return "\n".join(lines)
 
 

@@ -51,7 +51,7 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path) -> None:
     assert found["skipped"] == found["died"] == {"plain": 1, "ours": 1}
     assert found["failed"] == {"plain": 0, "ours": 1}
     assert found["lost"] == ["test_cases.py::test_passes_alone"]
-    assert (found["gained"], found["chance"]) == ([], [])
+    assert (found["gained"], found["chance"], found["open"]) == ([], [], [])
     assert "lost: test_cases.py::test_passes_alone: AssertionError" in upstream.table([found])
 
 
@@ -60,17 +60,18 @@ def test_a_difference_that_turns_round_is_chance() -> None:
         return {"plain": _told(plain), "ours": _told(ours)}
 
     first = arms(
-        {"stays": "passed", "turns": "passed", "goes": "passed", "comes": "failed"},
-        {"stays": "failed", "turns": "failed", "goes": "failed", "comes": "passed"},
+        {"stays": "passed", "turns": "passed", "goes": "passed", "comes": "failed", "waits": "passed"},
+        {"stays": "failed", "turns": "failed", "goes": "failed", "comes": "passed", "waits": "failed"},
     )
     again = arms(
-        {"stays": "passed", "turns": "failed", "goes": "passed", "comes": "failed"},
+        {"stays": "passed", "turns": "failed", "goes": "passed", "comes": "failed", "waits": "passed"},
         {"stays": "died", "turns": "passed", "goes": "passed", "comes": "passed"},
     )
     assert upstream.standing(first, again) == {
         "lost": ["stays"],
         "gained": ["comes"],
         "chance": ["goes", "turns"],
+        "open": ["waits"],  # no time was left for it with us
     }
 
 
