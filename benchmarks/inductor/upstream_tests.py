@@ -236,16 +236,13 @@ def standing(first: Outcomes, repeated: Outcomes) -> dict[str, list[str]]:
     `open` is what differed and was not repeated in both arms.
     """
     (lost, gained), (lost_again, gained_again) = differences(first), differences(repeated)
-    ran = set(compared(repeated))
-    return {
+    same = {
         "lost": [t for t in lost if t in lost_again],
         "gained": [t for t in gained if t in gained_again],
-        "chance": [
-            *(t for t in lost if t in ran and t not in lost_again),
-            *(t for t in gained if t in ran and t not in gained_again),
-        ],
-        "open": [t for t in (*lost, *gained) if t not in ran],
     }
+    rest = [t for t in (*lost, *gained) if t not in (*same["lost"], *same["gained"])]
+    ran = compared(repeated)
+    return {**same, "chance": [t for t in rest if t in ran], "open": [t for t in rest if t not in ran]}
 
 
 def compared(outcomes: Outcomes) -> list[str]:

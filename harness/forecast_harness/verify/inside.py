@@ -60,10 +60,10 @@ def prepare(
     state["device"] = payload.get("device", "cpu")
     state["format"] = payload["format"]
     remember_process(state)
-    if state["device"] == "cpu":
+    on_device = state["device"] != "cpu"
+    if not on_device:
         keep_freed_memory()
-    else:
-        state["timer"] = DeviceTimer(torch) if payload.get("timed", True) else None
+    state["timer"] = DeviceTimer(torch) if on_device and payload.get("timed", True) else None
     state["held"] = BlockStore(state["device"])
     state["pages"] = int(payload.get("pages", 0))
     state["digest"] = BlockHasher(state["pages"], state["device"])
@@ -283,16 +283,12 @@ def _timed(
     call: Callable[[], Any], payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]
 ) -> LaunchTiming:
     """Time a launch. What is watched is not recorded."""
-    if state["device"] == "cpu":
-        begin = _clock()
-        result = call()
-        seconds = (_clock() - begin) * 1e-9
-        return LaunchTiming(seconds, seconds, "host", result)
     timer: DeviceTimer | None = state["timer"]
     if timer is None:
         begin = _clock()
         result = call()
-        _synchronize()
+        if state["device"] != "cpu":
+            _synchronize()
         seconds = (_clock() - begin) * 1e-9
         return LaunchTiming(seconds, seconds, "host", result)
     inputs = None if payload["watch"] else BlockReplayBuffers(state["held"], payload.get("held", ""), slots)

@@ -326,7 +326,7 @@ def main(text: str) -> None:
     gc.disable()  # collections take a tenth of an import, and find next to nothing
     warm = orders.get("warm", [])
     with ThreadPoolExecutor(2) as reading:  # its threads have ended before anything is forked
-        if "triton" in warm and not orders.get("probe"):
+        if "triton" in warm:
             importlib.import_module("triton")
             reading.submit(toolchain.read_triton)
             if device:

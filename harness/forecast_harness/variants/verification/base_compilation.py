@@ -12,7 +12,7 @@ import torch
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants.signature import memory_span
-from forecast_harness.variants.verification.base_runner import call_arguments
+from forecast_harness.variants.verification.base_runner import call_arguments, memory_bytes
 from forecast_harness.variants.verification.call_sampling import (
     CallSource,
     RecordedCalls,
@@ -88,7 +88,7 @@ def _drawn(
             if number >= _FEWEST_CALL_DRAWS and held > _MOST_DRAWN_BYTES:
                 break
             drawn = source.draw("normal", generator)
-            held += sum(t.numel() * t.element_size() for t in drawn.memory.values())
+            held += memory_bytes(drawn.memory)
             if (grid := drawn.grid(meta)) is not None:
                 found.append((drawn.arguments, with_heuristics(drawn, layers, meta), grid))
     except RecordError:

@@ -128,7 +128,7 @@ class BaseKernelRunner:
             self._rng,
             shift=self._rng.randrange(0, 32),
             behind=min(
-                max(_TRAILING_CANARY_BYTES[0], sum(t.numel() * t.element_size() for t in memory.values())),
+                max(_TRAILING_CANARY_BYTES[0], memory_bytes(memory)),
                 _TRAILING_CANARY_BYTES[1],
             ),
             noise=self._noise,
@@ -266,6 +266,11 @@ def surroundings_dependence(
         if not torch.equal(raw_bytes(a), raw_bytes(b)) and (device == "cpu" or not results_agree(a, b)):
             return f"{name} depends on what lies around the tensors"
     return ""
+
+
+def memory_bytes(memory: TensorMemory) -> int:
+    """Of all tensors together."""
+    return sum(t.nbytes for t in memory.values())
 
 
 def raw_bytes(value: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from forecast_harness.variants.verification.base_runner import (
     TensorMemory,
     call_arguments,
     gap_mask,
+    memory_bytes,
     surroundings_dependence,
     tensor_view,
 )
@@ -165,7 +166,7 @@ class VariantProblem:
             judge,
             outputs,
             {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned},
-            output_bytes=sum(t.numel() * t.element_size() for t in outputs.values()),
+            output_bytes=memory_bytes(outputs),
             # Values of a user's own function may hang together: they are not changed one by one.
             vary=(lambda generator: tensors) if isinstance(self._source, UserCalls) else None,
             matches=lambda given, written: judge(given, written, asks_domain=False)[0] is None,
@@ -179,10 +180,8 @@ class VariantProblem:
         config = self._compiled_config(drawn, wanted, number)
         proposal = _Proposal(drawn, wanted, config)
         self._proposals.setdefault((number, how.regime), deque()).append(proposal)
-        size = sum(t.numel() * t.element_size() for t in drawn.memory.values())
-        return ProposedCall(
-            self._compiled_call(drawn, config, self._takes), config, size, work_of_a_warp(config)
-        )
+        call, size = self._compiled_call(drawn, config, self._takes), memory_bytes(drawn.memory)
+        return ProposedCall(call, config, size, work_of_a_warp(config))
 
     def _next_proposal(self, number: int | None, regime: str) -> _Proposal | None:
         """The next that was drawn for such a case, and is launched with a config that can run."""
