@@ -5,10 +5,10 @@
 
 Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`,
 or a seeded share of each file's tests, in processes with empty caches: under plain pytest, and under
-`forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, with nothing beside it:
+`forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, with little beside it:
 what differs then in the same way is a difference, the rest is chance; what there is no time for is neither, and said.
 Prints a table, and ends with 1 if a test passes without us alone. `--processes` deals a file's tests out to so many
-processes at a time.
+processes at a time, and what is run again to a quarter of them.
 
 The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
 installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
@@ -44,6 +44,8 @@ RUNNERS = {"plain": ["-m", "pytest"], "ours": ["-m", "forecast_autotune", "run",
 """What an interpreter is given, by arm."""
 _ARM_SHARE = 0.4
 """Of a file's seconds, for each arm; the rest is for what came out differently."""
+_LESS_BESIDE = 4
+"""So many times fewer processes run what came out differently: what failed for want of time or memory passes then."""
 _NO_TESTS = 5
 """Exit status of pytest where there is nothing to run."""
 _CONFTEST = """
@@ -266,16 +268,17 @@ def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: flo
     begin = time.monotonic()
     names = runs["plain"].collect(name)
     wanted = sample(names, arguments.share, arguments.seed)
-    outcomes = {
-        arm: run.outcomes(name, wanted, begin + seconds * _ARM_SHARE * (place + 1))
-        for place, (arm, run) in enumerate(runs.items())
-    }
+    outcomes: dict[str, dict[str, dict[str, Any]]] = {}
+    for place, (arm, run) in enumerate(runs.items()):
+        outcomes[arm] = run.outcomes(name, wanted, begin + seconds * _ARM_SHARE * (place + 1))
+        say(f"{name}, {arm}: {len(outcomes[arm])} of {len(wanted)} tests in {time.monotonic() - begin:.0f} s")
     again = [t for part in differences(outcomes) for t in part]
-    repeated: dict[str, dict[str, Any]] = {arm: {} for arm in runs}
-    for test in again:
-        for arm, run in runs.items():
-            until = min(time.monotonic() + 2 * arguments.each, begin + seconds)
-            repeated[arm] |= run.outcomes(name, [test], until)
+    repeated: dict[str, dict[str, Any]] = {}
+    for place, (arm, run) in enumerate(runs.items()):
+        run.processes = max(1, arguments.processes // _LESS_BESIDE)
+        left = begin + seconds - time.monotonic()
+        until = time.monotonic() + left / (len(runs) - place)
+        repeated[arm] = run.outcomes(name, again, until) if again else {}
     return {
         "file": name,
         "collected": len(names),
