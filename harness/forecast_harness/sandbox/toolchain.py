@@ -1,4 +1,4 @@
-"""What torch and Triton do before their first operation or launch, done once per lane.
+"""What Triton does before its first compilation or launch, done once for all lanes.
 
 It is the same for every candidate, and without this every cell, whose cache is empty, would take the better
 part of a second for it. Each gets a copy of its own, so that no candidate can leave another one anything.
@@ -13,29 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_NVML_CHECK_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _built: dict[str, bytes] = {}
 """Relative path in Triton's cache -> contents."""
-
-
-def import_dispatch_modes() -> None:
-    """Do once, in the lane's server, what torch puts off until it is first used.
-
-    The first operation under a dispatch mode imports 800 modules: a second in every cell, and three where its user
-    may not keep compiled Python.
-    """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Through(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    with (
-        environment_variable(_NVML_CHECK_VARIABLE, "1"),
-        Through(),
-    ):  # ask for devices without CUDA, which forks begin anew
-        torch.ones(1).add(1)
 
 
 def read_triton() -> None:

@@ -16,7 +16,6 @@ import selectors
 import shutil
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -333,8 +332,6 @@ def main(text: str) -> None:
                 reading.submit(toolchain.build_driver_module)
         for module in warm:
             importlib.import_module(module)
-        if {"torch", "triton"} <= sys.modules.keys():
-            toolchain.import_dispatch_modes()
     gc.enable()
     if orders.get("probe"):
         linux.adopt_orphans()

@@ -50,6 +50,12 @@ class _OperationRecorder(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._seen = seen
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's own way imports the whole of Dynamo at the first operation: 900 modules in every cell, so as not to
+        compile what the mode does, which Dynamo does not do anyway."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         touched = [a for a in (*args, result) if hasattr(a, "numel") and hasattr(a, "is_floating_point")]
