@@ -18,7 +18,7 @@ def compile_twice(work: JobContext) -> CellAnswer:
         name: TensorBytes("uint8", (len(MARK),), MARK) if name.endswith(".cubin") else array
         for name, array in files.items()
     }
-    payload = {"file": VARIANT_FILE, "architecture": 90, "calls": calls}
+    payload = {"file": VARIANT_FILE, "architecture": 90, "calls": calls, "launchers": True}
     with work.cell() as cell:
         cell.ask(WRITE_ENTRY, {}, known)
         again = cell.ask(BESIDE_ENTRY, payload).arrays if known else {}

@@ -19,6 +19,7 @@ from forecast_harness.variants.verification.base_binaries import BaseBinaries
 from forecast_harness.variants.verification.lanes import LaneJobs
 from forecast_harness.variants.verification.verify import (
     VariantVerification,
+    compile_early,
     open_base,
     refused_variant,
     survey,
@@ -44,11 +45,17 @@ class _CallKind:
 
     subject: BaseKernel
     variants: Sequence[Variant]
-    known: KernelSurvey
-    binaries: BaseBinaries
     gate: VariantGate | None
+    known: KernelSurvey | None = None
+    """None until its base is surveyed, and where that failed."""
+    binaries: BaseBinaries = field(default_factory=BaseBinaries)
+    is_surveyed: threading.Event = field(default_factory=threading.Event)
+    """Set as well where that failed."""
     found: dict[int, VariantVerification] = field(default_factory=dict)
     """By the number of the variant."""
+
+
+_Jobs = LaneJobs[tuple[_CallKind, int], VariantVerification | None]
 
 
 @dataclass
@@ -65,6 +72,8 @@ class VariantWork:
     """The slug that checks name."""
     source_sha256: str
     """Of the base kernel."""
+    architecture: int | None = None
+    """What variants are compiled for while the base is surveyed, as Triton's `GPUTarget` has it; None: they are not."""
     seconds: PhaseTimer = field(default_factory=PhaseTimer)
     """By what they were spent on; a survey's own begin with `survey_`."""
     _kinds: list[_CallKind] = field(default_factory=list)
@@ -91,7 +100,7 @@ class VariantWork:
         failure: ForecastAutotuneError | None = None
         with ExitStack() as stack:
             stack.enter_context(CountLine(self.output.errors, self._counts))
-            jobs: LaneJobs[tuple[_CallKind, int], VariantVerification] = LaneJobs(self.lanes, self._judged)
+            jobs: _Jobs = LaneJobs(self.lanes, self._judged)
             stack.callback(jobs.close)
             stack.callback(self._has_first_base.set)
             try:
@@ -111,34 +120,43 @@ class VariantWork:
         subjects: Sequence[BaseKernel],
         left: Callable[[BaseKernel, Sequence[str]], Sequence[Variant]],
         keep: Callable[[Variant, Sequence[Check]], object],
-        jobs: LaneJobs[tuple[_CallKind, int], VariantVerification],
+        jobs: _Jobs,
     ) -> None:
         """Look at the base kernel's kinds of call in one lane, while variants are verified for the first in others."""
         with ExitStack() as held:
             lane: SandboxLane | None = None
             for subject in subjects:
-                variants = left(subject, [kind.known.signature for kind in self._kinds])
+                variants = left(subject, [kind.known.signature for kind in self._kinds if kind.known])
                 if not variants:
                     continue
                 self._stage = "" if self._kinds else "looking at the base kernel"
+                wants_gate = self._wants_gate(len(variants))
+                compiles_early = not (wants_gate or self._kinds or self.architecture is None)
                 self.lanes.open_ahead(1)
                 # They wait for that one, and are then open at once.
-                self.lanes.open_ahead(len(variants), partial(self._make_ready, subject))
-                with ExitStack() as gates:
+                self.lanes.open_ahead(
+                    len(variants), None if compiles_early else partial(self._make_ready, subject)
+                )
+                with ExitStack() as own:
                     with self.seconds.phase("gate"):
-                        gate = self._open_gate(gates, subject, len(variants))
+                        gate = self._open_gate(own, subject) if wants_gate else None
                     if gate is not None:
                         for variant in variants:
                             gate.submit(variant)
+                    kind = _CallKind(subject, variants, gate)
+                    own.callback(kind.is_surveyed.set)  # whatever happens: others wait for it
                     with self.seconds.phase("lane"):
                         lane = lane or held.enter_context(self.lanes.borrowed())
+                    if compiles_early:
+                        jobs.add((kind, number) for number in range(len(variants)))
                     if self._leaves_base and not self._kinds:
                         with self.seconds.phase("survey_open"):
                             open_base(subject, lane, plan=self.plan)
                         self._has_first_base.set()
-                    kind = self._surveyed(subject, variants, gate, lane)
+                    self._survey(kind, lane)
                     self._stage = ""
-                    jobs.add((kind, number) for number in range(len(variants)))
+                    if not compiles_early:
+                        jobs.add((kind, number) for number in range(len(variants)))
                     if gate is not None:  # it has a runner on the device, and one at a time is enough
                         held.close()
                         lane = None
@@ -159,23 +177,27 @@ class VariantWork:
         """An interpreter is in the process that it may overwrite, and opens nothing."""
         return self.plan.device != "cpu"
 
-    def _surveyed(
-        self, subject: BaseKernel, variants: Sequence[Variant], gate: VariantGate | None, lane: SandboxLane
-    ) -> _CallKind:
-        binaries = BaseBinaries()
+    def _survey(self, kind: _CallKind, lane: SandboxLane) -> None:
         with self.seconds.phase("survey"):
-            known = survey(subject, lane, plan=self.plan, binaries=binaries)
-        for name, spent in binaries.steps.items():
+            kind.known = survey(kind.subject, lane, plan=self.plan, binaries=kind.binaries)
+        for name, spent in kind.binaries.steps.items():
             self.seconds.add(f"survey_{name}", spent)
-        self._kinds.append(_CallKind(subject, variants, known, binaries, gate))
-        return self._kinds[-1]
+        self._kinds.append(kind)
+        kind.is_surveyed.set()
 
-    def _judged(self, job: tuple[_CallKind, int], lane: SandboxLane) -> VariantVerification:
-        (kind, number), self._begun = job, self._begun + 1
+    def _judged(self, job: tuple[_CallKind, int], lane: SandboxLane) -> VariantVerification | None:
+        """The verdict on a variant for a kind of call, whose base is surveyed meanwhile or was; None if that failed."""
+        kind, number = job
+        variant, early = kind.variants[number], None
+        if not kind.is_surveyed.is_set() and self.architecture is not None:
+            early = compile_early(variant, kind.subject, lane, architecture=self.architecture, plan=self.plan)
+            kind.is_surveyed.wait()
+        if (known := kind.known) is None:
+            return None
+        self._begun += 1
         # A process ends while others still verify, where its lane is likely to have no more to do.
         waiting = self._total - self._begun
         leaves = self._leaves_base and (not self._has_all_kinds or waiting >= self.lanes.most)
-        variant, known = kind.variants[number], kind.known
         reason = kind.gate.refusal(variant) if kind.gate is not None else None
         if reason is not None:
             return refused_variant(variant, known, self.device, reason)
@@ -187,16 +209,19 @@ class VariantWork:
             device=self.device,
             plan=self.plan,
             binaries=kind.binaries,
+            early=early,
             leaves_base=leaves,
         )
 
     def _take_results(
         self,
-        jobs: LaneJobs[tuple[_CallKind, int], VariantVerification],
+        jobs: _Jobs,
         keep: Callable[[Variant, Sequence[Check]], object],
     ) -> None:
         with self.seconds.phase("verify"):
             for (kind, number), result in jobs.results():
+                if result is None:
+                    continue
                 kind.found[number] = result
                 self._verified += 1
                 keep(kind.variants[number], result.checks)
@@ -213,11 +238,13 @@ class VariantWork:
     def _total(self) -> int:
         return sum(len(kind.variants) for kind in self._kinds)
 
-    def _open_gate(self, stack: ExitStack, subject: BaseKernel, count: int) -> VariantGate | None:
-        """A gate before so many verifications, where it is wanted, works here and would save more than it takes."""
+    def _wants_gate(self, count: int) -> bool:
+        """Whether a gate before so many verifications is asked for, or would save more than it takes."""
         few = count <= _ROUNDS_WITHOUT_GATE * self.lanes.most
-        if self.path == "host-code" or (self.path == "auto" and (few or self.plan.device == "cpu")):
-            return None
+        return self.path == "machine-code" or (self.path == "auto" and not few and self.plan.device != "cpu")
+
+    def _open_gate(self, stack: ExitStack, subject: BaseKernel) -> VariantGate | None:
+        """A gate, where it works here."""
         if self.plan.device == "cpu":
             raise UsageError(
                 "--path machine-code needs a CUDA device: leave it out, or give --device a number"

@@ -232,8 +232,10 @@ def _verify_variants(
     from forecast_harness.commands.variant_verification import VariantWork
 
     subjects, plan = target.subjects(store), where.plan
-    device = INTERPRETER if plan.device == "cpu" else _slug(plan.index)
-    work = VariantWork(options.path, output, where.lanes, plan, device, target.kernel.source_sha256)
+    device, architecture = (INTERPRETER, None) if plan.device == "cpu" else _device_of(plan.index)
+    work = VariantWork(
+        options.path, output, where.lanes, plan, device, target.kernel.source_sha256, architecture
+    )
 
     def left(subject: BaseKernel, signatures: Sequence[str]) -> list[Variant]:
         if is_covered(subject, signatures):
@@ -252,8 +254,10 @@ def _has_check(variant: Variant, subject: BaseKernel, device: str) -> bool:
     return is_covered(subject, [c.signature for c in variant.checks if c.device == device])
 
 
-def _slug(index: int) -> str:
-    return frameworks.triton().device_at(index).slug
+def _device_of(index: int) -> tuple[str, int | None]:
+    """Its slug, and what Triton compiles for there; None where that is no CUDA device."""
+    found = frameworks.triton().device_at(index)
+    return found.slug, int(found.arch) if found.backend == "cuda" and found.arch.isdigit() else None
 
 
 def _check_saved(store: Store) -> None:

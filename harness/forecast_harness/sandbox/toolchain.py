@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 _built: dict[str, bytes] = {}
 """Relative path in Triton's cache -> contents."""

@@ -80,13 +80,13 @@ def compile_side_by_side(each: Iterable[Callable[[], Any]], *, own_threads: bool
                     one()
 
 
-def compile_most(each: Sequence[Callable[[], Any]]) -> list[int]:
+def compile_most(each: Sequence[Callable[[], Any]], *, builds_launchers: bool = True) -> list[int]:
     """Like `compile_side_by_side`, without waiting for what takes far longer than half of them; the numbers of those.
 
     An assembler takes minutes for tiles that spill. They go on compiling when this returns: the process should end.
     """
     threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-most")
-    pool = _BuildingPool(threads, LauncherBuilder())
+    pool = _BuildingPool(threads, LauncherBuilder() if builds_launchers else None)
     mode = _triton_mode(pool)
     if mode is None:
         return numbers_of_late([pool.submit(one) for one in each])
@@ -143,7 +143,7 @@ class LauncherBuilder:
 class _BuildingPool:
     """Threads that compile, and make the launcher of what they compiled: all that Triton's mode asks of a pool."""
 
-    def __init__(self, pool: ThreadPoolExecutor, launchers: LauncherBuilder) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, launchers: LauncherBuilder | None) -> None:
         self._pool, self._launchers = pool, launchers
         self.begun: list[Future[Any]] = []
 
@@ -154,7 +154,8 @@ class _BuildingPool:
 
     def _compile(self, compile_one: Callable[[], Any]) -> Any:
         compiled = compile_one()
-        self._launchers.build(compiled)
+        if self._launchers is not None:
+            self._launchers.build(compiled)
         return compiled
 
 

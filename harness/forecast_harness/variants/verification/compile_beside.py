@@ -25,6 +25,7 @@ from forecast_harness.variants.verification.base_binaries import (
     read_cache,
 )
 from forecast_harness.variants.verification.compile_ahead import LEAST_WAIT_S, compile_most, compile_one
+from forecast_harness.variants.verification.early_compilation import EarlyCompilation
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE
 
 BESIDE_ENTRY = f"{__name__}:compile_beside"
@@ -48,25 +49,42 @@ _NOTHING = CompiledCalls({})
 class VariantCompiler:
     """Asks for it. Runs in the judge."""
 
-    def __init__(self, work: JobContext, binaries: TensorArrays) -> None:
-        """`binaries` of the base, as `binaries_as_arrays` gives them, tell what to compile for."""
-        self._work, self._launchers = work, launchers_among(binaries)
-        self._architecture = architecture_of(binaries)
+    def __init__(
+        self,
+        work: JobContext,
+        binaries: TensorArrays,
+        *,
+        early: EarlyCompilation | None = None,
+        architecture: int | None = None,
+    ) -> None:
+        """`binaries` of the base, as `binaries_as_arrays` gives them, tell what to compile for.
+
+        Where there are none yet, `architecture` does. `early`: what the variant was compiled to before.
+        """
+        self._work, self._launchers, self._early = work, launchers_among(binaries), early
+        self._architecture = architecture_of(binaries) if architecture is None else architecture
+        self._builds_launchers = bool(binaries)  # else the base's will do
 
     def compiled(self, calls: Sequence[Mapping[str, Any]]) -> CompiledCalls:
         """Nothing where the variant cannot be compiled so, or it is not known what for."""
         if self._architecture is None:
             return _NOTHING
+        known: dict[str, TensorBytes] = dict(self._launchers)
+        if self._early is not None:
+            if self._early.is_for(calls):
+                return CompiledCalls(self._early.arrays(), self._early.late)
+            known |= self._early.arrays()
         payload = {
             "file": VARIANT_FILE,
             "architecture": self._architecture,
             "calls": [dict(call) for call in calls],
+            "launchers": self._builds_launchers,
         }
         began = time.monotonic()
         try:
             with self._work.cell() as cell:
-                if self._launchers:
-                    cell.ask(WRITE_ENTRY, {}, self._launchers)
+                if known:
+                    cell.ask(WRITE_ENTRY, {}, known)
                 answer = cell.ask(BESIDE_ENTRY, payload)
         except CandidateFault:  # the cell that launches says what is wrong
             return _NOTHING
@@ -87,7 +105,8 @@ def compile_beside(
         os.nice(_NICENESS)
     driver.set_active(_AbsentDevice(int(payload["architecture"])))
     compile_only = load(payload["file"]).compile_only
-    late = compile_most([partial(compile_one, compile_only, asked) for asked in payload["calls"]])
+    each = [partial(compile_one, compile_only, asked) for asked in payload["calls"]]
+    late = compile_most(each, builds_launchers=payload["launchers"])
     return CellAnswer({"late": late}, read_cache({}, {}, {}).arrays)
 
 

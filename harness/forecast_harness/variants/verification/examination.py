@@ -73,6 +73,11 @@ class VariantExamination:
         with self._steps.phase("trials"):
             return reasons or self._judge.examine(timed=False)
 
+    def compile_early(self) -> tuple[list[dict[str, Any]], CompiledCalls]:
+        """Only have compiled what `run` would draw; the calls, and what came of them."""
+        calls = [proposed.call for proposed in self._propose()]
+        return calls, self._compile_beside(calls)
+
     def _prepare_while_drawing(self) -> list[Reason]:
         proposed = self._propose()
         calls = [p.call for p in proposed]

@@ -1,4 +1,4 @@
-"""The judge's jobs: survey a base kernel, examine one variant of it, and open the base's cell before that."""
+"""The judge's jobs: survey a base kernel, examine one variant of it, and make ready for that."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import hashlib
 import os
 import random
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Config
 from forecast_harness.packs.schema import Definition, Pack, Workload
 from forecast_harness.packs.specs import TensorSpec
-from forecast_harness.sandbox.api import CandidateFault, CellAnswer, JobContext, SandboxError
+from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext, SandboxError
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.variants.verification.base_binaries import (
     WRITE_ENTRY,
@@ -24,7 +25,9 @@ from forecast_harness.variants.verification.base_binaries import (
 from forecast_harness.variants.verification.base_runner import BaseKernelRunner
 from forecast_harness.variants.verification.call_sampling import CALL_REGIMES
 from forecast_harness.variants.verification.compile_beside import VariantCompiler
+from forecast_harness.variants.verification.early_compilation import EarlyCompilation
 from forecast_harness.variants.verification.examination import VariantExamination
+from forecast_harness.variants.verification.expected_survey import expected_survey
 from forecast_harness.variants.verification.kernel_survey import survey_kernel
 from forecast_harness.variants.verification.problem import VariantProblem
 from forecast_harness.verify.cost_control import PhaseTimer
@@ -54,56 +57,67 @@ def survey(work: JobContext) -> CellAnswer:
 def open_base(work: JobContext) -> CellAnswer:
     """Leave a base kernel's cell to the lane's next survey or examination. The payload has `subject` and `device`."""
     subject, device = BaseKernel.from_json(work.payload["subject"]), work.payload["device"]
-    reference = BaseKernelRunner(work, device, random.Random(), name=_name_of_base_cell(subject, device))
-    try:
-        reference.open()
-        reference.leave()
-    finally:
-        reference.close()
+    _open_and_leave(work, subject, device)
     return CellAnswer({})
+
+
+def compile_early(work: JobContext) -> CellAnswer:
+    """Compile a variant for what `examine` will draw if the survey, under way, finds what most do; see `open_base`.
+
+    The payload has `subject`, `configs`, `takes`, `plan` and `architecture`; the value is an `EarlyCompilation`, or
+    `refused` with the reason where nothing can be drawn.
+    """
+    torch.set_num_threads(1)
+    asked = work.payload
+    subject, plan = BaseKernel.from_json(asked["subject"]), VerificationPlan.from_json(asked["plan"])
+    nonce = os.urandom(16).hex()
+    with ThreadPoolExecutor(1, "open-base") as pool:
+        opening = pool.submit(_open_and_leave, work, subject, plan.device)
+        try:
+            expected = expected_survey(subject, plan.device)
+            reference = BaseKernelRunner(work, plan.device, random.Random())
+            compiler = VariantCompiler(work, {}, architecture=asked["architecture"])
+            with work.cell() as cell:
+                examined = _Examined(asked, subject, expected, reference, compiler, cell, nonce)
+                calls, compiled = examined.examination.compile_early()
+        except RecordError as error:
+            return CellAnswer({"refused": str(error)})
+        finally:
+            opening.result()
+    return CellAnswer(EarlyCompilation.of(nonce, calls, compiled.files, compiled.late).to_json())
 
 
 def examine(work: JobContext) -> CellAnswer:
     """Examine one variant.
 
-    The payload has `subject`, `survey`, `binaries`, `configs`, `takes`, `plan`, `deterministic`, `seed` and
-    `leaves_base` (whether the base's cell may wait in the lane for the next verification); the value has `reasons`,
-    `trials`, `unable` (configs that did not run) and `facts`, with the seconds of the steps of `VariantExamination`
-    under `examine`; the arrays are files of `BaseBinaries` that it did not have.
+    The payload has `subject`, `survey`, `binaries`, `configs`, `takes`, `plan`, `deterministic`, `seed`, `early` (an
+    `EarlyCompilation` with that seed, or None) and `leaves_base` (whether the base's cell may wait in the lane for the
+    next verification); the value has `reasons`, `trials`, `unable` (configs that did not run) and `facts`, with the
+    seconds of the steps of `VariantExamination` under `examine`; the arrays are files of `BaseBinaries` that it did not
+    have.
     """
     torch.set_num_threads(1)
     asked = work.payload
     subject, found = BaseKernel.from_json(asked["subject"]), KernelSurvey.from_json(asked["survey"])
-    plan = VerificationPlan.from_json(asked["plan"])
+    device = VerificationPlan.from_json(asked["plan"]).device
     nonce = asked["seed"] or os.urandom(16).hex()
-    seed = hashlib.sha256(nonce.encode()).digest()
+    early = None if asked["early"] is None else EarlyCompilation.from_json(asked["early"])
     binaries = binaries_as_arrays(asked.get("binaries") or {})
     reference = BaseKernelRunner(
         work,
-        plan.device,
-        random.Random(seed),
+        device,
+        random.Random(_seed(nonce)),
         binaries,
-        name=_name_of_base_cell(subject, plan.device),
+        name=_name_of_base_cell(subject, device),
         own_configs=(*subject.configs, found.config),
     )
-    steps = PhaseTimer()
     try:
-        problem = VariantProblem(
-            subject,
-            found,
-            reference,
-            [Config.from_json(c) for c in asked["configs"]],
-            plan.device,
-            bool(asked["deterministic"]),
-            asked["takes"],
-        )
         with work.cell() as cell:
             if launchers := launchers_among(binaries):
                 cell.ask(WRITE_ENTRY, {}, launchers)
-            pack = _variant_pack(subject, problem.deterministic)
-            judge = SolutionJudge(pack, problem, cell, plan, seed, alone=False)
-            compiler = VariantCompiler(work, binaries)
-            examination = VariantExamination(judge, problem, cell, compiler, plan.device, steps)
+            compiler = VariantCompiler(work, binaries, early=early)
+            examined = _Examined(asked, subject, found, reference, compiler, cell, nonce)
+            judge, examination = examined.judge, examined.examination
             try:
                 reasons = examination.run()
             except CandidateFault as fault:
@@ -115,7 +129,7 @@ def examine(work: JobContext) -> CellAnswer:
         reference.close()
     facts = {
         **judge.facts,
-        "examine": steps.to_json(),
+        "examine": examined.steps.to_json(),
         "seed": nonce,
         "error_over_limit": float(f"{judge.worst_error_ratio:.4g}")
         if judge.worst_error_ratio < 1e30
@@ -123,6 +137,47 @@ def examine(work: JobContext) -> CellAnswer:
     }
     said = {"reasons": [r.to_json() for r in reasons], "trials": judge.trials, "unable": examination.unable}
     return CellAnswer({**said, "facts": facts}, news)
+
+
+class _Examined:
+    """One variant's judge, and its examination; equal nonces and surveys draw equal calls."""
+
+    def __init__(
+        self,
+        asked: Mapping[str, Any],
+        subject: BaseKernel,
+        found: KernelSurvey,
+        reference: BaseKernelRunner,
+        compiler: VariantCompiler,
+        cell: Cell,
+        nonce: str,
+    ) -> None:
+        plan, configs = (
+            VerificationPlan.from_json(asked["plan"]),
+            [Config.from_json(c) for c in asked["configs"]],
+        )
+        deterministic = bool(asked["deterministic"])
+        problem = VariantProblem(
+            subject, found, reference, configs, plan.device, deterministic, asked["takes"]
+        )
+        self.steps = PhaseTimer()
+        self.judge = SolutionJudge(
+            _variant_pack(subject, deterministic), problem, cell, plan, _seed(nonce), alone=False
+        )
+        self.examination = VariantExamination(self.judge, problem, cell, compiler, plan.device, self.steps)
+
+
+def _seed(nonce: str) -> bytes:
+    return hashlib.sha256(nonce.encode()).digest()
+
+
+def _open_and_leave(work: JobContext, subject: BaseKernel, device: str) -> None:
+    reference = BaseKernelRunner(work, device, random.Random(), name=_name_of_base_cell(subject, device))
+    try:
+        reference.open()
+        reference.leave()
+    finally:
+        reference.close()
 
 
 def _name_of_base_cell(subject: BaseKernel, device: str) -> str:

@@ -19,6 +19,7 @@ from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, 
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.variants.verification.base_binaries import BaseBinaries
 from forecast_harness.variants.verification.config_choice import configs_to_launch
+from forecast_harness.variants.verification.early_compilation import EarlyCompilation
 from forecast_harness.variants.verification.launch_file import launcher_files
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash, reason_of_result
@@ -84,6 +85,35 @@ def open_base(
     lane.run(SandboxJob(f"{_JOB_MODULE}:open_base", payload, files), limits)
 
 
+def compile_early(
+    variant: Variant,
+    subject: BaseKernel,
+    lane: SandboxLane,
+    *,
+    architecture: int,
+    plan: VerificationPlan = VARIANT_PLAN,
+    limits: ResourceLimits = VARIANT_LIMITS,
+) -> EarlyCompilation | None:
+    """Compile a variant for a CUDA device of this architecture while its base is surveyed in another lane.
+
+    The base kernel's process is opened, too, as by `open_base`. None where nothing came of it: it decides nothing.
+    """
+    try:
+        promised = read_contract(variant.source, variant.kernel)
+    except RecordError:  # the verification says so
+        return None
+    payload = {
+        **_examined(variant, promised, subject, plan),
+        "deterministic": True,
+        "architecture": architecture,
+    }
+    files = launcher_files(subject.kernel, subject.source, variant.source)
+    result = lane.run(SandboxJob(f"{_JOB_MODULE}:compile_early", payload, files), limits)
+    if result.status is not JobStatus.OK or "refused" in result.value:
+        return None
+    return EarlyCompilation.from_json(result.value)
+
+
 def verify_variant(
     variant: Variant,
     subject: BaseKernel,
@@ -95,12 +125,14 @@ def verify_variant(
     limits: ResourceLimits = VARIANT_LIMITS,
     seed: str = "",
     binaries: BaseBinaries | None = None,
+    early: EarlyCompilation | None = None,
     leaves_base: bool = False,
 ) -> VariantVerification:
     """Judge a variant against its base with fresh hidden seeds.
 
     `device` is the slug that checks name, `interpreter` for Triton's. Bitwise repeatable results are asked
-    for where the base has them, unless the variant adds atomically. `binaries` of the base need not be compiled anew.
+    for where the base has them, unless the variant adds atomically. `binaries` of the base need not be compiled anew,
+    nor what came of the variant `early`, whose seed is the verification's then.
     `leaves_base`: the lane verifies other variants next, and may keep the base's process on the device meanwhile.
     Nothing that it does raises here.
     """
@@ -110,24 +142,24 @@ def verify_variant(
         promised.require_same_parameters(read_contract(subject.source, subject.kernel).parameters)
     except RecordError as error:
         return refused_variant(variant, known, device, Reason(ReasonCode.FAILS, str(error)))
-    configs = _configs_to_launch(variant, promised, subject)
-    deterministic = known.deterministic and "atomic_" not in variant.source
     payload = {
-        "subject": subject.to_json(),
+        **_examined(variant, promised, subject, plan),
         "survey": known.to_json(),
         "binaries": {} if binaries is None else binaries.to_payload(),
-        "configs": [c.to_json() for c in configs],
-        "takes": [*promised.parameters, *promised.meta],
-        "plan": plan.to_json(),
-        "deterministic": deterministic,
-        "seed": seed,
+        "deterministic": known.deterministic and "atomic_" not in variant.source,
+        "seed": seed if early is None else early.seed,
+        "early": None if early is None else early.to_json(),
         "leaves_base": leaves_base,
     }
     job = SandboxJob(
         f"{_JOB_MODULE}:examine", payload, launcher_files(subject.kernel, subject.source, variant.source)
     )
     result = lane.run(job, limits)
-    facts: dict[str, Any] = {"harness": harness_hash(), "plan": plan.to_json(), "configs": len(configs)}
+    facts: dict[str, Any] = {
+        "harness": harness_hash(),
+        "plan": plan.to_json(),
+        "configs": len(payload["configs"]),
+    }
     facts["level"] = lane.level.name.lower()
     trials = 0
     reasons: tuple[Reason, ...]
@@ -166,6 +198,18 @@ def _checks_of(verdict: SolutionVerdict, known: KernelSurvey, device: str) -> tu
         first = verdict.reasons[0]
         detail = f"{first.code}: {first.detail}"[:600]
     return (Check(device, known.signature, verdict.accepted, detail, at),)
+
+
+def _examined(
+    variant: Variant, promised: Contract, subject: BaseKernel, plan: VerificationPlan
+) -> dict[str, Any]:
+    """What decides which calls are drawn, beside the survey."""
+    return {
+        "subject": subject.to_json(),
+        "configs": [c.to_json() for c in _configs_to_launch(variant, promised, subject)],
+        "takes": [*promised.parameters, *promised.meta],
+        "plan": plan.to_json(),
+    }
 
 
 def _configs_to_launch(variant: Variant, promised: Contract, subject: BaseKernel) -> Sequence[Config]:
