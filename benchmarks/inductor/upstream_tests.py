@@ -1,14 +1,16 @@
 """Claim: PyTorch's own tests of max-autotune pass under `forecast-autotune run` as they pass without.
 
     python -m benchmarks.inductor.upstream_tests --out benchmarks/results/upstream_inductor_tests_cpu.json \
-        [--share 0.05] [--seed 0] [--seconds 2400] [--each 120] [--processes 1] [--tests FOLDER] [--python PYTHON]
+        [--share 0.05] [--seed 0] [--seconds 2400] [--each 120] [--processes 1] [--devices 0 1] [--tests FOLDER] \
+        [--python PYTHON]
 
 Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`,
 or a seeded share of each file's tests, in processes with empty caches: under plain pytest, and under
 `forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, with little beside it:
 what differs then in the same way is a difference, the rest is chance; what there is no time for is neither, and said.
 Prints a table, and ends with 1 if a test passes without us alone. `--processes` deals a file's tests out to so many
-processes at a time, and what is run again to a quarter of them.
+processes at a time, and what is run again to a quarter of them. With two `--devices` the arms run side by side, each on
+a GPU of its own.
 
 The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
 installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
@@ -42,8 +44,8 @@ FILES = ("test_max_autotune.py", "test_cpu_select_algorithm.py", "test_autoheuri
 _SOURCE = "https://raw.githubusercontent.com/pytorch/pytorch/v{release}/test/inductor/{name}"
 RUNNERS = {"plain": ["-m", "pytest"], "ours": ["-m", "forecast_autotune", "run", "-m", "pytest"]}
 """What an interpreter is given, by arm."""
-_ARM_SHARE = 0.4
-"""Of a file's seconds, for each arm; the rest is for what came out differently."""
+_FIRST_SHARE = 0.8
+"""Of a file's seconds, for both arms; the rest is for what came out differently."""
 _LESS_BESIDE = 4
 """So many times fewer processes run what came out differently: what failed for want of time or memory passes then."""
 _NO_TESTS = 5
@@ -141,9 +143,11 @@ class TestRun:
 
     __test__ = False
 
-    def __init__(self, arm: str, tests: Path, python: str, each_s: int, processes: int = 1) -> None:
+    def __init__(
+        self, arm: str, tests: Path, python: str, each_s: int, processes: int = 1, device: str | None = None
+    ) -> None:
         self.arm, self.tests, self.python, self.each_s = arm, tests, python, each_s
-        self.processes = processes
+        self.processes, self._device = processes, device
 
     def collect(self, name: str) -> list[str]:
         """The names of all tests of a file. Raises `RuntimeError` where it cannot be imported."""
@@ -188,6 +192,8 @@ class TestRun:
             said = folder / "outcomes.jsonl"
             more = {"TEST_OUTCOMES": str(said), "TEST_SECONDS": str(self.each_s)}
             more["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+            if self._device is not None:
+                more["CUDA_VISIBLE_DEVICES"] = self._device
             if wanted is not None:
                 (folder / "wanted.json").write_text(json.dumps(list(wanted)), encoding="utf-8")
                 more["WANTED_TESTS"] = str(folder / "wanted.json")
@@ -259,26 +265,43 @@ def counts(outcomes: Outcomes) -> dict[str, dict[str, int]]:
     return {w: {arm: sum(outcomes[arm][t]["outcome"] == w for t in both) for arm in outcomes} for w in words}
 
 
+def run_arms(
+    runs: Mapping[str, TestRun], name: str, wanted: Sequence[str], until: float, *, side_by_side: bool
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Outcomes of these tests by arm; one arm after the other has the same share of the time, or all of it at once."""
+    begin = time.monotonic()
+
+    def outcomes_of(arm: str, ends: float) -> dict[str, dict[str, Any]]:
+        found = runs[arm].outcomes(name, wanted, ends) if wanted else {}
+        say(f"{name}, {arm}: {len(found)} of {len(wanted)} tests in {time.monotonic() - begin:.0f} s")
+        return found
+
+    if side_by_side:
+        with ThreadPoolExecutor(len(runs)) as pool:
+            begun = {arm: pool.submit(outcomes_of, arm, until) for arm in runs}
+            return {arm: future.result() for arm, future in begun.items()}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for place, arm in enumerate(runs):
+        now = time.monotonic()
+        found[arm] = outcomes_of(arm, now + (until - now) / (len(runs) - place))
+    return found
+
+
 def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: float) -> dict[str, Any]:
     """Both arms over one file's sample, and what differs once more."""
+    devices = dict(zip(RUNNERS, arguments.devices, strict=True)) if arguments.devices else {}
     runs = {
-        arm: TestRun(arm, tests, str(arguments.python), arguments.each, arguments.processes)
+        arm: TestRun(arm, tests, str(arguments.python), arguments.each, arguments.processes, devices.get(arm))
         for arm in RUNNERS
     }
     begin = time.monotonic()
     names = runs["plain"].collect(name)
     wanted = sample(names, arguments.share, arguments.seed)
-    outcomes: dict[str, dict[str, dict[str, Any]]] = {}
-    for place, (arm, run) in enumerate(runs.items()):
-        outcomes[arm] = run.outcomes(name, wanted, begin + seconds * _ARM_SHARE * (place + 1))
-        say(f"{name}, {arm}: {len(outcomes[arm])} of {len(wanted)} tests in {time.monotonic() - begin:.0f} s")
+    outcomes = run_arms(runs, name, wanted, begin + seconds * _FIRST_SHARE, side_by_side=bool(devices))
     again = [t for part in differences(outcomes) for t in part]
-    repeated: dict[str, dict[str, Any]] = {}
-    for place, (arm, run) in enumerate(runs.items()):
+    for run in runs.values():
         run.processes = max(1, arguments.processes // _LESS_BESIDE)
-        left = begin + seconds - time.monotonic()
-        until = time.monotonic() + left / (len(runs) - place)
-        repeated[arm] = run.outcomes(name, again, until) if again else {}
+    repeated = run_arms(runs, name, again, begin + seconds, side_by_side=bool(devices))
     return {
         "file": name,
         "collected": len(names),
@@ -304,6 +327,7 @@ def parse() -> argparse.Namespace:
     made.add_argument("--seconds", type=float, default=2400.0, help="for all files together")
     made.add_argument("--each", type=int, default=120, help="seconds that one test may take")
     made.add_argument("--processes", type=int, default=1, help="that run a file's tests at a time")
+    made.add_argument("--devices", nargs=2, metavar="GPU", help="of the plain arm and of ours")
     made.add_argument("--python", type=Path, default=Path(sys.executable), help="with torch, pytest and us")
     arguments = parse_arguments(made, on_host=True)
     if not 0 < arguments.share <= 1:

@@ -41,10 +41,13 @@ def test_hangs():
 
 
 @pytest.mark.slow
-def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", [None, ["0", "1"]])
+def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str] | None) -> None:
     """What takes a process down costs itself alone; what differs is run again and named."""
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
-    given = argparse.Namespace(share=1.0, seed=0, each=600, processes=2, python=sys.executable)
+    given = argparse.Namespace(
+        share=1.0, seed=0, each=600, processes=2, python=sys.executable, devices=devices
+    )
     found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0)
     assert (found["collected"], found["came_to"], found["compared"]) == (5, {"plain": 5, "ours": 5}, 5)
     assert found["passed"] == {"plain": 3, "ours": 2}
