@@ -1,16 +1,17 @@
 """Claim: PyTorch's own tests of max-autotune pass under `forecast-autotune run` as they pass without.
 
     python -m benchmarks.inductor.upstream_tests --out benchmarks/results/upstream_inductor_tests_cpu.json \
-        [--share 0.05] [--seed 0] [--seconds 2400] [--each 120] [--processes 1] [--devices 0 1] [--tests FOLDER] \
-        [--python PYTHON]
+        [--share 0.05] [--seed 0] [--part 1/3] [--seconds 2400] [--each 120] [--processes 1] [--devices 0 1] \
+        [--tests FOLDER] [--python PYTHON]
 
-Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`,
-or a seeded share of each file's tests, in processes with empty caches: under plain pytest, and under
+Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`, a seeded
+share of each file's tests, or one part of several, in processes with empty caches: under plain pytest, and under
 `forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, with little beside it:
 what differs then in the same way is a difference, the rest is chance; what there is no time for is neither, and said.
-Prints a table, and ends with 1 if a test passes without us alone. `--processes` deals a file's tests out to so many
-processes at a time, and what is run again to a quarter of them. With two `--devices` the arms run side by side, each on
-a GPU of its own.
+What passes without us alone is run a last time with `FORECAST_AUTOTUNE_MODE=exhaustive`, where every choice is made and
+timed: what passes then asked for a choice that we had left out. Prints a table, and ends with 1 if anything else passes
+without us alone. `--processes` deals a file's tests out to so many processes at a time, and what is run again to a
+quarter of them. With two `--devices` the arms run side by side, each on a GPU of its own.
 
 The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
 installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
@@ -21,89 +22,30 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.processes.child_processes import child_environment
+from benchmarks.inductor.upstream_runs import RUNNERS, TestRun
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 
 FILES = ("test_max_autotune.py", "test_cpu_select_algorithm.py", "test_autoheuristic.py")
 _SOURCE = "https://raw.githubusercontent.com/pytorch/pytorch/v{release}/test/inductor/{name}"
-RUNNERS = {"plain": ["-m", "pytest"], "ours": ["-m", "forecast_autotune", "run", "-m", "pytest"]}
-"""What an interpreter is given, by arm."""
-_FIRST_SHARE = 0.8
-"""Of a file's seconds, for both arms; the rest is for what came out differently."""
+_FIRST_SHARE, _SECOND_SHARE = 0.75, 0.15
+"""Of a file's seconds, for both arms, and for what came out differently; the rest is for what is left out."""
+_NOTHING_LEFT_OUT = {"FORECAST_AUTOTUNE_MODE": "exhaustive"}
 _LESS_BESIDE = 4
 """So many times fewer processes run what came out differently: what failed for want of time or memory passes then."""
-_NO_TESTS = 5
-"""Exit status of pytest where there is nothing to run."""
-_CONFTEST = """
-import json
-import os
-import signal
-
-import pytest
-
-_NAMES = os.environ.get("WANTED_TESTS")
-_OUTCOMES = os.environ["TEST_OUTCOMES"]
-_SECONDS = int(os.environ["TEST_SECONDS"])
-
-
-def _say(**found):
-    with open(_OUTCOMES, "a", encoding="utf-8") as stream:
-        stream.write(json.dumps(found) + "\\n")
-
-
-def pytest_collection_modifyitems(config, items):
-    if not _NAMES:
-        return
-    wanted = set(json.loads(open(_NAMES, encoding="utf-8").read()))
-    left = [item for item in items if item.nodeid not in wanted]
-    items[:] = [item for item in items if item.nodeid in wanted]
-    config.hook.pytest_deselected(items=left)
-
-
-def pytest_collection_finish(session):
-    _say(collected=[item.nodeid for item in session.items])
-
-
-def _late(*_):
-    raise TimeoutError(f"not done after {_SECONDS} s")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    _say(test=item.nodeid, outcome="began")
-    signal.signal(signal.SIGALRM, _late)
-    signal.alarm(_SECONDS)
-    try:
-        return (yield)
-    finally:
-        signal.alarm(0)
-
-
-def pytest_runtest_logreport(report):
-    if report.when == "call" or report.outcome != "passed":
-        word = {"passed": "passed", "skipped": "skipped", "failed": "failed"}[report.outcome]
-        crash = getattr(report.longrepr, "reprcrash", None)
-        why = crash.message[:300] if crash else str(report.longrepr)[-300:]
-        why = "" if report.outcome == "passed" else why
-        _say(test=report.nodeid, outcome=word, why=why, seconds=report.duration)
-"""
-"""Says outcomes as they come, since a process may die; ends what takes too long; runs the wanted tests alone."""
 
 
 def imported_names(source: str) -> set[str]:
@@ -138,93 +80,25 @@ def fetch_tests(release: str, folder: Path) -> None:
         left += [f"{n}.py" for n in imported_names(text) if f"{n}.py" not in done and f"{n}.py" not in left]
 
 
-class TestRun:
-    """One arm's runs of test files, in a folder of their own."""
-
-    __test__ = False
-
-    def __init__(
-        self, arm: str, tests: Path, python: str, each_s: int, processes: int = 1, device: str | None = None
-    ) -> None:
-        self.arm, self.tests, self.python, self.each_s = arm, tests, python, each_s
-        self.processes, self._device = processes, device
-
-    def collect(self, name: str) -> list[str]:
-        """The names of all tests of a file. Raises `RuntimeError` where it cannot be imported."""
-        *lines, end = self._pytest(name, None, ["--collect-only"], 600.0)
-        if end["status"] not in (0, _NO_TESTS):
-            raise RuntimeError(f"{name} cannot be imported under {self.arm}:\n{end['log']}")
-        return [test for line in lines for test in line.get("collected", [])]
-
-    def outcomes(self, name: str, wanted: Sequence[str], until: float) -> dict[str, dict[str, Any]]:
-        """Outcome by test, of those that there was time for; a test that ends its process has `died`."""
-        dealt = [wanted[n :: self.processes] for n in range(min(self.processes, len(wanted)))]
-        with ThreadPoolExecutor(max(1, len(dealt))) as pool:
-            parts = list(pool.map(lambda part: self._outcomes(name, part, until), dealt))
-        every = {test: outcome for part in parts for test, outcome in part.items()}
-        return {test: every[test] for test in wanted if test in every}
-
-    def _outcomes(self, name: str, wanted: Sequence[str], until: float) -> dict[str, dict[str, Any]]:
-        """The same of tests that run one after the other."""
-        found: dict[str, dict[str, Any]] = {}
-        while (left := [t for t in wanted if t not in found]) and (seconds := until - time.monotonic()) > 1:
-            *lines, end = self._pytest(name, left, [], seconds)
-            began = {line["test"] for line in lines if line.get("outcome") == "began"}
-            for line in lines:
-                if line.get("outcome") in ("passed", "skipped", "failed"):
-                    found[line["test"]] = {**line, "why": without_folders(line["why"])}
-            if time.monotonic() >= until:
-                break
-            for test in began - set(found):
-                found[test] = {"test": test, "outcome": "died", "why": "its process ended", "seconds": None}
-            if not began:
-                raise RuntimeError(f"{name} began no test under {self.arm}:\n{end['log']}")
-        return found
-
-    def _pytest(
-        self, name: str, wanted: Sequence[str] | None, options: Iterable[str], seconds: float
-    ) -> list[Any]:
-        with tempfile.TemporaryDirectory() as root:
-            folder = Path(root)
-            for path in self.tests.glob("*.py"):
-                shutil.copy(path, folder)
-            (folder / "conftest.py").write_text(_CONFTEST, encoding="utf-8")
-            said = folder / "outcomes.jsonl"
-            more = {"TEST_OUTCOMES": str(said), "TEST_SECONDS": str(self.each_s)}
-            more["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
-            if self._device is not None:
-                more["CUDA_VISIBLE_DEVICES"] = self._device
-            if wanted is not None:
-                (folder / "wanted.json").write_text(json.dumps(list(wanted)), encoding="utf-8")
-                more["WANTED_TESTS"] = str(folder / "wanted.json")
-            fixed = ["-q", "-p", "no:cacheprovider", f"--rootdir={folder}", *options, name]
-            process = subprocess.Popen(
-                [self.python, *RUNNERS[self.arm], *fixed],
-                cwd=folder,
-                env=child_environment(folder, **more),
-                stdout=(folder / "log").open("w"),
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                process.wait(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            log = (folder / "log").read_text(encoding="utf-8", errors="replace")
-            lines = said.read_text(encoding="utf-8").splitlines() if said.exists() else []
-            return [*map(json.loads, lines), {"status": process.returncode, "log": log[-2000:]}]
-
-
-def without_folders(text: str) -> str:
-    """A message without the folders of this machine, which are its own affair: of a path, the file's name is kept."""
-    return re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", "", text)
-
-
 def sample(names: Sequence[str], share: float, seed: int) -> list[str]:
     """A seeded share of the tests, at least one, in their order."""
     count = min(len(names), max(1, round(share * len(names)))) if names else 0
     kept = set(random.Random(seed).sample(list(names), count))
     return [name for name in names if name in kept]
+
+
+def part_of(names: Sequence[str], part: tuple[int, int]) -> list[str]:
+    """Of these tests, part n of m: every m-th one."""
+    number, count = part
+    return list(names[number - 1 :: count])
+
+
+def read_part(text: str) -> tuple[int, int]:
+    """`n/m` as two numbers. Raises `ValueError` for anything but 1 <= n <= m."""
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(text)
+    return number, count
 
 
 Outcomes = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -296,12 +170,17 @@ def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: flo
     }
     begin = time.monotonic()
     names = runs["plain"].collect(name)
-    wanted = sample(names, arguments.share, arguments.seed)
+    wanted = part_of(sample(names, arguments.share, arguments.seed), arguments.part)
     outcomes = run_arms(runs, name, wanted, begin + seconds * _FIRST_SHARE, side_by_side=bool(devices))
     again = [t for part in differences(outcomes) for t in part]
     for run in runs.values():
         run.processes = max(1, arguments.processes // _LESS_BESIDE)
-    repeated = run_arms(runs, name, again, begin + seconds, side_by_side=bool(devices))
+    until = begin + seconds * (_FIRST_SHARE + _SECOND_SHARE)
+    repeated = run_arms(runs, name, again, until, side_by_side=bool(devices))
+    stands, ours = standing(outcomes, repeated), runs["ours"]
+    ours.environment |= _NOTHING_LEFT_OUT
+    complete = ours.outcomes(name, stands["lost"], begin + seconds) if stands["lost"] else {}
+    left_out = [test for test, found in complete.items() if found["outcome"] == "passed"]
     return {
         "file": name,
         "collected": len(names),
@@ -309,9 +188,12 @@ def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: flo
         "came_to": {arm: len(found) for arm, found in outcomes.items()},
         "compared": len(compared(outcomes)),
         **counts(outcomes),
-        **standing(outcomes, repeated),
+        **stands,
+        "lost": [test for test in stands["lost"] if test not in left_out],
+        "left_out": left_out,
         "outcomes": outcomes,
         "repeated": repeated,
+        "complete": complete,
     }
 
 
@@ -324,6 +206,7 @@ def parse() -> argparse.Namespace:
     made.add_argument("--files", nargs="+", default=list(FILES))
     made.add_argument("--share", type=float, default=1.0, help="of each file's tests, 0 to 1")
     made.add_argument("--seed", type=int, default=0, help="of the share")
+    made.add_argument("--part", type=read_part, default=(1, 1), metavar="N/M", help="of these (default: 1/1)")
     made.add_argument("--seconds", type=float, default=2400.0, help="for all files together")
     made.add_argument("--each", type=int, default=120, help="seconds that one test may take")
     made.add_argument("--processes", type=int, default=1, help="that run a file's tests at a time")
@@ -374,7 +257,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **{word: sum(row[word] for row in rows) for word in ("collected", "sampled", "compared")},
         **{w: {arm: sum(row[w][arm] for row in rows) for arm in RUNNERS} for w in ("passed", "skipped")},
-        **{kind: [test for row in rows for test in row[kind]] for kind in ("lost", "gained", "open")},
+        **{
+            kind: [test for row in rows for test in row[kind]]
+            for kind in ("lost", "left_out", "gained", "open")
+        },
         "chance": sum(len(row["chance"]) for row in rows),
     }
 
@@ -388,6 +274,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"{row['file']:32} {numbers} {len(row['lost']):5} {len(row['gained']):7}")
         for kind, arm in (("lost", "ours"), ("gained", "plain")):
             lines += [f"  {kind}: {t}: {row['repeated'][arm][t].get('why', '')[:160]}" for t in row[kind]]
+        lines += [f"  passes with us once nothing is left out: {t}" for t in row["left_out"]]
         lines += [f"  differed, and was not run again: {t}" for t in row["open"]]
     return "\n".join(lines)
 

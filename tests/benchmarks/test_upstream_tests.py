@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.inductor import upstream_tests as upstream
+from benchmarks.inductor.upstream_runs import TestRun, without_folders
 
 CASES = """
 import os
@@ -25,6 +26,9 @@ def test_is_skipped():
 
 def test_passes_alone():
     assert "forecast_autotune" not in sys.modules
+
+def test_wants_every_choice():
+    assert "forecast_autotune" not in sys.modules or os.environ.get("FORECAST_AUTOTUNE_MODE") == "exhaustive"
 
 def test_takes_its_process_down():
     os._exit(7)
@@ -46,15 +50,17 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str
     """What takes a process down costs itself alone; what differs is run again and named."""
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
     given = argparse.Namespace(
-        share=1.0, seed=0, each=600, processes=2, python=sys.executable, devices=devices
+        share=1.0, seed=0, part=(1, 1), each=600, processes=2, python=sys.executable, devices=devices
     )
     found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0)
-    assert (found["collected"], found["came_to"], found["compared"]) == (5, {"plain": 5, "ours": 5}, 5)
-    assert found["passed"] == {"plain": 3, "ours": 2}
+    assert (found["collected"], found["came_to"], found["compared"]) == (6, {"plain": 6, "ours": 6}, 6)
+    assert found["passed"] == {"plain": 4, "ours": 2}
     assert found["skipped"] == found["died"] == {"plain": 1, "ours": 1}
-    assert found["failed"] == {"plain": 0, "ours": 1}
+    assert found["failed"] == {"plain": 0, "ours": 2}
     assert found["lost"] == ["test_cases.py::test_passes_alone"]
+    assert found["left_out"] == ["test_cases.py::test_wants_every_choice"]
     assert (found["gained"], found["chance"], found["open"]) == ([], [], [])
+    assert upstream.summary([found])["left_out"] == found["left_out"]
     assert "lost: test_cases.py::test_passes_alone: AssertionError" in upstream.table([found])
 
 
@@ -84,7 +90,7 @@ def _told(words: dict[str, str]) -> dict[str, dict[str, str]]:
 
 def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_late.py").write_text(HANGS, encoding="utf-8")
-    run = upstream.TestRun("plain", tmp_path, sys.executable, 1)
+    run = TestRun("plain", tmp_path, sys.executable, 1)
     name = "test_late.py::test_hangs"
     found = run.outcomes("test_late.py", [name], time.monotonic() + 3600.0)
     assert found[name]["outcome"] == "failed"
@@ -97,7 +103,7 @@ def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: P
 def test_messages_name_no_folder_of_this_machine() -> None:
     said = "('/a/b-1/test_x.py', 3, 'Skipped: 1/2, https://a.example/b/c') in /opt/lib/python3.11/torch/x.py"
     want = "('test_x.py', 3, 'Skipped: 1/2, https://a.example/b/c') in x.py"
-    assert upstream.without_folders(said) == want
+    assert without_folders(said) == want
 
 
 def test_a_share_is_seeded_and_keeps_the_order() -> None:
@@ -135,3 +141,17 @@ def test_only_what_both_came_to_is_compared() -> None:
     assert upstream.compared(outcomes) == ["t0", "t1", "t2"]
     found = upstream.counts(outcomes)
     assert (found["passed"], found["died"]) == ({"plain": 2, "ours": 2}, {"plain": 0, "ours": 1})
+
+
+def test_parts_have_every_test_once() -> None:
+    names = [f"test_{n}" for n in range(11)]
+    parts = [upstream.part_of(names, (n, 3)) for n in (1, 2, 3)]
+    assert sorted(test for part in parts for test in part) == sorted(names)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("given", ["0/3", "4/3", "2", "1/x"])
+def test_a_part_that_is_none_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["upstream_tests", "--part", given, "--out", "x.json"])
+    with pytest.raises(SystemExit):
+        upstream.parse()

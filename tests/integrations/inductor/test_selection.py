@@ -20,6 +20,8 @@ from torch._inductor.kernel_template_choice import KernelTemplateChoice
 from torch._inductor.select_algorithm import (
     AlgorithmSelectorCache,
     ExternKernelChoice,
+    add_preprocessing_fn,
+    clear_preprocessing_fns,
     get_algorithm_selector_cache,
 )
 from torch._inductor.template_heuristics.params import DictKernelTemplateParams
@@ -161,6 +163,47 @@ def test_times_that_somebody_altered_are_obeyed_and_not_remembered(
 
 def test_hooks_that_are_no_longer_in_force_do_nothing() -> None:
     assert select(None) == (1, list(range(-1, COUNT)))
+
+
+def test_what_a_setting_leaves_by_name_is_chosen_among_and_nothing_else(tmp_path: Path) -> None:
+    """The library's choice is forecast to be fast: a draft that knew nothing of the setting would keep it instead."""
+    ours = serving(log2_ms_of, tmp_path)
+    names = {"test_configs.autotune_choice_name_regex": f"{TEMPLATE.name}$"}
+    with config.patch(names), hooked(ours) as (made, nodes, layout):
+        assert list(map(number, made)) == list(range(-1, COUNT)), "which are left, the setting says"
+        get_algorithm_selector_cache()("mm", made, nodes, layout)
+    assert -1 not in outcomes(tmp_path)
+    assert 0 in outcomes(tmp_path)
+
+
+def test_a_users_own_function_sees_every_choice_and_we_choose_among_what_it_leaves(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def without_fastest(choices: list[Any]) -> list[Any]:
+        seen.extend(map(number, choices))
+        return [choice for choice in choices if number(choice) != 0]
+
+    add_preprocessing_fn(without_fastest)
+    try:
+        ours = serving(log2_ms_of, tmp_path)
+        with hooked(ours) as (made, nodes, layout):
+            get_algorithm_selector_cache()("mm", made, nodes, layout)
+            functions = list(get_algorithm_selector_cache().preprocessing_fns)
+            assert functions[-2] is without_fastest
+    finally:
+        clear_preprocessing_fns()
+    assert seen == list(range(-1, COUNT))
+    assert {2} <= set(outcomes(tmp_path)) < set(seen) - {0}
+    assert ours.warn_once.messages == []
+
+
+def test_who_clears_the_users_functions_does_not_clear_ours(tmp_path: Path) -> None:
+    with hooked(serving(log2_ms_of, tmp_path)) as (made, nodes, layout):
+        clear_preprocessing_fns()
+        get_algorithm_selector_cache()("mm", made, nodes, layout)
+        assert len(get_algorithm_selector_cache().preprocessing_fns) == 3
+    assert len(get_algorithm_selector_cache().preprocessing_fns) == 2
+    assert len(outcomes(tmp_path)) < COUNT + 1
 
 
 def test_a_broken_hook_leaves_the_choices_to_inductor() -> None:

@@ -84,6 +84,27 @@ class HookContext:
         """Whether this group of hooks is in place."""
         return name in self._patches
 
+    def others_choose(self) -> bool:
+        """Whether a setting by names, or a function that is neither Inductor's nor ours, chooses among choices.
+
+        All choices are made for it then, as without us: we choose among what it leaves.
+        """
+        from torch._inductor import config
+        from torch._inductor.select_algorithm import get_algorithm_selector_cache
+
+        settings = config.test_configs
+        if any(getattr(settings, f"autotune_choice_{text}_regex", None) for text in ("name", "desc")):
+            return True
+        functions = get_algorithm_selector_cache().preprocessing_fns
+        foreign = (f for f in functions if f is not self.preprocessing)
+        return any(not getattr(f, "__module__", "").startswith("torch._inductor.") for f in foreign)
+
+    def choose_last(self, functions: list[AnyFunction]) -> None:
+        """Put our entry behind all others: whoever adds one means to see every choice, and who clears the list means
+        their own."""
+        if self.preprocessing is not None and functions[-1:] != [self.preprocessing]:
+            functions[:] = [*(f for f in functions if f is not self.preprocessing), self.preprocessing]
+
     @property
     def missing(self) -> list[str]:
         """Names that this release of torch does not have, of those that were to be hooked."""

@@ -113,10 +113,7 @@ def _comes_to_us(template: Any, arguments: Mapping[str, Any], context: HookConte
         return False
     if dynamic_symbols(arguments["input_nodes"], arguments["layout"]):
         return False
-    if getattr(config.test_configs, "autotune_choice_name_regex", None) or config.run_autoheuristic("mm"):
-        return False  # both look at every choice's own name
-    functions = get_algorithm_selector_cache().preprocessing_fns
-    if context.preprocessing not in functions:
-        return False
-    earlier = functions[: functions.index(context.preprocessing)]
-    return all(function.__module__.startswith("torch._inductor.") for function in earlier)
+    if config.run_autoheuristic("mm"):
+        return False  # it looks at every choice's own name
+    listed = context.preprocessing in get_algorithm_selector_cache().preprocessing_fns
+    return listed and not context.others_choose()

@@ -69,10 +69,12 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
         *args: object,
         **kwargs: object,
     ) -> object:
-        if context.session is None or context.preprocessing not in self.preprocessing_fns:
+        listed = context.preprocessing in self.preprocessing_fns
+        if context.session is None or not listed or context.others_choose():
             choices = with_code(choices)
         if context.session is None:
             return original(self, name, choices, input_nodes, layout, *args, **kwargs)
+        context.choose_last(self.preprocessing_fns)
         alone = bool(kwargs.get("is_collective"))
         selections = context.thread.selections
         # Positional in some releases: what makes inputs for benchmarks is a dictionary by number.
@@ -111,7 +113,7 @@ def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
     def finalize(self: InductorChoices, *args: object, **kwargs: object) -> list[KernelTemplateChoice]:
         choices: list[KernelTemplateChoice] = original(self, *args, **kwargs)
         session, widened = context.session, context.thread.widened
-        if session is None:
+        if session is None or context.others_choose():
             return choices
         added: list[Candidate] = []
         try:
@@ -148,6 +150,8 @@ def _template_configs(original: AnyFunction, context: HookContext) -> AnyFunctio
     def get(self: InductorChoices, *args: object, **kwargs: object) -> object:
         session, thread = context.session, context.thread
         if session is None or not session.exhaustive_space or pruning.has_multiple_size_hints():
+            return original(self, *args, **kwargs)
+        if context.others_choose():
             return original(self, *args, **kwargs)
         from torch._inductor import config
 
