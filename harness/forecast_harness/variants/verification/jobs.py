@@ -152,10 +152,8 @@ class _Examined:
         cell: Cell,
         nonce: str,
     ) -> None:
-        plan, configs = (
-            VerificationPlan.from_json(asked["plan"]),
-            [Config.from_json(c) for c in asked["configs"]],
-        )
+        plan = VerificationPlan.from_json(asked["plan"])
+        configs = [Config.from_json(c) for c in asked["configs"]]
         deterministic = bool(asked["deterministic"])
         problem = VariantProblem(
             subject, found, reference, configs, plan.device, deterministic, asked["takes"]
