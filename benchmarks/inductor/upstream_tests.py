@@ -36,7 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.inductor.upstream_runs import RUNNERS, TestRun
+from benchmarks.lib.inductor.upstream_runs import RUNNERS, TestRun
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 
 FILES = ("test_max_autotune.py", "test_cpu_select_algorithm.py", "test_autoheuristic.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.inductor import upstream_tests as upstream
-from benchmarks.inductor.upstream_runs import TestRun, without_folders
+from benchmarks.lib.inductor.upstream_runs import TestRun, without_folders
 
 CASES = """
 import os

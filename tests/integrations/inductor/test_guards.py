@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,7 +181,8 @@ def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_failures
         found.append(dict(context.thread.pending.errors))
         return {}
 
-    selection._autotuning(outer, context)(None, "mm", [], None, None, "key", [], None)
+    cache = SimpleNamespace(feedback_saver_fns=[])
+    selection._autotuning(outer, context)(cache, "mm", [], None, None, "key", [], None)
     assert found == [{"mine": "OutOfResources: outside"}]
     assert context.thread.pending.errors == {}
 

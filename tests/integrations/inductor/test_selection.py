@@ -20,6 +20,7 @@ from torch._inductor.kernel_template_choice import KernelTemplateChoice
 from torch._inductor.select_algorithm import (
     AlgorithmSelectorCache,
     ExternKernelChoice,
+    add_feedback_saver,
     add_preprocessing_fn,
     clear_preprocessing_fns,
     get_algorithm_selector_cache,
@@ -344,12 +345,25 @@ def test_a_listener_that_fails_breaks_nothing(tmp_path: Path, monkeypatch: pytes
         assert select(serving(log2_ms_of, tmp_path)) == (1, [-1, 0, 1, 2])
 
 
-def test_without_our_saver_there_is_one_round(tmp_path: Path) -> None:
-    with hooked(serving(lambda c: log2_ms_of(c) - 40.0, tmp_path)) as (made, nodes, layout):
+def test_a_users_list_of_savers_is_theirs_to_count_and_to_clear(tmp_path: Path) -> None:
+    told: list[int] = []
+    ours = serving(lambda c: log2_ms_of(c) - 40.0, tmp_path)
+    with hooked(ours) as (made, nodes, layout):
         cache = get_algorithm_selector_cache()
-        savers = cache.feedback_saver_fns  # the list itself: ours is taken out of it
         cache.clear_feedback_savers()
+        add_feedback_saver(lambda timings, *_: told.append(len(timings)))
         before = counters["inductor"]["select_algorithm_autotune"]
         cache("mm", made, nodes, layout)
+        rounds = counters["inductor"]["select_algorithm_autotune"] - before
+        assert len(cache.feedback_saver_fns) == 1
+        cache.clear_feedback_savers()
+    assert rounds == len(told) > 1, "ours is told as well, or one round would be all"
+    assert sum(told) == len(outcomes(tmp_path))
+
+
+def test_without_our_saver_there_is_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HookContext, "told_of_times", lambda self, cache: contextlib.nullcontext())
+    with hooked(serving(lambda c: log2_ms_of(c) - 40.0, tmp_path)) as (made, nodes, layout):
+        before = counters["inductor"]["select_algorithm_autotune"]
+        get_algorithm_selector_cache()("mm", made, nodes, layout)
         assert counters["inductor"]["select_algorithm_autotune"] - before == 1
-        cache.feedback_saver_fns = savers

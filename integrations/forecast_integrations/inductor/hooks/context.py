@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -50,6 +51,10 @@ class HookContext:
         """What is in force; None before the first session and after `close`."""
         self.preprocessing: AnyFunction | None = None
         """Our entry in Inductor's list of functions that every list of choices goes through."""
+        self.feedback: AnyFunction | None = None
+        """What we have told of the times that Inductor takes."""
+        self._listeners = 0
+        self._lock = threading.Lock()
         self.thread = ThreadState()
         self._patches: dict[str, PatchSet] = {}
         self.descending: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -104,6 +109,23 @@ class HookContext:
         their own."""
         if self.preprocessing is not None and functions[-1:] != [self.preprocessing]:
             functions[:] = [*(f for f in functions if f is not self.preprocessing), self.preprocessing]
+
+    @contextlib.contextmanager
+    def told_of_times(self, cache: Any) -> Iterator[None]:
+        """Our entry in Inductor's list of functions that are told of times, while it takes some: else the list is the
+        user's, who may count and clear it."""
+        told, functions = self.feedback, cache.feedback_saver_fns
+        with self._lock:
+            self._listeners += 1
+            if told is not None and told not in functions:
+                functions.append(told)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners -= 1
+                if not self._listeners:
+                    functions[:] = [function for function in functions if function is not told]
 
     @property
     def missing(self) -> list[str]:

@@ -37,7 +37,7 @@ def install(context: HookContext) -> PatchSet:
     from torch._inductor.choices import InductorChoices
 
     cache = select_algorithm.get_algorithm_selector_cache()
-    before, after = cache.preprocessing_fns, cache.feedback_saver_fns
+    before = cache.preprocessing_fns
     # From here on nothing raises: what is half done could not be taken back.
     patches = PatchSet()
     selector = select_algorithm.AlgorithmSelectorCache
@@ -53,7 +53,7 @@ def install(context: HookContext) -> PatchSet:
         patches.replace(pipelined, "get_results", lambda f: _results(f, context))
     context.preprocessing = _preprocessing(context)
     patches.append(before, context.preprocessing)
-    patches.append(after, _saver(context))
+    context.feedback = _saver(context)
     return patches
 
 
@@ -199,7 +199,8 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
 
         def measure(some: list[ChoiceCaller], prepared: Callable[[], object]) -> ChoiceTimings:
             try:
-                found: ChoiceTimings = original(self, *before, some, prepared, **kwargs)
+                with context.told_of_times(self):
+                    found: ChoiceTimings = original(self, *before, some, prepared, **kwargs)
                 if isinstance(search, RangeSearch) and not search.given_up:
                     other_sizes.time_other_sizes(search, list(found), benchmark)
                 return found
