@@ -64,8 +64,8 @@ def open_base(work: JobContext) -> CellAnswer:
 def compile_early(work: JobContext) -> CellAnswer:
     """Compile a variant for what `examine` will draw if the survey, under way, finds what most do; see `open_base`.
 
-    The payload has `subject`, `configs`, `takes`, `plan` and `architecture`; the value is an `EarlyCompilation`, or
-    `refused` with the reason where nothing can be drawn.
+    The payload has `subject`, `configs`, `takes`, `plan`, `deterministic` and `architecture`; the value is an
+    `EarlyCompilation`, or `refused` with the reason where nothing can be drawn.
     """
     torch.set_num_threads(1)
     asked = work.payload
@@ -78,8 +78,10 @@ def compile_early(work: JobContext) -> CellAnswer:
             reference = BaseKernelRunner(work, plan.device, random.Random())
             compiler = VariantCompiler(work, {}, architecture=asked["architecture"])
             with work.cell() as cell:
-                examined = _Examined(asked, subject, expected, reference, compiler, cell, nonce)
-                calls, compiled = examined.examination.compile_early()
+                _, examination = _examination(
+                    asked, subject, expected, reference, compiler, cell, nonce, PhaseTimer()
+                )
+                calls, compiled = examination.compile_early()
         except RecordError as error:
             return CellAnswer({"refused": str(error)})
         finally:
@@ -111,13 +113,15 @@ def examine(work: JobContext) -> CellAnswer:
         name=_name_of_base_cell(subject, device),
         own_configs=(*subject.configs, found.config),
     )
+    steps = PhaseTimer()
     try:
         with work.cell() as cell:
             if launchers := launchers_among(binaries):
                 cell.ask(WRITE_ENTRY, {}, launchers)
             compiler = VariantCompiler(work, binaries, early=early)
-            examined = _Examined(asked, subject, found, reference, compiler, cell, nonce)
-            judge, examination = examined.judge, examined.examination
+            judge, examination = _examination(
+                asked, subject, found, reference, compiler, cell, nonce, steps
+            )
             try:
                 reasons = examination.run()
             except CandidateFault as fault:
@@ -129,7 +133,7 @@ def examine(work: JobContext) -> CellAnswer:
         reference.close()
     facts = {
         **judge.facts,
-        "examine": examined.steps.to_json(),
+        "examine": steps.to_json(),
         "seed": nonce,
         "error_over_limit": float(f"{judge.worst_error_ratio:.4g}")
         if judge.worst_error_ratio < 1e30
@@ -139,30 +143,24 @@ def examine(work: JobContext) -> CellAnswer:
     return CellAnswer({**said, "facts": facts}, news)
 
 
-class _Examined:
+def _examination(
+    asked: Mapping[str, Any],
+    subject: BaseKernel,
+    found: KernelSurvey,
+    reference: BaseKernelRunner,
+    compiler: VariantCompiler,
+    cell: Cell,
+    nonce: str,
+    steps: PhaseTimer,
+) -> tuple[SolutionJudge, VariantExamination]:
     """One variant's judge, and its examination; equal nonces and surveys draw equal calls."""
-
-    def __init__(
-        self,
-        asked: Mapping[str, Any],
-        subject: BaseKernel,
-        found: KernelSurvey,
-        reference: BaseKernelRunner,
-        compiler: VariantCompiler,
-        cell: Cell,
-        nonce: str,
-    ) -> None:
-        plan = VerificationPlan.from_json(asked["plan"])
-        configs = [Config.from_json(c) for c in asked["configs"]]
-        deterministic = bool(asked["deterministic"])
-        problem = VariantProblem(
-            subject, found, reference, configs, plan.device, deterministic, asked["takes"]
-        )
-        self.steps = PhaseTimer()
-        self.judge = SolutionJudge(
-            _variant_pack(subject, deterministic), problem, cell, plan, _seed(nonce), alone=False
-        )
-        self.examination = VariantExamination(self.judge, problem, cell, compiler, plan.device, self.steps)
+    plan = VerificationPlan.from_json(asked["plan"])
+    configs = [Config.from_json(c) for c in asked["configs"]]
+    deterministic = bool(asked["deterministic"])
+    problem = VariantProblem(subject, found, reference, configs, plan.device, deterministic, asked["takes"])
+    pack = _variant_pack(subject, deterministic)
+    judge = SolutionJudge(pack, problem, cell, plan, _seed(nonce), alone=False)
+    return judge, VariantExamination(judge, problem, cell, compiler, plan.device, steps)
 
 
 def _seed(nonce: str) -> bytes:

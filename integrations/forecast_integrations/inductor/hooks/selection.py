@@ -149,9 +149,9 @@ def _template_configs(original: AnyFunction, context: HookContext) -> AnyFunctio
 
     def get(self: InductorChoices, *args: object, **kwargs: object) -> object:
         session, thread = context.session, context.thread
-        if session is None or not session.exhaustive_space or pruning.has_multiple_size_hints():
+        if session is None or not session.exhaustive_space:
             return original(self, *args, **kwargs)
-        if context.others_choose():
+        if pruning.has_multiple_size_hints() or context.others_choose():
             return original(self, *args, **kwargs)
         from torch._inductor import config
 
