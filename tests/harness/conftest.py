@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forecast_harness.sandbox.api import SandboxLane
+from tests.harness.lanes import lane
 
 
 @pytest.fixture(scope="session")
@@ -17,8 +18,17 @@ def judging() -> Iterator[SandboxLane]:
     """A lane with torch warm, in which Triton kernels are interpreted."""
     if not sys.platform.startswith("linux") or importlib.util.find_spec("torch") is None:
         pytest.skip("needs Linux and torch")
-    with SandboxLane(environment={"TRITON_INTERPRET": "1"}) as lane:
-        yield lane
+    with SandboxLane(environment={"TRITON_INTERPRET": "1"}) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def compiling() -> Iterator[SandboxLane]:
+    """A lane with torch and Triton warm, whose trusted entries may lie in this folder; kernels are compiled."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("the sandbox needs Linux")
+    with lane(warm=("torch", "triton")) as one:
+        yield one
 
 
 @pytest.fixture(scope="session")

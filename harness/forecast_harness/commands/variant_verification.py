@@ -15,7 +15,7 @@ from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.variants import Check, Variant
 from forecast_harness.commands.count_line import CountLine
-from forecast_harness.variants.verification.base_binaries import BaseBinaries
+from forecast_harness.variants.verification.compilation.base_binaries import BaseBinaries
 from forecast_harness.variants.verification.lanes import LaneJobs
 from forecast_harness.variants.verification.verify import (
     VariantVerification,

@@ -17,7 +17,7 @@ import triton.language as tl
 from forecast_harness.sandbox.api import ContainmentLevel, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, TensorBytes
 from forecast_harness.variants.kernels.base_kernel import KernelSurvey
-from forecast_harness.variants.verification.base_binaries import (
+from forecast_harness.variants.verification.compilation.base_binaries import (
     BaseBinaries,
     binaries_as_arrays,
     launchers_among,

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from forecast_autotune.records import Config
 from forecast_harness.variants.kernels.base_kernel import KernelSurvey
 from forecast_harness.variants.verification.base_runner import BaseKernelRun, BaseKernelRunner
-from forecast_harness.variants.verification.compile_ahead import call_without_values
+from forecast_harness.variants.verification.compilation.compile_ahead import call_without_values
 from forecast_harness.variants.verification.problem import VariantProblem
 from forecast_harness.verify.problems.problem import OUTSIDE_DOMAIN, DrawSpec, LaunchCase
 from tests.harness.base_doubler import BaseDoubler

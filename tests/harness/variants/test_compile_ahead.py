@@ -16,8 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from forecast_harness.variants.verification import compile_ahead
-from forecast_harness.variants.verification.compile_ahead import (
+from forecast_harness.variants.verification.compilation import compile_ahead
+from forecast_harness.variants.verification.compilation.compile_ahead import (
     call_without_values,
     compile_calls,
     compile_most,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import PurePath
 from types import SimpleNamespace
@@ -25,12 +23,14 @@ from forecast_harness.sandbox.api import (
     SandboxLane,
 )
 from forecast_harness.sandbox.jobs import TensorBytes
-from forecast_harness.variants.verification import compile_beside
-from forecast_harness.variants.verification.base_binaries import architecture_of, binaries_as_arrays
-from forecast_harness.variants.verification.compile_beside import VariantCompiler
+from forecast_harness.variants.verification.compilation import compile_beside
+from forecast_harness.variants.verification.compilation.base_binaries import (
+    architecture_of,
+    binaries_as_arrays,
+)
+from forecast_harness.variants.verification.compilation.compile_beside import VariantCompiler
 from forecast_harness.variants.verification.launch_file import launcher_files
 from tests.harness.compiling_judge import MARK
-from tests.harness.lanes import lane
 from tests.harness.variant_kernels import DOUBLE
 
 HOPPER = json.dumps({"hash": "a", "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}).encode()
@@ -48,33 +48,25 @@ def call(n: int, block: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def opened() -> Iterator[SandboxLane]:
-    if sys.platform != "linux":
-        pytest.skip("the sandbox needs Linux")
-    with lane(warm=("torch", "triton")) as one:
-        yield one
-
-
-def compiled(opened: SandboxLane, source: str, binaries: dict[str, str]) -> JobResult:
+def compiled(compiling: SandboxLane, source: str, binaries: dict[str, str]) -> JobResult:
     payload = {"calls": [call(64, 32), call(60, 32), call(64, 64)], "binaries": binaries}
     job = SandboxJob(
         "tests.harness.compiling_judge:compile_twice", payload, launcher_files("kernel", source, source)
     )
-    return opened.run(job, ResourceLimits(wall_s=120, cpu_s=120, trusted_s=240))
+    return compiling.run(job, ResourceLimits(wall_s=120, cpu_s=120, trusted_s=240))
 
 
-def test_what_one_cell_compiled_the_other_one_only_reads(opened: SandboxLane) -> None:
-    result = compiled(opened, DOUBLE, BINARIES)
+def test_what_one_cell_compiled_the_other_one_only_reads(compiling: SandboxLane) -> None:
+    result = compiled(compiling, DOUBLE, BINARIES)
     assert {PurePath(name).suffix for name in result.value} == {".json", ".cubin"}, result.detail
     assert [bytes(a.data) for a in result.arrays.values()] == [MARK] * 3, "one of each form and config"
 
 
 @pytest.mark.parametrize("source", [BROKEN, "import os\nos._exit(3)\n"])
 def test_a_variant_that_cannot_be_compiled_so_is_left_to_the_cell_that_launches(
-    opened: SandboxLane, source: str
+    compiling: SandboxLane, source: str
 ) -> None:
-    result = compiled(opened, source, BINARIES)
+    result = compiled(compiling, source, BINARIES)
     assert (result.value, result.arrays) == ([], {}), result.detail
 
 

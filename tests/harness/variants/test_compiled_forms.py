@@ -11,7 +11,11 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from forecast_autotune.records import Argument, Config
-from forecast_harness.variants.verification.compiled_forms import CompiledForms, call_form, largest_tile
+from forecast_harness.variants.verification.compilation.compiled_forms import (
+    CompiledForms,
+    call_form,
+    largest_tile,
+)
 
 SMALL, LARGE, HUGE = (Config.of({"BLOCK": block}) for block in (64, 128, 1024))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,8 +19,8 @@ from forecast_harness.sandbox.jobs import TensorBytes
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.variants.verification import jobs
 from forecast_harness.variants.verification.base_runner import BaseKernelRunner
-from forecast_harness.variants.verification.compile_beside import CompiledCalls, VariantCompiler
-from forecast_harness.variants.verification.early_compilation import EarlyCompilation
+from forecast_harness.variants.verification.compilation.compile_beside import CompiledCalls, VariantCompiler
+from forecast_harness.variants.verification.compilation.early_compilation import EarlyCompilation
 from forecast_harness.variants.verification.examination import VariantExamination
 from forecast_harness.variants.verification.expected_survey import expected_survey
 from forecast_harness.variants.verification.problem import VariantProblem
@@ -30,7 +29,6 @@ from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.base_doubler import BaseDoubler
-from tests.harness.lanes import lane
 from tests.harness.variant_kernels import DOUBLE, SOFTMAX, softmax_call, subject, variant, vector_call
 
 CONFIGS = tuple(Config.of({"BLOCK": block}) for block in (32, 64, 128, 256))
@@ -43,17 +41,9 @@ MORE = TensorBytes("uint8", (1,), b"1")
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[SandboxLane]:
-    if sys.platform != "linux":
-        pytest.skip("the sandbox needs Linux")
-    with lane(warm=("torch", "triton")) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def early(opened: SandboxLane) -> EarlyCompilation:
+def early(compiling: SandboxLane) -> EarlyCompilation:
     """Of a device that is not there: the base cannot be opened on it, which is the verification's affair."""
-    found = compile_early(variant(DOUBLE), SUBJECT, opened, architecture=90, plan=PLAN)
+    found = compile_early(variant(DOUBLE), SUBJECT, compiling, architecture=90, plan=PLAN)
     assert found is not None
     return found
 
@@ -116,18 +106,18 @@ def test_of_another_seed_the_calls_are_others(early: EarlyCompilation) -> None:
     assert not early.is_for(calls)
 
 
-def test_nothing_comes_of_a_variant_that_cannot_be_compiled(opened: SandboxLane) -> None:
+def test_nothing_comes_of_a_variant_that_cannot_be_compiled(compiling: SandboxLane) -> None:
     broken = variant(DOUBLE.replace("2 *", "nothing *"))
-    found = compile_early(broken, SUBJECT, opened, architecture=90, plan=PLAN)
+    found = compile_early(broken, SUBJECT, compiling, architecture=90, plan=PLAN)
     assert found is not None
     assert not found.files
     assert not found.is_for([])
 
 
-def test_where_nothing_can_be_drawn_nothing_is_compiled(opened: SandboxLane) -> None:
+def test_where_nothing_can_be_drawn_nothing_is_compiled(compiling: SandboxLane) -> None:
     """Without a formula for its grid its sizes stay, and these are too large."""
     large = subject(DOUBLE, vector_call(1 << 26), grid=lambda call, meta: (1 << 20,))
-    assert compile_early(variant(DOUBLE), large, opened, architecture=90, plan=PLAN) is None
+    assert compile_early(variant(DOUBLE), large, compiling, architecture=90, plan=PLAN) is None
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault
 from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes
 from forecast_harness.variants.kernels.base_kernel import KernelSurvey
 from forecast_harness.variants.verification.base_runner import BaseKernelRunner
-from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY
-from forecast_harness.variants.verification.compile_beside import CompiledCalls, VariantCompiler
+from forecast_harness.variants.verification.compilation.compile_ahead import CELL_ENTRY
+from forecast_harness.variants.verification.compilation.compile_beside import CompiledCalls, VariantCompiler
 from forecast_harness.variants.verification.examination import VariantExamination
 from forecast_harness.variants.verification.jobs import _variant_pack
 from forecast_harness.variants.verification.problem import VariantProblem

@@ -18,7 +18,7 @@ from forecast_harness.variants.verification.call_sampling import (
     RecordedCalls,
     with_heuristics,
 )
-from forecast_harness.variants.verification.compiled_forms import call_form
+from forecast_harness.variants.verification.compilation.compiled_forms import call_form
 from forecast_harness.variants.verification.tolerance import WIDER_DTYPE
 
 _ARGUMENT_DRAWS, _CALL_DRAWS = 40, 24

@@ -18,11 +18,11 @@ from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, TensorBytes
 from forecast_harness.sandbox.jobs import TensorArrays
-from forecast_harness.variants.verification.base_binaries import (
+from forecast_harness.variants.verification.compilation.base_binaries import (
     READ_ENTRY,
     WRITE_ENTRY,
 )
-from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY as COMPILE_ENTRY
+from forecast_harness.variants.verification.compilation.compile_ahead import CELL_ENTRY as COMPILE_ENTRY
 from forecast_harness.variants.verification.launch_file import BASE_FILE
 from forecast_harness.variants.verification.tolerance import results_agree
 from forecast_harness.verify.launches.answers import check_answer

@@ -11,8 +11,8 @@ from forecast_harness.packs.schema import Language
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault
 from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.variants.verification.call_sampling import CALL_REGIMES
-from forecast_harness.variants.verification.compile_ahead import CELL_ENTRY, call_without_values
-from forecast_harness.variants.verification.compile_beside import CompiledCalls, VariantCompiler
+from forecast_harness.variants.verification.compilation.compile_ahead import CELL_ENTRY, call_without_values
+from forecast_harness.variants.verification.compilation.compile_beside import CompiledCalls, VariantCompiler
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE
 from forecast_harness.variants.verification.problem import ProposedCall, VariantProblem
 from forecast_harness.verify.cost_control import PhaseTimer

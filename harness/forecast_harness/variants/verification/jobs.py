@@ -17,15 +17,15 @@ from forecast_harness.packs.schema import Definition, Pack, Workload
 from forecast_harness.packs.specs import TensorSpec
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext, SandboxError
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.verification.base_binaries import (
+from forecast_harness.variants.verification.base_runner import BaseKernelRunner
+from forecast_harness.variants.verification.call_sampling import CALL_REGIMES
+from forecast_harness.variants.verification.compilation.base_binaries import (
     WRITE_ENTRY,
     binaries_as_arrays,
     launchers_among,
 )
-from forecast_harness.variants.verification.base_runner import BaseKernelRunner
-from forecast_harness.variants.verification.call_sampling import CALL_REGIMES
-from forecast_harness.variants.verification.compile_beside import VariantCompiler
-from forecast_harness.variants.verification.early_compilation import EarlyCompilation
+from forecast_harness.variants.verification.compilation.compile_beside import VariantCompiler
+from forecast_harness.variants.verification.compilation.early_compilation import EarlyCompilation
 from forecast_harness.variants.verification.examination import VariantExamination
 from forecast_harness.variants.verification.expected_survey import expected_survey
 from forecast_harness.variants.verification.kernel_survey import survey_kernel
@@ -119,9 +119,7 @@ def examine(work: JobContext) -> CellAnswer:
             if launchers := launchers_among(binaries):
                 cell.ask(WRITE_ENTRY, {}, launchers)
             compiler = VariantCompiler(work, binaries, early=early)
-            judge, examination = _examination(
-                asked, subject, found, reference, compiler, cell, nonce, steps
-            )
+            judge, examination = _examination(asked, subject, found, reference, compiler, cell, nonce, steps)
             try:
                 reasons = examination.run()
             except CandidateFault as fault:

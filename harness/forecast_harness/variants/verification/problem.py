@@ -34,7 +34,7 @@ from forecast_harness.variants.verification.call_sampling import (
     unset_like,
     with_heuristics,
 )
-from forecast_harness.variants.verification.compiled_forms import CompiledForms, call_form
+from forecast_harness.variants.verification.compilation.compiled_forms import CompiledForms, call_form
 from forecast_harness.variants.verification.config_choice import work_of_a_warp
 from forecast_harness.variants.verification.kernel_survey import (
     call_source,

@@ -24,7 +24,7 @@ from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes
 from forecast_harness.search.judging.kernels.call_values import fill_tensor, relative_error
 from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.timing.graph_replay import ReplayBuffers
-from forecast_harness.variants.verification.compile_ahead import compile_side_by_side
+from forecast_harness.variants.verification.compilation.compile_ahead import compile_side_by_side
 
 _TRACED_ELEMENTS = 16
 """Elements of a tensor that is only traced: it needs an address, as alignment is compiled in."""

@@ -38,7 +38,7 @@ from forecast_harness.search.targets import configs_for, decided_config, subject
 from forecast_harness.timing.device import ONE_QUEUE, DeviceBusy, exclusive
 from forecast_harness.timing.paired_clock import INCUMBENT
 from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.verification.base_binaries import BaseBinaries
+from forecast_harness.variants.verification.compilation.base_binaries import BaseBinaries
 from forecast_harness.variants.verification.verify import (
     VARIANT_LIMITS,
     VARIANT_PLAN,

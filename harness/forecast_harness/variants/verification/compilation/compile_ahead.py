@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
-from forecast_harness.variants.verification.base_binaries import write_cache
+from forecast_harness.variants.verification.compilation.base_binaries import write_cache
 from forecast_harness.verify.launches.process_watch import note_answer, note_question
 from forecast_harness.verify.problems.argument_codec import decode_arguments
 from forecast_harness.verify.problems.problem import LaunchCase

@@ -18,14 +18,18 @@ from typing import Any, NamedTuple
 from forecast_harness.sandbox.api import CandidateFault, CellAnswer, JobContext, TensorBytes
 from forecast_harness.sandbox.cell_process import load
 from forecast_harness.sandbox.jobs import TensorArrays
-from forecast_harness.variants.verification.base_binaries import (
+from forecast_harness.variants.verification.compilation.base_binaries import (
     WRITE_ENTRY,
     architecture_of,
     launchers_among,
     read_cache,
 )
-from forecast_harness.variants.verification.compile_ahead import LEAST_WAIT_S, compile_most, compile_one
-from forecast_harness.variants.verification.early_compilation import EarlyCompilation
+from forecast_harness.variants.verification.compilation.compile_ahead import (
+    LEAST_WAIT_S,
+    compile_most,
+    compile_one,
+)
+from forecast_harness.variants.verification.compilation.early_compilation import EarlyCompilation
 from forecast_harness.variants.verification.launch_file import VARIANT_FILE
 
 BESIDE_ENTRY = f"{__name__}:compile_beside"

@@ -15,7 +15,7 @@ from typing import Any
 
 from forecast_autotune.records.codec import Record
 from forecast_harness.sandbox.jobs import TensorArrays
-from forecast_harness.variants.verification.base_binaries import BaseBinaries, binaries_as_arrays
+from forecast_harness.variants.verification.compilation.base_binaries import BaseBinaries, binaries_as_arrays
 
 
 @dataclass(frozen=True)
