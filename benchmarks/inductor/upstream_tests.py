@@ -1,17 +1,17 @@
 """Claim: PyTorch's own tests of max-autotune pass under `forecast-autotune run` as they pass without.
 
     python -m benchmarks.inductor.upstream_tests --out benchmarks/results/upstream_inductor_tests_cpu.json \
-        [--share 0.05] [--seed 0] [--part 1/3] [--seconds 2400] [--each 120] [--processes 1] [--devices 0 1] \
-        [--tests FOLDER] [--python PYTHON]
+        [--share 0.05] [--seed 0] [--only REGEX] [--without REGEX] [--seconds 2400] [--each 120] [--processes 1] \
+        [--devices 0 1] [--tests FOLDER] [--python PYTHON]
 
 Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`, a seeded
-share of each file's tests, or one part of several, in processes with empty caches: under plain pytest, and under
+share of each file's tests, or those of some names, in processes with empty caches: under plain pytest, and under
 `forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, with little beside it:
 what differs then in the same way is a difference, the rest is chance; what there is no time for is neither, and said.
 What passes without us alone is run a last time with `FORECAST_AUTOTUNE_MODE=exhaustive`, where every choice is made and
 timed: what passes then asked for a choice that we had left out. Prints a table, and ends with 1 if anything else passes
 without us alone. `--processes` deals a file's tests out to so many processes at a time, and what is run again to a
-quarter of them. With two `--devices` the arms run side by side, each on a GPU of its own.
+quarter of them. With two `--devices` the arms run side by side, each on a GPU and half of the cores.
 
 The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
 installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
@@ -87,18 +87,25 @@ def sample(names: Sequence[str], share: float, seed: int) -> list[str]:
     return [name for name in names if name in kept]
 
 
-def part_of(names: Sequence[str], part: tuple[int, int]) -> list[str]:
-    """Of these tests, part n of m: every m-th one."""
-    number, count = part
-    return list(names[number - 1 :: count])
+def named(names: Sequence[str], only: re.Pattern[str] | None, without: re.Pattern[str] | None) -> list[str]:
+    """Of these tests, those in whose name `only` is found and `without` is not."""
+    kept = [name for name in names if only is None or only.search(name)]
+    return [name for name in kept if without is None or not without.search(name)]
 
 
-def read_part(text: str) -> tuple[int, int]:
-    """`n/m` as two numbers. Raises `ValueError` for anything but 1 <= n <= m."""
-    number, count = map(int, text.split("/"))
-    if not 1 <= number <= count:
-        raise ValueError(text)
-    return number, count
+def read_pattern(text: str) -> re.Pattern[str]:
+    """A regular expression. Raises `ArgumentTypeError` with what is wrong with it."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"no regular expression: {text!r}: {error}") from None
+
+
+def halves_of_cores() -> dict[str, list[int]]:
+    """Half of this process's cores for each arm, where there are two."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    return {"plain": cores[:half], "ours": cores[half : 2 * half]} if half else {}
 
 
 Outcomes = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -164,13 +171,12 @@ def run_arms(
 def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: float) -> dict[str, Any]:
     """Both arms over one file's sample, and what differs once more."""
     devices = dict(zip(RUNNERS, arguments.devices, strict=True)) if arguments.devices else {}
-    runs = {
-        arm: TestRun(arm, tests, str(arguments.python), arguments.each, arguments.processes, devices.get(arm))
-        for arm in RUNNERS
-    }
+    cores = halves_of_cores() if devices else {}
+    made = (tests, str(arguments.python), arguments.each, arguments.processes)
+    runs = {arm: TestRun(arm, *made, devices.get(arm), cores.get(arm)) for arm in RUNNERS}
     begin = time.monotonic()
     names = runs["plain"].collect(name)
-    wanted = part_of(sample(names, arguments.share, arguments.seed), arguments.part)
+    wanted = sample(named(names, arguments.only, arguments.without), arguments.share, arguments.seed)
     outcomes = run_arms(runs, name, wanted, begin + seconds * _FIRST_SHARE, side_by_side=bool(devices))
     again = [t for part in differences(outcomes) for t in part]
     for run in runs.values():
@@ -206,7 +212,10 @@ def parse() -> argparse.Namespace:
     made.add_argument("--files", nargs="+", default=list(FILES))
     made.add_argument("--share", type=float, default=1.0, help="of each file's tests, 0 to 1")
     made.add_argument("--seed", type=int, default=0, help="of the share")
-    made.add_argument("--part", type=read_part, default=(1, 1), metavar="N/M", help="of these (default: 1/1)")
+    made.add_argument(
+        "--only", type=read_pattern, metavar="REGEX", help="found in the names of the tests to run"
+    )
+    made.add_argument("--without", type=read_pattern, metavar="REGEX", help="not found in them")
     made.add_argument("--seconds", type=float, default=2400.0, help="for all files together")
     made.add_argument("--each", type=int, default=120, help="seconds that one test may take")
     made.add_argument("--processes", type=int, default=1, help="that run a file's tests at a time")

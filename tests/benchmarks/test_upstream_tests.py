@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -40,7 +42,15 @@ HANGS = """
 import time
 
 def test_hangs():
-    time.sleep(10000)
+    until = time.monotonic() + 10000
+    while time.monotonic() < until:
+        try:
+            time.sleep(10000)
+        except Exception:
+            pass
+
+def test_comes_after():
+    pass
 """
 
 
@@ -50,7 +60,14 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str
     """What takes a process down costs itself alone; what differs is run again and named."""
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
     given = argparse.Namespace(
-        share=1.0, seed=0, part=(1, 1), each=600, processes=2, python=sys.executable, devices=devices
+        share=1.0,
+        seed=0,
+        only=None,
+        without=None,
+        each=600,
+        processes=2,
+        python=sys.executable,
+        devices=devices,
     )
     found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0)
     assert (found["collected"], found["came_to"], found["compared"]) == (6, {"plain": 6, "ours": 6}, 6)
@@ -91,10 +108,10 @@ def _told(words: dict[str, str]) -> dict[str, dict[str, str]]:
 def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_late.py").write_text(HANGS, encoding="utf-8")
     run = TestRun("plain", tmp_path, sys.executable, 1)
-    name = "test_late.py::test_hangs"
-    found = run.outcomes("test_late.py", [name], time.monotonic() + 3600.0)
-    assert found[name]["outcome"] == "failed"
-    assert "not done after 1 s" in found[name]["why"]
+    late, after = (f"test_late.py::test_{name}" for name in ("hangs", "comes_after"))
+    found = run.outcomes("test_late.py", [late, after], time.monotonic() + 3600.0)
+    assert (found[late]["outcome"], found[late]["why"]) == ("failed", "not done after 1 s")
+    assert found[after]["outcome"] == "passed"
     (tmp_path / "test_late.py").write_text("import a_module_that_nobody_has\n", encoding="utf-8")
     with pytest.raises(RuntimeError, match="a_module_that_nobody_has"):
         run.collect("test_late.py")
@@ -143,15 +160,36 @@ def test_only_what_both_came_to_is_compared() -> None:
     assert (found["passed"], found["died"]) == ({"plain": 2, "ours": 2}, {"plain": 0, "ours": 1})
 
 
-def test_parts_have_every_test_once() -> None:
-    names = [f"test_{n}" for n in range(11)]
-    parts = [upstream.part_of(names, (n, 3)) for n in (1, 2, 3)]
-    assert sorted(test for part in parts for test in part) == sorted(names)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+def test_tests_are_chosen_by_their_names() -> None:
+    names = ["t.py::A::test_mm", "t.py::A::test_addmm", "t.py::B::test_mm"]
+
+    def chosen(only: str | None, without: str | None) -> list[str]:
+        patterns = (pattern and re.compile(pattern) for pattern in (only, without))
+        return upstream.named(names, *patterns)
+
+    assert chosen(None, None) == names
+    assert chosen("::A::", None) == names[:2]
+    assert chosen(None, "_mm$") == ["t.py::A::test_addmm"]
+    assert chosen("::A::", "addmm") == ["t.py::A::test_mm"]
+    assert upstream.sample(chosen("nothing", None), 1.0, 0) == []
 
 
-@pytest.mark.parametrize("given", ["0/3", "4/3", "2", "1/x"])
-def test_a_part_that_is_none_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["upstream_tests", "--part", given, "--out", "x.json"])
+@pytest.mark.parametrize("given", [["--only", "("], ["--without", "*"]])
+def test_a_pattern_that_is_none_is_refused(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["upstream_tests", *given, "--out", "x.json"])
     with pytest.raises(SystemExit):
         upstream.parse()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_arms_side_by_side_share_no_core(tmp_path: Path) -> None:
+    """A process and what it starts stay on its arm's half."""
+    cores = upstream.halves_of_cores()
+    assert not set(cores["plain"]) & set(cores["ours"])
+    assert len(cores["plain"]) == len(cores["ours"]) == len(os.sched_getaffinity(0)) // 2
+    case = f"import os\ndef test_cores():\n    assert os.sched_getaffinity(0) == {set(cores['ours'])}\n"
+    (tmp_path / "test_cores.py").write_text(case, encoding="utf-8")
+    name = "test_cores.py::test_cores"
+    for arm, word in (("ours", "passed"), ("plain", "failed")):
+        run = TestRun("plain", tmp_path, sys.executable, 600, cores=cores[arm])
+        assert run.outcomes("test_cores.py", [name], time.monotonic() + 3600.0)[name]["outcome"] == word

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -49,14 +52,14 @@ def pytest_collection_finish(session):
     _say(collected=[item.nodeid for item in session.items])
 
 
-def _late(*_):
-    raise TimeoutError(f"not done after {_SECONDS} s")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
+    def end_process(*_):  # an exception may be caught by what is tested, which then goes on with less
+        _say(test=item.nodeid, outcome="failed", why=f"not done after {_SECONDS} s", seconds=_SECONDS)
+        os._exit(1)
+
     _say(test=item.nodeid, outcome="began")
-    signal.signal(signal.SIGALRM, _late)
+    signal.signal(signal.SIGALRM, end_process)
     signal.alarm(_SECONDS)
     try:
         return (yield)
@@ -81,10 +84,17 @@ class TestRun:
     __test__ = False
 
     def __init__(
-        self, arm: str, tests: Path, python: str, each_s: int, processes: int = 1, device: str | None = None
+        self,
+        arm: str,
+        tests: Path,
+        python: str,
+        each_s: int,
+        processes: int = 1,
+        device: str | None = None,
+        cores: Collection[int] | None = None,
     ) -> None:
         self.arm, self.tests, self.python, self.each_s = arm, tests, python, each_s
-        self.processes = processes
+        self.processes, self.cores = processes, cores
         self.environment = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
 
     def collect(self, name: str) -> list[str]:
@@ -141,11 +151,17 @@ class TestRun:
                 env=child_environment(folder, **more),
                 stdout=(folder / "log").open("w"),
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             try:
+                if self.cores:
+                    os.sched_setaffinity(process.pid, self.cores)
                 process.wait(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            except (subprocess.TimeoutExpired, ProcessLookupError):  # out of time, or already gone
+                pass
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # its compile workers, too
                 process.wait()
             log = (folder / "log").read_text(encoding="utf-8", errors="replace")
             lines = said.read_text(encoding="utf-8").splitlines() if said.exists() else []
