@@ -2,7 +2,7 @@
 
     python -m benchmarks.inductor.upstream_tests --out benchmarks/results/upstream_inductor_tests_cpu.json \
         [--share 0.05] [--seed 0] [--only REGEX] [--without REGEX] [--seconds 2400] [--each 120] [--processes 1] \
-        [--devices 0 1] [--tests FOLDER] [--python PYTHON]
+        [--devices 0 1] [--continue FILE] [--tests FOLDER] [--python PYTHON]
 
 Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`, a seeded
 share of each file's tests, or those of some names, in processes with empty caches: under plain pytest, and under
@@ -12,6 +12,8 @@ What passes without us alone is run a last time with `FORECAST_AUTOTUNE_MODE=exh
 timed: what passes then asked for a choice that we had left out. Prints a table, and ends with 1 if anything else passes
 without us alone. `--processes` deals a file's tests out to so many processes at a time, and what is run again to a
 quarter of them. With two `--devices` the arms run side by side, each on a GPU and half of the cores.
+`--continue` takes the outcomes of an earlier result over: what both arms came to there is not run again, what differed
+and could not be repeated is repeated now.
 
 The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
 installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
@@ -37,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.inductor.upstream_runs import RUNNERS, TestRun
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
 
 FILES = ("test_max_autotune.py", "test_cpu_select_algorithm.py", "test_autoheuristic.py")
 _SOURCE = "https://raw.githubusercontent.com/pytorch/pytorch/v{release}/test/inductor/{name}"
@@ -169,29 +171,40 @@ def run_arms(
     return found
 
 
-def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: float) -> dict[str, Any]:
-    """Both arms over one file's sample, and what differs once more."""
+def run_file(
+    name: str, arguments: argparse.Namespace, tests: Path, seconds: float, earlier: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Both arms over one file's sample, and what differs once more; `earlier` is this of an earlier run, or empty."""
     devices = dict(zip(RUNNERS, arguments.devices, strict=True)) if arguments.devices else {}
     cores = halves_of_cores() if devices else {}
     made = (tests, str(arguments.python), arguments.each, arguments.processes)
     runs = {arm: TestRun(arm, *made, devices.get(arm), cores.get(arm)) for arm in RUNNERS}
     begin = time.monotonic()
     names = runs["plain"].collect(name)
-    wanted = sample(named(names, arguments.only, arguments.without), arguments.share, arguments.seed)
-    outcomes = run_arms(runs, name, wanted, begin + seconds * _FIRST_SHARE, side_by_side=bool(devices))
-    again = [t for part in differences(outcomes) for t in part]
+    sampled = sample(named(names, arguments.only, arguments.without), arguments.share, arguments.seed)
+
+    def both_arms(taken_over: str, wanted: Sequence[str], share: float) -> dict[str, dict[str, Any]]:
+        known = {arm: dict(earlier.get(taken_over, {}).get(arm, {})) for arm in RUNNERS}
+        done = compared(known)
+        until, left = begin + seconds * share, [test for test in wanted if test not in done]
+        new = run_arms(runs, name, left, until, side_by_side=bool(devices))
+        return {arm: known[arm] | new[arm] for arm in RUNNERS}
+
+    outcomes = both_arms("outcomes", sampled, _FIRST_SHARE)
     for run in runs.values():
         run.processes = max(1, arguments.processes // _LESS_BESIDE)
-    until = begin + seconds * (_FIRST_SHARE + _SECOND_SHARE)
-    repeated = run_arms(runs, name, again, until, side_by_side=bool(devices))
+    differing = [test for part in differences(outcomes) for test in part]
+    repeated = both_arms("repeated", differing, _FIRST_SHARE + _SECOND_SHARE)
     stands, ours = standing(outcomes, repeated), runs["ours"]
     ours.environment |= _NOTHING_LEFT_OUT
-    complete = ours.outcomes(name, stands["lost"], begin + seconds) if stands["lost"] else {}
-    left_out = [test for test, found in complete.items() if found["outcome"] == "passed"]
+    complete = dict(earlier.get("complete", {}))
+    asked = [test for test in stands["lost"] if test not in complete]
+    complete |= ours.outcomes(name, asked, begin + seconds) if asked else {}
+    left_out = [test for test in stands["lost"] if complete.get(test, {}).get("outcome") == "passed"]
     return {
         "file": name,
         "collected": len(names),
-        "sampled": len(wanted),
+        "sampled": len({*sampled, *compared(outcomes)}),
         "came_to": {arm: len(found) for arm, found in outcomes.items()},
         "compared": len(compared(outcomes)),
         **counts(outcomes),
@@ -201,6 +214,25 @@ def run_file(name: str, arguments: argparse.Namespace, tests: Path, seconds: flo
         "outcomes": outcomes,
         "repeated": repeated,
         "complete": complete,
+    }
+
+
+def earlier_run(path: Path | None, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """An earlier result's `files` by their names, and its `runs`, itself the last of them.
+
+    Raises `SystemExit` where it is of another device or release than this run's.
+    """
+    if path is None:
+        return {"files": {}, "runs": []}
+    data = read_parts([path])[0]
+    for key in ("device", "torch", "triton"):
+        if data["environment"].get(key) != environment.get(key):
+            here, there = environment.get(key), data["environment"].get(key)
+            raise SystemExit(f"--continue wants a result of this {key}, {here!r}; {path.name} has {there!r}")
+    told = {key: data["environment"].get(key) for key in ("date", "commit")} | {"options": data["options"]}
+    return {
+        "files": {row["file"]: row for row in data["raw"].get("files", [])},
+        "runs": [*data["raw"].get("earlier_runs", []), told],
     }
 
 
@@ -221,6 +253,7 @@ def parse() -> argparse.Namespace:
     made.add_argument("--each", type=int, default=120, help="seconds that one test may take")
     made.add_argument("--processes", type=int, default=1, help="that run a file's tests at a time")
     made.add_argument("--devices", nargs=2, metavar="GPU", help="of the plain arm and of ours")
+    made.add_argument("--continue", type=Path, dest="earlier", metavar="FILE", help="a result to go on from")
     made.add_argument("--python", type=Path, default=Path(sys.executable), help="with torch, pytest and us")
     arguments = parse_arguments(made, on_host=True)
     if not 0 < arguments.share <= 1:
@@ -242,6 +275,9 @@ def main() -> int:
     ).stdout.strip()
     release = re.match(r"\d+\.\d+\.\d+", version)
     report = ResultFile(arguments, "PyTorch's own tests of max-autotune", arguments.seed)
+    earlier = earlier_run(arguments.earlier, report.data["environment"])
+    for run in earlier["runs"]:
+        report.add("earlier_runs", run)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         tests = arguments.tests or Path(name)
@@ -252,7 +288,8 @@ def main() -> int:
         for number, file in enumerate(arguments.files):
             left = arguments.seconds - sum(row["wall_s"] for row in found)
             begin = time.monotonic()
-            row = run_file(file, arguments, tests, left / (len(arguments.files) - number))
+            share = left / (len(arguments.files) - number)
+            row = run_file(file, arguments, tests, share, earlier["files"].get(file, {}))
             row["wall_s"] = time.monotonic() - begin
             found.append(row)
             report.add("files", row)

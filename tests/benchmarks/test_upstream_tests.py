@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.inductor import upstream_tests as upstream
-from benchmarks.lib.inductor.upstream_runs import TestRun, without_folders
+from benchmarks.lib.inductor.upstream_runs import TestRun, deal, without_folders
 
 CASES = """
 import os
@@ -68,7 +69,7 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str
         python=sys.executable,
         devices=devices,
     )
-    found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0)
+    found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0, {})
     assert (found["collected"], found["came_to"], found["compared"]) == (6, {"plain": 6, "ours": 6}, 6)
     assert found["passed"] == {"plain": 4, "ours": 2}
     assert found["skipped"] == found["died"] == {"plain": 1, "ours": 1}
@@ -78,6 +79,67 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str
     assert (found["gained"], found["chance"], found["open"]) == ([], [], [])
     assert upstream.summary([found])["left_out"] == found["left_out"]
     assert "lost: test_cases.py::test_passes_alone: AssertionError" in upstream.table([found])
+
+
+def test_an_earlier_run_is_gone_on_with(tmp_path: Path) -> None:
+    """What both arms came to is taken over; what one arm came to, or was not repeated, is run."""
+    (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
+    skipped, alone, choice, last = (
+        f"test_cases.py::test_{name}"
+        for name in ("is_skipped", "passes_alone", "wants_every_choice", "comes_last")
+    )
+    earlier = {
+        "outcomes": {
+            "plain": _told({skipped: "died", alone: "passed", choice: "passed"}),
+            "ours": _told({skipped: "died", alone: "failed", choice: "failed", last: "failed"}),
+        },
+        "repeated": {"plain": _told({choice: "passed"}), "ours": _told({choice: "failed"})},
+    }
+    given = argparse.Namespace(
+        share=1.0,
+        seed=0,
+        only="comes_last",
+        without=None,
+        each=600,
+        processes=2,
+        python=sys.executable,
+        devices=None,
+    )
+    found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0, earlier)
+    assert (found["compared"], found["sampled"]) == (4, 4)
+    assert found["died"] == {"plain": 1, "ours": 1}  # not run again
+    assert (
+        found["outcomes"]["ours"][last]["outcome"] == "passed"
+    )  # run again, as the plain arm had not come to it
+    assert set(found["repeated"]["plain"]) == {alone, choice}
+    assert (found["lost"], found["left_out"], found["open"]) == ([alone], [choice], [])
+
+
+def test_a_run_is_gone_on_with_on_the_same_device_and_release(tmp_path: Path) -> None:
+    here = {"device": "cpu", "torch": "2.13.0", "triton": "3.9.0"}
+    there = {**here, "date": "2026-11-29", "commit": "abc", "python": "3.11.7"}
+    rows = [{"file": "test_a.py", "outcomes": {}}]
+    data = {"null": False, "environment": there, "options": {"each": 60}, "raw": {"files": rows}}
+    path = tmp_path / "earlier.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    told = {"date": "2026-11-29", "commit": "abc", "options": {"each": 60}}
+    assert upstream.earlier_run(path, here) == {"files": {"test_a.py": rows[0]}, "runs": [told]}
+    assert upstream.earlier_run(None, here) == {"files": {}, "runs": []}
+    with pytest.raises(SystemExit, match=r"this torch, '2\.12\.1'; earlier\.json has '2\.13\.0'"):
+        upstream.earlier_run(path, {**here, "torch": "2.12.1"})
+
+
+def test_each_process_has_its_share_of_the_slow_tests() -> None:
+    """They come at regular distances: a file's parameters."""
+    names = [f"t{n}" for n in range(160)]
+    slow = set(names[::16])
+    dealt = deal(names, 16)
+    assert sorted(name for part in dealt for name in part) == sorted(names)
+    assert dealt == deal(names, 16)
+    assert all(part == sorted(part, key=names.index) for part in dealt)
+    assert max(len(slow & set(part)) for part in dealt) <= 4
+    assert sorted(deal(names[:2], 16)) == [["t0"], ["t1"]]
+    assert deal([], 4) == []
 
 
 def test_a_difference_that_turns_round_is_chance() -> None:

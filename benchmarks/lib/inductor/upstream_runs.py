@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -106,7 +107,7 @@ class TestRun:
 
     def outcomes(self, name: str, wanted: Sequence[str], until: float) -> dict[str, dict[str, Any]]:
         """Outcome by test, of those that there was time for; a test that ends its process has `died`."""
-        dealt = [wanted[n :: self.processes] for n in range(min(self.processes, len(wanted)))]
+        dealt = deal(wanted, self.processes)
         with ThreadPoolExecutor(max(1, len(dealt))) as pool:
             parts = list(pool.map(lambda part: self._outcomes(name, part, until), dealt))
         every = {test: outcome for part in parts for test, outcome in part.items()}
@@ -166,6 +167,12 @@ class TestRun:
             log = (folder / "log").read_text(encoding="utf-8", errors="replace")
             lines = said.read_text(encoding="utf-8").splitlines() if said.exists() else []
             return [*map(json.loads, lines), {"status": process.returncode, "log": log[-2000:]}]
+
+
+def deal(names: Sequence[str], processes: int) -> list[list[str]]:
+    """Tests by process, each part in its order; shuffled by a fixed seed, as slow tests come at regular distances."""
+    shuffled = random.Random(0).sample(names, len(names))
+    return [sorted(shuffled[n::processes], key=names.index) for n in range(min(processes, len(names)))]
 
 
 def without_folders(text: str) -> str:
