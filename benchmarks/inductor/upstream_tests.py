@@ -11,9 +11,9 @@ what differs then in the same way is a difference, the rest is chance; what ther
 What passes without us alone is run a last time with `FORECAST_AUTOTUNE_MODE=exhaustive`, where every choice is made and
 timed: what passes then asked for a choice that we had left out. Prints a table, and ends with 1 if anything else passes
 without us alone. `--processes` deals a file's tests out to so many processes at a time, and what is run again to a
-quarter of them. With two `--devices` the arms run side by side, each on a GPU and half of the cores.
-`--continue` takes the outcomes of an earlier result over: what both arms came to there is not run again, what differed
-and could not be repeated is repeated now.
+quarter of them. With two `--devices`, which may be the same, the arms run side by side, each on its GPU and its part
+of the cores. `--continue` takes the outcomes of an earlier result over: what both arms came to there is not run again,
+what differed and could not be repeated is repeated now.
 
 The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
 installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
@@ -104,11 +104,14 @@ def read_pattern(text: str) -> str:
     return text
 
 
-def halves_of_cores() -> dict[str, list[int]]:
-    """Half of this process's cores for each arm, where there are two."""
+def cores_of_arms() -> dict[str, list[int]]:
+    """Two thirds of this process's cores for the plain arm, which compiles every choice, the rest for ours.
+
+    Empty where there are fewer than two.
+    """
     cores = sorted(os.sched_getaffinity(0))
-    half = len(cores) // 2
-    return {"plain": cores[:half], "ours": cores[half : 2 * half]} if half else {}
+    cut = min(len(cores) - 1, round(len(cores) * 2 / 3))
+    return {"plain": cores[:cut], "ours": cores[cut:]} if cut else {}
 
 
 Outcomes = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -176,7 +179,7 @@ def run_file(
 ) -> dict[str, Any]:
     """Both arms over one file's sample, and what differs once more; `earlier` is this of an earlier run, or empty."""
     devices = dict(zip(RUNNERS, arguments.devices, strict=True)) if arguments.devices else {}
-    cores = halves_of_cores() if devices else {}
+    cores = cores_of_arms() if devices else {}
     made = (tests, str(arguments.python), arguments.each, arguments.processes)
     runs = {arm: TestRun(arm, *made, devices.get(arm), cores.get(arm)) for arm in RUNNERS}
     begin = time.monotonic()
@@ -197,6 +200,7 @@ def run_file(
     repeated = both_arms("repeated", differing, _FIRST_SHARE + _SECOND_SHARE)
     stands, ours = standing(outcomes, repeated), runs["ours"]
     ours.environment |= _NOTHING_LEFT_OUT
+    ours.cores = None  # nothing runs beside it
     complete = dict(earlier.get("complete", {}))
     asked = [test for test in stands["lost"] if test not in complete]
     complete |= ours.outcomes(name, asked, begin + seconds) if asked else {}
@@ -252,7 +256,9 @@ def parse() -> argparse.Namespace:
     made.add_argument("--seconds", type=float, default=2400.0, help="for all files together")
     made.add_argument("--each", type=int, default=120, help="seconds that one test may take")
     made.add_argument("--processes", type=int, default=1, help="that run a file's tests at a time")
-    made.add_argument("--devices", nargs=2, metavar="GPU", help="of the plain arm and of ours")
+    made.add_argument(
+        "--devices", nargs=2, metavar="GPU", help="of the plain arm and of ours; may be the same"
+    )
     made.add_argument("--continue", type=Path, dest="earlier", metavar="FILE", help="a result to go on from")
     made.add_argument("--python", type=Path, default=Path(sys.executable), help="with torch, pytest and us")
     arguments = parse_arguments(made, on_host=True)

@@ -237,12 +237,18 @@ def test_a_pattern_that_is_none_is_refused(given: list[str], monkeypatch: pytest
         upstream.parse()
 
 
+def test_the_arm_that_compiles_everything_has_more_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, shares in ((1, []), (2, [1, 1]), (3, [2, 1]), (16, [11, 5]), (32, [21, 11])):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=count: set(range(count)))
+        assert [len(cores) for cores in upstream.cores_of_arms().values()] == shares
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_arms_side_by_side_share_no_core(tmp_path: Path) -> None:
-    """A process and what it starts stay on its arm's half."""
-    cores = upstream.halves_of_cores()
-    assert not set(cores["plain"]) & set(cores["ours"])
-    assert len(cores["plain"]) == len(cores["ours"]) == len(os.sched_getaffinity(0)) // 2
+    """A process and what it starts stay on its arm's cores."""
+    cores = upstream.cores_of_arms()
+    assert sorted(cores["plain"] + cores["ours"]) == sorted(os.sched_getaffinity(0))
+    assert len(cores["plain"]) >= len(cores["ours"]) >= 1
     case = f"import os\ndef test_cores():\n    assert os.sched_getaffinity(0) == {set(cores['ours'])}\n"
     (tmp_path / "test_cores.py").write_text(case, encoding="utf-8")
     name = "test_cores.py::test_cores"
