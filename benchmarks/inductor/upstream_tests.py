@@ -2,7 +2,7 @@
 
     python -m benchmarks.inductor.upstream_tests --out benchmarks/results/upstream_inductor_tests_cpu.json \
         [--share 0.05] [--seed 0] [--only REGEX] [--without REGEX] [--seconds 2400] [--each 120] [--processes 1] \
-        [--devices 0 1] [--continue FILE] [--tests FOLDER] [--python PYTHON]
+        [--devices 0 1] [--continue FILE] [--again REGEX] [--tests FOLDER] [--python PYTHON]
 
 Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`, a seeded
 share of each file's tests, or those of some names, in processes with empty caches: under plain pytest, and under
@@ -13,7 +13,8 @@ timed: what passes then asked for a choice that we had left out. Prints a table,
 without us alone. `--processes` deals a file's tests out to so many processes at a time, and what is run again to a
 quarter of them. With two `--devices`, which may be the same, the arms run side by side, each on its GPU and its part
 of the cores. `--continue` takes the outcomes of an earlier result over: what both arms came to there is not run again,
-what differed and could not be repeated is repeated now.
+what differed and could not be repeated is repeated now. What was late there, or is named by `--again`, as the code that
+it tests has changed, is run anew.
 
 The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
 installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
@@ -38,7 +39,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.inductor.upstream_runs import RUNNERS, TestRun
+from benchmarks.lib.inductor.upstream_runs import LATE, RUNNERS, TestRun
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
 
 FILES = ("test_max_autotune.py", "test_cpu_select_algorithm.py", "test_autoheuristic.py")
@@ -185,9 +186,10 @@ def run_file(
     begin = time.monotonic()
     names = runs["plain"].collect(name)
     sampled = sample(named(names, arguments.only, arguments.without), arguments.share, arguments.seed)
+    kept = kept_outcomes(earlier, arguments.again)
 
     def both_arms(taken_over: str, wanted: Sequence[str], share: float) -> dict[str, dict[str, Any]]:
-        known = {arm: dict(earlier.get(taken_over, {}).get(arm, {})) for arm in RUNNERS}
+        known = kept[taken_over]
         done = compared(known)
         until, left = begin + seconds * share, [test for test in wanted if test not in done]
         new = run_arms(runs, name, left, until, side_by_side=bool(devices))
@@ -201,7 +203,7 @@ def run_file(
     stands, ours = standing(outcomes, repeated), runs["ours"]
     ours.environment |= _NOTHING_LEFT_OUT
     ours.cores = None  # nothing runs beside it
-    complete = dict(earlier.get("complete", {}))
+    complete = dict(kept["complete"]["ours"])
     asked = [test for test in stands["lost"] if test not in complete]
     complete |= ours.outcomes(name, asked, begin + seconds) if asked else {}
     left_out = [test for test in stands["lost"] if complete.get(test, {}).get("outcome") == "passed"]
@@ -218,6 +220,29 @@ def run_file(
         "outcomes": outcomes,
         "repeated": repeated,
         "complete": complete,
+    }
+
+
+def kept_outcomes(earlier: Mapping[str, Any], again: str | None) -> dict[str, dict[str, dict[str, Any]]]:
+    """Of a file's earlier row: outcomes by phase and arm, without tests that are run anew."""
+    phases = {phase: dict(earlier.get(phase, {})) for phase in ("outcomes", "repeated")}
+    phases["complete"] = {"ours": earlier.get("complete", {})}
+    late = {
+        test
+        for arms in phases.values()
+        for found in arms.values()
+        for test, told in found.items()
+        if told.get("why", "").startswith(LATE)
+    }
+
+    def is_kept(test: str) -> bool:
+        return test not in late and not (again and re.search(again, test))
+
+    return {
+        phase: {
+            arm: {test: told for test, told in arms.get(arm, {}).items() if is_kept(test)} for arm in RUNNERS
+        }
+        for phase, arms in phases.items()
     }
 
 
@@ -260,6 +285,9 @@ def parse() -> argparse.Namespace:
         "--devices", nargs=2, metavar="GPU", help="of the plain arm and of ours; may be the same"
     )
     made.add_argument("--continue", type=Path, dest="earlier", metavar="FILE", help="a result to go on from")
+    made.add_argument(
+        "--again", type=read_pattern, metavar="REGEX", help="found in names that it is not asked for"
+    )
     made.add_argument("--python", type=Path, default=Path(sys.executable), help="with torch, pytest and us")
     arguments = parse_arguments(made, on_host=True)
     if not 0 < arguments.share <= 1:

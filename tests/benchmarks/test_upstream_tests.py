@@ -64,6 +64,7 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str
         seed=0,
         only=None,
         without=None,
+        again=None,
         each=600,
         processes=2,
         python=sys.executable,
@@ -100,6 +101,7 @@ def test_an_earlier_run_is_gone_on_with(tmp_path: Path) -> None:
         seed=0,
         only="comes_last",
         without=None,
+        again=None,
         each=600,
         processes=2,
         python=sys.executable,
@@ -113,6 +115,30 @@ def test_an_earlier_run_is_gone_on_with(tmp_path: Path) -> None:
     )  # run again, as the plain arm had not come to it
     assert set(found["repeated"]["plain"]) == {alone, choice}
     assert (found["lost"], found["left_out"], found["open"]) == ([alone], [choice], [])
+
+
+def test_what_was_late_or_has_changed_is_run_anew() -> None:
+    late = {"outcome": "failed", "why": "not done after 60 s"}
+    arms = {
+        "plain": {"a": late, **_told({"b": "passed", "c": "passed"})},
+        "ours": _told(dict.fromkeys("abc", "passed")),
+    }
+    earlier = {
+        "outcomes": arms,
+        "repeated": {"plain": {}, "ours": {}},
+        "complete": _told({"b": "passed", "c": "failed"}),
+    }
+    kept = upstream.kept_outcomes(earlier, None)
+    assert {arm: list(found) for arm, found in kept["outcomes"].items()} == {
+        "plain": ["b", "c"],
+        "ours": ["b", "c"],
+    }
+    assert list(kept["complete"]["ours"]) == ["b", "c"]
+    kept = upstream.kept_outcomes(earlier, "^b$")
+    assert [list(found) for found in kept["outcomes"].values()] == [["c"], ["c"]]
+    assert list(kept["complete"]["ours"]) == ["c"]
+    nothing = {"plain": {}, "ours": {}}
+    assert upstream.kept_outcomes({}, "b") == {"outcomes": nothing, "repeated": nothing, "complete": nothing}
 
 
 def test_a_run_is_gone_on_with_on_the_same_device_and_release(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from benchmarks.lib.processes.child_processes import child_environment
 
 RUNNERS = {"plain": ["-m", "pytest"], "ours": ["-m", "forecast_autotune", "run", "-m", "pytest"]}
 """What an interpreter is given, by arm."""
+LATE = "not done after"
+"""What is said of a test that took too long, and its process with it."""
 _NO_TESTS = 5
 """Exit status of pytest where there is nothing to run."""
 _CONFTEST = """
@@ -33,6 +35,7 @@ import pytest
 _NAMES = os.environ.get("WANTED_TESTS")
 _OUTCOMES = os.environ["TEST_OUTCOMES"]
 _SECONDS = int(os.environ["TEST_SECONDS"])
+_LATE = os.environ["TEST_LATE"]
 
 
 def _say(**found):
@@ -56,7 +59,7 @@ def pytest_collection_finish(session):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     def end_process(*_):  # an exception may be caught by what is tested, which then goes on with less
-        _say(test=item.nodeid, outcome="failed", why=f"not done after {_SECONDS} s", seconds=_SECONDS)
+        _say(test=item.nodeid, outcome="failed", why=f"{_LATE} {_SECONDS} s", seconds=_SECONDS)
         os._exit(1)
 
     _say(test=item.nodeid, outcome="began")
@@ -140,6 +143,7 @@ class TestRun:
             (folder / "conftest.py").write_text(_CONFTEST, encoding="utf-8")
             said = folder / "outcomes.jsonl"
             more = {"TEST_OUTCOMES": str(said), "TEST_SECONDS": str(self.each_s)}
+            more["TEST_LATE"] = LATE
             more["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
             more |= self.environment
             if wanted is not None:

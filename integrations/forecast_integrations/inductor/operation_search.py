@@ -135,6 +135,8 @@ class OperationSearch:
         if (stored := self._stored(draft)) is not None:
             self.decided_before = True
             return self._predecide(stored, "decided before", draft)
+        if mode is Mode.TUNE and len(everything) - len(self.library.candidates) == 1:
+            return everything  # a choice that is listed alone is one that somebody wants timed
         if mode is Mode.TUNE and not self.measured:
             self.library.time_ahead(self.seconds)
         forecasts = self._ask(draft=draft)

@@ -19,6 +19,7 @@ from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.library_baseline import NOT_WORTH_WAITING, SMALL, TRUSTED
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_codegen
 from forecast_integrations.inductor.session import LIBRARY_BEST_RISK, FewRoundsPolicy, TuningSession
+from tests.integrations.inductor import test_selection
 from tests.integrations.inductor.graphs import graph, product_choices, product_inputs, serving
 from tests.integrations.inductor.test_choice_timing import (
     LIBRARY,
@@ -98,6 +99,20 @@ def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
     assert len(device.taken) > 2
     assert device.taken.count(LIBRARY) == 2, "it is timed beside the others"
     assert again.reason != TRUSTED
+
+
+@pytest.mark.parametrize("listed", [1, 2])
+def test_a_choice_that_is_listed_alone_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: int
+) -> None:
+    """However slow it is thought to be: somebody has narrowed the list to it."""
+    monkeypatch.setattr(test_selection, "COUNT", listed)
+    device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    decision = chosen_by(serving(lambda _: 3.0, tmp_path))
+    assert set(device.taken) == ({LIBRARY, 0} if listed == 1 else {LIBRARY})
+    assert (decision.reason == TRUSTED) == (listed == 2)
+    assert (decision.measured, decision.candidates) == ((2, 2) if listed == 1 else (1, 3))
+    assert decision.stated_risk == (0.0 if listed == 1 else LIBRARY_BEST_RISK)
 
 
 def test_what_is_likely_to_be_faster_is_compiled_and_what_is_asked_for_is_obeyed(
