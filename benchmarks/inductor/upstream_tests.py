@@ -11,7 +11,7 @@ what differs then in the same way is a difference, the rest is chance; what ther
 What passes without us alone is run a last time with `FORECAST_AUTOTUNE_MODE=exhaustive`, where every choice is made and
 timed: what passes then asked for a choice that we had left out. Prints a table, and ends with 1 if anything else passes
 without us alone. `--processes` deals a file's tests out to so many processes at a time, and what is run again to a
-quarter of them. With two `--devices`, which may be the same, the arms run side by side, each on its GPU and its part
+third of them. With two `--devices`, which may be the same, the arms run side by side, each on its GPU and its part
 of the cores. `--continue` takes the outcomes of an earlier result over: what both arms came to there is not run again,
 what differed and could not be repeated is repeated now. What was late there, or is named by `--again`, as the code that
 it tests has changed, is run anew.
@@ -47,7 +47,7 @@ _SOURCE = "https://raw.githubusercontent.com/pytorch/pytorch/v{release}/test/ind
 _FIRST_SHARE, _SECOND_SHARE = 0.75, 0.15
 """Of a file's seconds, for both arms, and for what came out differently; the rest is for what is left out."""
 _NOTHING_LEFT_OUT = {"FORECAST_AUTOTUNE_MODE": "exhaustive"}
-_LESS_BESIDE = 4
+_LESS_BESIDE = 3
 """So many times fewer processes run what came out differently: what failed for want of time or memory passes then."""
 
 
