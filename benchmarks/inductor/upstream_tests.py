@@ -11,8 +11,8 @@ what differs then in the same way is a difference, the rest is chance; what ther
 What passes without us alone is run a last time with `FORECAST_AUTOTUNE_MODE=exhaustive`, where every choice is made and
 timed: what passes then asked for a choice that we had left out. Prints a table, and ends with 1 if anything else passes
 without us alone. `--processes` deals a file's tests out to so many processes at a time, and what is run again to a
-third of them. With two `--devices`, which may be the same, the arms run side by side, each on its GPU and its part
-of the cores. `--continue` takes the outcomes of an earlier result over: what both arms came to there is not run again,
+third of them. With two `--devices`, which may be the same, the arms run side by side, each on its GPU and half of
+the cores. `--continue` takes the outcomes of an earlier result over: what both arms came to there is not run again,
 what differed and could not be repeated is repeated now. What was late there, or is named by `--again`, as the code that
 it tests has changed, is run anew.
 
@@ -106,13 +106,10 @@ def read_pattern(text: str) -> str:
 
 
 def cores_of_arms() -> dict[str, list[int]]:
-    """Two thirds of this process's cores for the plain arm, which compiles every choice, the rest for ours.
-
-    Empty where there are fewer than two.
-    """
+    """Half of this process's cores for each arm; empty where there are fewer than two."""
     cores = sorted(os.sched_getaffinity(0))
-    cut = min(len(cores) - 1, round(len(cores) * 2 / 3))
-    return {"plain": cores[:cut], "ours": cores[cut:]} if cut else {}
+    half = len(cores) // 2
+    return {"plain": cores[:half], "ours": cores[half : 2 * half]} if half else {}
 
 
 Outcomes = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -154,13 +151,19 @@ def counts(outcomes: Outcomes) -> dict[str, dict[str, int]]:
 
 
 def run_arms(
-    runs: Mapping[str, TestRun], name: str, wanted: Sequence[str], until: float, *, side_by_side: bool
+    runs: Mapping[str, TestRun],
+    name: str,
+    wanted: Sequence[str],
+    until: float,
+    expected_s: Mapping[str, float],
+    *,
+    side_by_side: bool,
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Outcomes of these tests by arm; one arm after the other has the same share of the time, or all of it at once."""
     begin = time.monotonic()
 
     def outcomes_of(arm: str, ends: float) -> dict[str, dict[str, Any]]:
-        found = runs[arm].outcomes(name, wanted, ends) if wanted else {}
+        found = runs[arm].outcomes(name, wanted, ends, expected_s) if wanted else {}
         say(f"{name}, {arm}: {len(found)} of {len(wanted)} tests in {time.monotonic() - begin:.0f} s")
         return found
 
@@ -186,13 +189,13 @@ def run_file(
     begin = time.monotonic()
     names = runs["plain"].collect(name)
     sampled = sample(named(names, arguments.only, arguments.without), arguments.share, arguments.seed)
-    kept = kept_outcomes(earlier, arguments.again)
+    kept, expected_s = kept_outcomes(earlier, arguments.again), known_seconds(earlier)
 
     def both_arms(taken_over: str, wanted: Sequence[str], share: float) -> dict[str, dict[str, Any]]:
         known = kept[taken_over]
         done = compared(known)
         until, left = begin + seconds * share, [test for test in wanted if test not in done]
-        new = run_arms(runs, name, left, until, side_by_side=bool(devices))
+        new = run_arms(runs, name, left, until, expected_s, side_by_side=bool(devices))
         return {arm: known[arm] | new[arm] for arm in RUNNERS}
 
     outcomes = both_arms("outcomes", sampled, _FIRST_SHARE)
@@ -205,7 +208,7 @@ def run_file(
     ours.cores = None  # nothing runs beside it
     complete = dict(kept["complete"]["ours"])
     asked = [test for test in stands["lost"] if test not in complete]
-    complete |= ours.outcomes(name, asked, begin + seconds) if asked else {}
+    complete |= ours.outcomes(name, asked, begin + seconds, expected_s) if asked else {}
     left_out = [test for test in stands["lost"] if complete.get(test, {}).get("outcome") == "passed"]
     return {
         "file": name,
@@ -244,6 +247,15 @@ def kept_outcomes(earlier: Mapping[str, Any], again: str | None) -> dict[str, di
         }
         for phase, arms in phases.items()
     }
+
+
+def known_seconds(earlier: Mapping[str, Any]) -> dict[str, float]:
+    """Of a file's earlier row: how long each test took, in the arm where it took longer."""
+    seconds: dict[str, float] = {}
+    for found in earlier.get("outcomes", {}).values():
+        for test, told in found.items():
+            seconds[test] = max(seconds.get(test, 0.0), float(told.get("seconds") or 0.0))
+    return seconds
 
 
 def earlier_run(path: Path | None, environment: Mapping[str, Any]) -> dict[str, Any]:

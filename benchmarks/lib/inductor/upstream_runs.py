@@ -9,12 +9,14 @@ import random
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.lib.processes.child_processes import child_environment
@@ -108,9 +110,18 @@ class TestRun:
             raise RuntimeError(f"{name} cannot be imported under {self.arm}:\n{end['log']}")
         return [test for line in lines for test in line.get("collected", [])]
 
-    def outcomes(self, name: str, wanted: Sequence[str], until: float) -> dict[str, dict[str, Any]]:
-        """Outcome by test, of those that there was time for; a test that ends its process has `died`."""
-        dealt = deal(wanted, self.processes)
+    def outcomes(
+        self,
+        name: str,
+        wanted: Sequence[str],
+        until: float,
+        expected_s: Mapping[str, float] = MappingProxyType({}),
+    ) -> dict[str, dict[str, Any]]:
+        """Outcome by test, of those that there was time for; a test that ends its process has `died`.
+
+        `expected_s` are seconds by test, as far as they are known.
+        """
+        dealt = deal(wanted, self.processes, expected_s)
         with ThreadPoolExecutor(max(1, len(dealt))) as pool:
             parts = list(pool.map(lambda part: self._outcomes(name, part, until), dealt))
         every = {test: outcome for part in parts for test, outcome in part.items()}
@@ -173,10 +184,20 @@ class TestRun:
             return [*map(json.loads, lines), {"status": process.returncode, "log": log[-2000:]}]
 
 
-def deal(names: Sequence[str], processes: int) -> list[list[str]]:
-    """Tests by process, each part in its order; shuffled by a fixed seed, as slow tests come at regular distances."""
+def deal(names: Sequence[str], processes: int, expected_s: Mapping[str, float]) -> list[list[str]]:
+    """Tests by process, each part in its order, so that all are expected to take as long.
+
+    Tests of unknown duration are shuffled by a fixed seed: slow ones come at regular distances.
+    """
     shuffled = random.Random(0).sample(names, len(names))
-    return [sorted(shuffled[n::processes], key=names.index) for n in range(min(processes, len(names)))]
+    usual = statistics.median(expected_s.values()) if expected_s else 1.0
+    parts: list[list[str]] = [[] for _ in range(min(processes, len(names)))]
+    load = [0.0] * len(parts)
+    for name in sorted(shuffled, key=lambda name: -expected_s.get(name, usual)):
+        least = load.index(min(load))
+        parts[least].append(name)
+        load[least] += max(expected_s.get(name, usual), 0.1)
+    return [sorted(part, key=names.index) for part in parts]
 
 
 def without_folders(text: str) -> str:
