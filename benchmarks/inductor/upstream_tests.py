@@ -223,6 +223,7 @@ def run_file(
         "outcomes": outcomes,
         "repeated": repeated,
         "complete": complete,
+        "ready_s": {arm: run.ready_s for arm, run in runs.items()},
     }
 
 

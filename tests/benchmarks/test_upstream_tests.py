@@ -79,6 +79,8 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str
     assert found["left_out"] == ["test_cases.py::test_wants_every_choice"]
     assert (found["gained"], found["chance"], found["open"]) == ([], [], [])
     assert upstream.summary([found])["left_out"] == found["left_out"]
+    assert all(seconds > 0 for arm in ("plain", "ours") for seconds in found["ready_s"][arm])
+    assert len(found["ready_s"]["plain"]) >= 3, "of all processes, that which collects among them"
     assert "lost: test_cases.py::test_passes_alone: AssertionError" in upstream.table([found])
 
 

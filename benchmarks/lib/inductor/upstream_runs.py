@@ -31,6 +31,7 @@ _CONFTEST = """
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -55,7 +56,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    _say(collected=[item.nodeid for item in session.items])
+    ready_s = time.time() - float(os.environ["TEST_PROCESS_BEGAN"])
+    _say(collected=[item.nodeid for item in session.items], ready_s=round(ready_s, 1))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -101,6 +103,8 @@ class TestRun:
     ) -> None:
         self.arm, self.tests, self.python, self.each_s = arm, tests, python, each_s
         self.processes, self.cores = processes, cores
+        self.ready_s: list[float] = []
+        """Of each process: seconds until its first test."""
         self.environment = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
 
     def collect(self, name: str) -> list[str]:
@@ -154,7 +158,8 @@ class TestRun:
             (folder / "conftest.py").write_text(_CONFTEST, encoding="utf-8")
             said = folder / "outcomes.jsonl"
             more = {"TEST_OUTCOMES": str(said), "TEST_SECONDS": str(self.each_s)}
-            more["TEST_LATE"] = LATE
+            more |= {"TEST_LATE": LATE, "TEST_PROCESS_BEGAN": str(time.time())}
+            more["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is asked for, and some import much
             more["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
             more |= self.environment
             if wanted is not None:
@@ -181,7 +186,9 @@ class TestRun:
                 process.wait()
             log = (folder / "log").read_text(encoding="utf-8", errors="replace")
             lines = said.read_text(encoding="utf-8").splitlines() if said.exists() else []
-            return [*map(json.loads, lines), {"status": process.returncode, "log": log[-2000:]}]
+            told = list(map(json.loads, lines))
+            self.ready_s += [line["ready_s"] for line in told if "ready_s" in line]
+            return [*told, {"status": process.returncode, "log": log[-2000:]}]
 
 
 def deal(names: Sequence[str], processes: int, expected_s: Mapping[str, float]) -> list[list[str]]:
