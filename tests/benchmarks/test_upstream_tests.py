@@ -268,15 +268,16 @@ def test_a_pattern_that_is_none_is_refused(given: list[str], monkeypatch: pytest
         upstream.parse()
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_arms_side_by_side_share_no_core(tmp_path: Path) -> None:
-    """A process and what it starts stay on its arm's cores."""
-    cores = upstream.cores_of_arms()
-    assert not set(cores["plain"]) & set(cores["ours"])
-    assert len(cores["plain"]) == len(cores["ours"]) == len(os.sched_getaffinity(0)) // 2
-    case = f"import os\ndef test_cores():\n    assert os.sched_getaffinity(0) == {set(cores['ours'])}\n"
+def test_arms_side_by_side_share_no_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process and what it starts stay on its arm's half."""
+    here = min(os.sched_getaffinity(0))
+    case = f"import os\ndef test_cores():\n    assert os.sched_getaffinity(0) == {{{here}}}\n"
     (tmp_path / "test_cores.py").write_text(case, encoding="utf-8")
+    run = TestRun("plain", tmp_path, sys.executable, 600, cores=[here])
     name = "test_cores.py::test_cores"
-    for arm, word in (("ours", "passed"), ("plain", "failed")):
-        run = TestRun("plain", tmp_path, sys.executable, 600, cores=cores[arm])
-        assert run.outcomes("test_cores.py", [name], time.monotonic() + 3600.0)[name]["outcome"] == word
+    assert run.outcomes("test_cores.py", [name], time.monotonic() + 3600.0)[name]["outcome"] == "passed"
+    for count, ours in ((1, None), (2, [1]), (5, [2, 3]), (16, list(range(8, 16)))):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=count: set(range(count)))
+        cores = upstream.cores_of_arms()
+        assert cores.get("ours") == ours
+        assert not set(cores.get("plain", [])) & set(ours or [])
