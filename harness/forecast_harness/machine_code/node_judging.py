@@ -236,12 +236,16 @@ class MachineCodeJudge:
         """A node that is timed beside itself: only which of its configs is the best is asked."""
         taken = trial.seconds[trial.best]
         for name, seconds in taken.items():
-            if said := self._trials.implausible(name, seconds):
-                raise NodeRefused(Outcome.INFRASTRUCTURE, "time", f"impossible: {said}")
+            self._refuse_impossible(name, seconds)
         found = RaceResult(0.0, 0.0, taken, taken, 0)
         return self._measured(
             trial, found, "Right at these sizes; others are timed beside it.", {"blocks": 0}
         )
+
+    def _refuse_impossible(self, name: str, seconds: float) -> None:
+        """Raises `NodeRefused` for a time at this size that the device cannot reach."""
+        if said := self._trials.implausible(name, seconds):
+            raise NodeRefused(Outcome.INFRASTRUCTURE, "time", f"impossible: {said}")
 
     def _measured(
         self, trial: NodeTrial, found: RaceResult, text: str, facts: Mapping[str, Any]
@@ -268,8 +272,7 @@ class MachineCodeJudge:
             pairs = [block_means(s, answer.recorded, strays=False) for s in answer.seconds]
             blocks.append([math.log(a / b) for a, b in zip(*pairs, strict=True)])
             theirs[name], seconds[name] = (statistics.median(p) for p in pairs)
-            if said := self._trials.implausible(name, seconds[name]):
-                raise NodeRefused(Outcome.INFRASTRUCTURE, "time", f"impossible: {said}")
+            self._refuse_impossible(name, seconds[name])
             if said := self._trials.calls.timed[name].wrong(named[name], answer.launches):
                 raise NodeRefused(Outcome.INCORRECT, "time", said)
         ratio, error = mean_log2_ratio(blocks)

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from forecast_harness.packs.schema import Pack
+from forecast_harness.verify.bits import raw_bytes, same_bits
 from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase, VerificationProblem
 
 OutputTensors = list[torch.Tensor]
@@ -64,10 +65,7 @@ def _wrong_results(case: LaunchCase, right: OutputTensors, public: bool) -> list
 
     def replaced(name: str, change: Callable[[torch.Tensor], torch.Tensor], trivial: bool = False) -> None:
         changed = [change(t) for t in right]
-        same = all(
-            a.shape == b.shape and a.dtype == b.dtype and torch.equal(_raw_bytes(a), _raw_bytes(b))
-            for a, b in zip(changed, right, strict=True)
-        )
+        same = all(map(same_bits, changed, right))
         if not same or (trivial and public):
             wrong.append((name, changed))
 
@@ -86,24 +84,15 @@ def _wrong_results(case: LaunchCase, right: OutputTensors, public: bool) -> list
     return wrong
 
 
-def _raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
 def _mean(tensor: torch.Tensor) -> float:
     return float(tensor.double().nan_to_num(0, 0, 0).mean())
 
 
 def _unwritten_tail(tensor: torch.Tensor) -> torch.Tensor:
-    changed = tensor.clone()
+    changed = tensor.clone(memory_format=torch.contiguous_format)
     if tensor.numel():
-        _raw_bytes_view(changed)[-tensor.element_size() :] = 255 if tensor.is_floating_point() else 77
+        raw_bytes(changed)[-tensor.element_size() :] = 255 if tensor.is_floating_point() else 77
     return changed
-
-
-def _raw_bytes_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes themselves, not a copy; for contiguous tensors."""
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _copy_of_input(given: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 from forecast_harness.packs.schema import Language, Pack, Workload
 from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.timing.plausibility import clocks_disagree, impossible_time, slow_at_first
+from forecast_harness.verify.bits import same_bits
 from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.cost_control import PhaseTimer, SamplingBudget
 from forecast_harness.verify.launches.launcher import (
@@ -298,8 +299,7 @@ class SolutionJudge:
             return reasons
         if not self._problem.deterministic or not self._definition.deterministic:
             return []
-        pairs = zip(first.tensors, second.tensors, strict=True)
-        if all(torch.equal(_raw_bytes(a), _raw_bytes(b)) for a, b in pairs):
+        if all(same_bits(a, b) for a, b in zip(first.tensors, second.tensors, strict=True)):
             return []
         text = "equal inputs gave different bits, and the definition promises equal ones"
         return [Reason(ReasonCode.NONDETERMINISTIC, text, second.trial)]
@@ -397,10 +397,4 @@ class SolutionJudge:
 def _left_alone(case: LaunchCase, outputs: Sequence[torch.Tensor]) -> bool:
     """Whether given outputs hold what they held, so that they are as wrong as they were: no check need say so."""
     given = list(case.outputs.values())
-    return len(given) == len(outputs) > 0 and all(
-        torch.equal(_raw_bytes(a), _raw_bytes(b)) for a, b in zip(given, outputs, strict=True)
-    )
-
-
-def _raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return len(given) == len(outputs) > 0 and all(map(same_bits, given, outputs))

@@ -6,9 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants.signature import memory_span
@@ -42,6 +40,7 @@ from forecast_harness.variants.verification.kernel_survey import (
     tensor_argument,
 )
 from forecast_harness.variants.verification.tolerance import compare_with_base, widened
+from forecast_harness.verify.bits import same_bits
 from forecast_harness.verify.problems.problem import (
     OUTSIDE_DOMAIN,
     CheckFinding,
@@ -49,6 +48,9 @@ from forecast_harness.verify.problems.problem import (
     LaunchCase,
 )
 from forecast_harness.verify.verdict import ReasonCode
+
+if TYPE_CHECKING:
+    import torch
 
 _OTHER_CONFIGS = 4
 """Configs of the base, about, that are tried where a variant differs from it."""
@@ -366,7 +368,7 @@ class VariantProblem:
         """`wide`: of `_run_widened`; `config`: under which the base is asked, too, where outputs differ; None: none."""
         worst = 0.0
         for name, flat in written.items():
-            if _same_bits(flat, plain.memory[name]):
+            if same_bits(flat, plain.memory[name]):
                 continue  # what the base itself gives is right
             argument = tensor_argument(drawn.arguments, name)
             if finding := _restore_gaps(argument, flat, plain.memory[name]):
@@ -390,10 +392,6 @@ def _contents(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]
     return {name: (id(t), t._version) for name, t in tensors.items()}
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and bool(torch.equal(one.view(torch.uint8), other.view(torch.uint8)))
-
-
 def _has_nonfinite(drawn: DrawnCall, ran: BaseKernelRun) -> bool:
     """Whether there is more in the written tensors than finite numbers."""
     outputs = [tensor_view(ran.memory[n], tensor_argument(drawn.arguments, n)) for n in ran.changed]
@@ -407,7 +405,6 @@ def _initial_memory(drawn: DrawnCall, name: str, fresh: bool) -> torch.Tensor:
 def _restore_gaps(argument: Argument, got: torch.Tensor, want: torch.Tensor) -> CheckFinding:
     """What lies between the rows of a strided tensor is nobody's to write, unless the base does."""
     free = gap_mask(argument)
-    pairs = got[free].contiguous().view(torch.uint8), want[free].contiguous().view(torch.uint8)
-    if free.any() and not torch.equal(*pairs):
+    if free.any() and not same_bits(got[free], want[free]):
         return ReasonCode.OUT_OF_BOUNDS, f"wrote between the rows of {argument.name}"
     return None
