@@ -151,7 +151,7 @@ class TestRun:
     def _pytest(
         self, name: str, wanted: Sequence[str] | None, options: Iterable[str], seconds: float
     ) -> list[Any]:
-        with tempfile.TemporaryDirectory() as root:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
             folder = Path(root)
             for path in self.tests.glob("*.py"):
                 shutil.copy(path, folder)
