@@ -12,8 +12,10 @@ config alone. In the end the choice is timed in turns with the one that `tune` m
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -75,7 +77,8 @@ class OutputComparison:
 
 def tuned(case: kernels.Case, mode: str, most: int) -> Any:
     """A tuner over the case's kernel and so many of its configs, that knows nothing and has compiled nothing."""
-    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="background_launches_")
+    os.environ["TRITON_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="background_launches_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return autotune(
         configs=kernels.thinned(case, most),
         key=list(case.key),

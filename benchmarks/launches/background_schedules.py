@@ -15,8 +15,10 @@ its thread are the real ones; times are invented.
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -196,7 +198,8 @@ def _pending(tuner: Any) -> list[Any]:
 def run(a: Namespace, report: result_files.ResultFile) -> Counter[str]:
     """All schedules, one after another."""
     total: Counter[str] = Counter()
-    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="background_schedules_")
+    os.environ["TRITON_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="background_schedules_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     asked = background.capturing_graph
     for seed in range(a.seed, a.seed + a.schedules):
         schedule = Schedule(seed)
