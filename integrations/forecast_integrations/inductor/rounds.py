@@ -80,7 +80,7 @@ def tune_in_rounds(
 
 def _known_timings(search: OperationSearch, choices: list[ChoiceCaller]) -> ChoiceTimings:
     """Times that need not be taken again, failures included."""
-    if search.session.settings.mode is not Mode.TUNE or search.failed:
+    if search.session.settings.mode is not Mode.TUNE or search.failed or _compares_results():
         return {}
     # What was timed with nothing beside it is timed again.
     apart = search.library.candidates if search.library.overruled else ()
@@ -88,6 +88,16 @@ def _known_timings(search: OperationSearch, choices: list[ChoiceCaller]) -> Choi
     known = {c: _time(search, c) for c in choices if candidate_of(c) in rows}
     # When all of them failed elsewhere, Inductor must hear so from its own clock.
     return {} if len(known) == len(choices) and all(map(math.isinf, known.values())) else known
+
+
+def _compares_results() -> bool:
+    """Whether Inductor compares the result of each choice with that of the first one timed beside it.
+
+    Then the first has to be its own: a library's kernel that writes into an input is not equal to itself.
+    """
+    from torch._inductor import select_algorithm
+
+    return bool(getattr(select_algorithm, "VERIFY", None))
 
 
 def _first_round(

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._inductor import config
+from torch._inductor import config, select_algorithm
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.runtime import benchmarking
 from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
@@ -264,6 +264,23 @@ def chosen_by(ours: TuningSession, *, warned: bool = False) -> Decision:
     assert bool(ours.warn_once.messages) == warned
     (_, decision), *_ = ours.snapshot.store.decisions()
     return decision
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_known_choices_are_timed_again_where_results_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: bool
+) -> None:
+    """With that of the first of a list, which then has to be the one that Inductor lists first."""
+    device = Benchmarked(monkeypatch)
+    chosen_by(serving(log2_ms_of, tmp_path))
+    known = set(device.taken)
+    device.taken.clear()
+    anything = {"atol": math.inf, "rtol": 0.0, "equal_nan": True}
+    monkeypatch.setattr(select_algorithm, "VERIFY", anything if compared else {})
+    chosen_by(serving(lambda c: -log2_ms_of(c), tmp_path, risk=1e-6))
+    taken = set(device.taken)
+    assert taken - known, "more is measured for so small a risk"
+    assert taken & known == ({LIBRARY} if compared else set()), "of what is handed on"
 
 
 def protocols(store: Path) -> dict[int, list[str]]:
