@@ -32,10 +32,12 @@ def child_environment(folder: Path, **more: str) -> dict[str, str]:
         for k, v in os.environ.items()
         if k not in _REMOVED_VARIABLES and not k.startswith("FORECAST_AUTOTUNE")
     }
+    paths = filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))
     fresh = {
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "FORECAST_AUTOTUNE_CACHE_DIR": str(folder / "store"),
-        "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), kept.get("PYTHONPATH")) if p),
+        # A child may run in another folder, where a relative path leads to what happens to be installed.
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *map(os.path.abspath, paths)]),
     }
     return {**kept, **fresh, **more}
 
