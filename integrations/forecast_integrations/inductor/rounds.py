@@ -91,9 +91,10 @@ def _known_timings(search: OperationSearch, choices: list[ChoiceCaller]) -> Choi
 
 
 def _compares_results() -> bool:
-    """Whether Inductor compares the result of each choice with that of the first one timed beside it.
+    """Whether Inductor compares the result of each choice with that of the first choice it times.
 
-    Then the first has to be its own: a library's kernel that writes into an input is not equal to itself.
+    The reference must then be the choice that Inductor lists first: a library's kernel that writes into one of
+    its inputs gives another result when it is run again, and would not equal itself.
     """
     from torch._inductor import select_algorithm
 

@@ -270,7 +270,7 @@ def chosen_by(ours: TuningSession, *, warned: bool = False) -> Decision:
 def test_known_choices_are_timed_again_where_results_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: bool
 ) -> None:
-    """With that of the first of a list, which then has to be the one that Inductor lists first."""
+    """The reference is the first choice that is timed, and has to be the one that Inductor lists first."""
     device = Benchmarked(monkeypatch)
     chosen_by(serving(log2_ms_of, tmp_path))
     known = set(device.taken)
