@@ -23,16 +23,19 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
 
 from benchmarks import kernels
 from benchmarks.lib import devices, kernel_timing, result_files
 from forecast_autotune import autotune
 from forecast_autotune.store import Store
+from forecast_harness.verify.bits import same_bits
 from forecast_integrations.triton.problem.describe import to_config
+
+if TYPE_CHECKING:
+    import torch
 
 CASES = ("rms_norm/64x5120", "softmax/4096x1000", "matmul/2048x2048x2048")
 STALLS_MS = (10.0, 20.0, 50.0)
@@ -68,7 +71,7 @@ class OutputComparison:
             kernels.launch(self._case, self._apart, config)
             self._expected[str(config)] = [output.clone() for output in self._apart["outputs"]]
         same = all(
-            torch.equal(got.contiguous().view(torch.uint8), want.contiguous().view(torch.uint8))
+            same_bits(got, want)
             for got, want in zip(data["outputs"], self._expected[str(config)], strict=True)
         )
         self.compared += 1

@@ -54,15 +54,12 @@ def test_comes_after():
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [None, ["0", "1"]])
-def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str] | None) -> None:
-    """What takes a process down costs itself alone; what differs is run again and named."""
-    (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
-    given = argparse.Namespace(
+def options(only: str | None = None, devices: list[str] | None = None) -> argparse.Namespace:
+    """Of a run over all cases, or those of some names."""
+    return argparse.Namespace(
         share=1.0,
         seed=0,
-        only=None,
+        only=only,
         without=None,
         again=None,
         each=600,
@@ -70,7 +67,14 @@ def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str
         python=sys.executable,
         devices=devices,
     )
-    found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [None, ["0", "1"]])
+def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str] | None) -> None:
+    """What takes a process down costs itself alone; what differs is run again and named."""
+    (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
+    found = upstream.run_file("test_cases.py", options(devices=devices), tmp_path, 3600.0, {})
     assert (found["collected"], found["came_to"], found["compared"]) == (6, {"plain": 6, "ours": 6}, 6)
     assert found["passed"] == {"plain": 4, "ours": 2}
     assert found["skipped"] == found["died"] == {"plain": 1, "ours": 1}
@@ -98,23 +102,11 @@ def test_an_earlier_run_is_gone_on_with(tmp_path: Path) -> None:
         },
         "repeated": {"plain": _told({choice: "passed"}), "ours": _told({choice: "failed"})},
     }
-    given = argparse.Namespace(
-        share=1.0,
-        seed=0,
-        only="comes_last",
-        without=None,
-        again=None,
-        each=600,
-        processes=2,
-        python=sys.executable,
-        devices=None,
-    )
-    found = upstream.run_file("test_cases.py", given, tmp_path, 3600.0, earlier)
+    found = upstream.run_file("test_cases.py", options(only="comes_last"), tmp_path, 3600.0, earlier)
     assert (found["compared"], found["sampled"]) == (4, 4)
     assert found["died"] == {"plain": 1, "ours": 1}  # not run again
-    assert (
-        found["outcomes"]["ours"][last]["outcome"] == "passed"
-    )  # run again, as the plain arm had not come to it
+    rerun = found["outcomes"]["ours"][last]  # as the plain arm had not come to it
+    assert rerun["outcome"] == "passed"
     assert set(found["repeated"]["plain"]) == {alone, choice}
     assert (found["lost"], found["left_out"], found["open"]) == ([alone], [choice], [])
 
