@@ -34,7 +34,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -179,9 +179,17 @@ def run_arms(
 
 
 def run_file(
-    name: str, arguments: argparse.Namespace, tests: Path, seconds: float, earlier: Mapping[str, Any]
+    name: str,
+    arguments: argparse.Namespace,
+    tests: Path,
+    seconds: float,
+    earlier: Mapping[str, Any],
+    keep: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
-    """Both arms over one file's sample, and what differs once more; `earlier` is this of an earlier run, or empty."""
+    """Both arms over one file's sample, and what differs once more; `earlier` is this of an earlier run, or empty.
+
+    `keep` is given the row as far as it has come, before anything is repeated.
+    """
     devices = dict(zip(RUNNERS, arguments.devices, strict=True)) if arguments.devices else {}
     cores = cores_of_arms() if devices else {}
     made = (tests, str(arguments.python), arguments.each, arguments.processes)
@@ -198,33 +206,41 @@ def run_file(
         new = run_arms(runs, name, left, until, expected_s, side_by_side=bool(devices))
         return {arm: known[arm] | new[arm] for arm in RUNNERS}
 
+    def row(
+        outcomes: Outcomes, repeated: Outcomes, complete: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        stands = standing(outcomes, repeated)
+        left_out = [test for test in stands["lost"] if complete.get(test, {}).get("outcome") == "passed"]
+        return {
+            "file": name,
+            "collected": len(names),
+            "sampled": len({*sampled, *compared(outcomes)}),
+            "came_to": {arm: len(found) for arm, found in outcomes.items()},
+            "compared": len(compared(outcomes)),
+            **counts(outcomes),
+            **stands,
+            "lost": [test for test in stands["lost"] if test not in left_out],
+            "left_out": left_out,
+            "outcomes": outcomes,
+            "repeated": repeated,
+            "complete": complete,
+            "ready_s": {arm: run.ready_s for arm, run in runs.items()},
+        }
+
     outcomes = both_arms("outcomes", sampled, _FIRST_SHARE)
+    complete = dict(kept["complete"]["ours"])
+    keep(row(outcomes, kept["repeated"], complete))
     for run in runs.values():
         run.processes = max(1, arguments.processes // _LESS_BESIDE)
     differing = [test for part in differences(outcomes) for test in part]
     repeated = both_arms("repeated", differing, _FIRST_SHARE + _SECOND_SHARE)
-    stands, ours = standing(outcomes, repeated), runs["ours"]
+    keep(row(outcomes, repeated, complete))
+    ours = runs["ours"]
     ours.environment |= _NOTHING_LEFT_OUT
     ours.cores = None  # nothing runs beside it
-    complete = dict(kept["complete"]["ours"])
-    asked = [test for test in stands["lost"] if test not in complete]
+    asked = [test for test in standing(outcomes, repeated)["lost"] if test not in complete]
     complete |= ours.outcomes(name, asked, begin + seconds, expected_s) if asked else {}
-    left_out = [test for test in stands["lost"] if complete.get(test, {}).get("outcome") == "passed"]
-    return {
-        "file": name,
-        "collected": len(names),
-        "sampled": len({*sampled, *compared(outcomes)}),
-        "came_to": {arm: len(found) for arm, found in outcomes.items()},
-        "compared": len(compared(outcomes)),
-        **counts(outcomes),
-        **stands,
-        "lost": [test for test in stands["lost"] if test not in left_out],
-        "left_out": left_out,
-        "outcomes": outcomes,
-        "repeated": repeated,
-        "complete": complete,
-        "ready_s": {arm: run.ready_s for arm, run in runs.items()},
-    }
+    return row(outcomes, repeated, complete)
 
 
 def kept_outcomes(earlier: Mapping[str, Any], again: str | None) -> dict[str, dict[str, dict[str, Any]]]:
@@ -339,16 +355,18 @@ def main() -> int:
             left = arguments.seconds - sum(row["wall_s"] for row in found)
             begin = time.monotonic()
             share = left / (len(arguments.files) - number)
-            row = run_file(file, arguments, tests, share, earlier["files"].get(file, {}))
-            row["wall_s"] = time.monotonic() - begin
+
+            def keep(row: dict[str, Any], begin: float = begin) -> None:
+                row["wall_s"] = time.monotonic() - begin
+                report.put("files", [*found, row])
+
+            row = run_file(file, arguments, tests, share, earlier["files"].get(file, {}), keep)
+            keep(row)
             found.append(row)
-            report.add("files", row)
             say(f"{file}: {row['compared']} of {row['collected']} tests, passed {row['passed']}")
     print(table(found), flush=True)
     threads = int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
-    report.finish(
-        {"torch": version, "share": arguments.share, "compile_threads": threads, **summary(found)}
-    )
+    report.finish({"torch": version, "share": arguments.share, "compile_threads": threads, **summary(found)})
     return 1 if report.data["summary"]["lost"] else 0
 
 

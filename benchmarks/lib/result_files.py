@@ -100,6 +100,11 @@ class ResultFile:
         self.data["raw"].setdefault(name, []).append(value)
         self._write()
 
+    def put(self, name: str, values: Sequence[Any]) -> None:
+        """Have these raw results under a name, and no others."""
+        self.data["raw"][name] = list(values)
+        self._write()
+
     def finish(self, summary: dict[str, Any]) -> None:
         """Set the summary, and print it."""
         self.data["summary"] = summary

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,13 +103,20 @@ def test_an_earlier_run_is_gone_on_with(tmp_path: Path) -> None:
         },
         "repeated": {"plain": _told({choice: "passed"}), "ours": _told({choice: "failed"})},
     }
-    found = upstream.run_file("test_cases.py", options(only="comes_last"), tmp_path, 3600.0, earlier)
+    rows: list[dict[str, Any]] = []
+    found = upstream.run_file(
+        "test_cases.py", options(only="comes_last"), tmp_path, 3600.0, earlier, rows.append
+    )
     assert (found["compared"], found["sampled"]) == (4, 4)
     assert found["died"] == {"plain": 1, "ours": 1}  # not run again
     rerun = found["outcomes"]["ours"][last]  # as the plain arm had not come to it
     assert rerun["outcome"] == "passed"
     assert set(found["repeated"]["plain"]) == {alone, choice}
     assert (found["lost"], found["left_out"], found["open"]) == ([alone], [choice], [])
+    assert [(row["compared"], row["lost"], row["open"]) for row in rows] == [
+        (4, [choice], [alone]),  # kept before anything is repeated, should the run be cut short
+        (4, [alone, choice], []),
+    ]
 
 
 def test_what_was_late_or_has_changed_is_run_anew() -> None:
