@@ -330,9 +330,6 @@ def main() -> int:
     """Run, print, record."""
     arguments = parse()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    # Every process with an empty cache would compile and load one program per instruction set of the processor, and
-    # import torch for each: 50 s before its first test where there are five.
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     version = subprocess.run(
         [arguments.python, "-c", "import torch; print(torch.__version__)"],
         capture_output=True,

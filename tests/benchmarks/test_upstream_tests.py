@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
 from benchmarks.inductor import upstream_tests as upstream
 from benchmarks.lib.inductor.upstream_runs import TestRun, deal, without_folders
@@ -52,6 +53,19 @@ def test_hangs():
 
 def test_comes_after():
     pass
+"""
+
+PROBES = """
+import os
+from pathlib import Path
+from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+SETS = valid_vec_isa_list()
+COMPILED = list(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.so"))
+
+
+def test_probes():
+    assert SETS and bool(COMPILED) == (os.environ["PROBES"] == "1")
 """
 
 
@@ -207,6 +221,20 @@ def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: P
     (tmp_path / "test_late.py").write_text("import a_module_that_nobody_has\n", encoding="utf-8")
     with pytest.raises(RuntimeError, match="a_module_that_nobody_has"):
         run.collect("test_late.py")
+
+
+@pytest.mark.slow
+def test_what_a_processor_can_do_is_found_out_by_one_process(tmp_path: Path) -> None:
+    """Torch compiles a program for every instruction set, and runs each, where its cache is empty."""
+    if not valid_vec_isa_list():
+        pytest.skip("no instruction set that torch compiles for")
+    (tmp_path / "test_cases.py").write_text(PROBES, encoding="utf-8")
+    outcomes = []
+    for expected in ("1", "0"):
+        run = TestRun("plain", tmp_path, sys.executable, 600)
+        run.environment |= {"PROBES": expected}
+        outcomes.append(run.outcomes("test_cases.py", ["test_cases.py::test_probes"], time.monotonic() + 600))
+    assert [told["outcome"] for found in outcomes for told in found.values()] == ["passed", "passed"]
 
 
 def test_messages_name_no_folder_of_this_machine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -28,6 +29,7 @@ LATE = "not done after"
 _NO_TESTS = 5
 """Exit status of pytest where there is nothing to run."""
 _CONFTEST = """
+import hashlib
 import json
 import os
 import signal
@@ -39,11 +41,33 @@ _NAMES = os.environ.get("WANTED_TESTS")
 _OUTCOMES = os.environ["TEST_OUTCOMES"]
 _SECONDS = int(os.environ["TEST_SECONDS"])
 _LATE = os.environ["TEST_LATE"]
+_BUILDS = os.environ["TEST_BUILDS"]
 
 
 def _say(**found):
     with open(_OUTCOMES, "a", encoding="utf-8") as stream:
         stream.write(json.dumps(found) + "\\n")
+
+
+def pytest_pycollect_makemodule(module_path):
+    if "torch" not in module_path.read_text(encoding="utf-8"):
+        return
+    import torch
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    check = VecISA.check_build
+
+    def check_once(isa, code):
+        told = f"{torch.__version__} {isa} {isa.build_arch_flags()} {code}"
+        path = os.path.join(_BUILDS, hashlib.sha256(told.encode()).hexdigest())
+        if os.path.exists(path):
+            return True
+        if not check(isa, code):
+            return False
+        open(path, "w").close()
+        return True
+
+    VecISA.check_build = check_once
 
 
 def pytest_collection_modifyitems(config, items):
@@ -83,7 +107,17 @@ def pytest_runtest_logreport(report):
         why = "" if report.outcome == "passed" else why
         _say(test=report.nodeid, outcome=word, why=why, seconds=report.duration)
 """
-"""Says outcomes as they come, since a process may die; ends what takes too long; runs the wanted tests alone."""
+"""Says outcomes as they come, since a process may die; ends what takes too long; runs the wanted tests alone.
+
+That a program for an instruction set of the processor builds and loads is found out once, not by each process with its
+empty cache: each of these builds imports torch, and a processor may have eight.
+"""
+
+
+@functools.cache
+def _builds() -> tempfile.TemporaryDirectory[str]:
+    """Where all test processes note what builds; it goes with this process."""
+    return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 
 
 class TestRun:
@@ -159,6 +193,7 @@ class TestRun:
             said = folder / "outcomes.jsonl"
             more = {"TEST_OUTCOMES": str(said), "TEST_SECONDS": str(self.each_s)}
             more |= {"TEST_LATE": LATE, "TEST_PROCESS_BEGAN": str(time.time())}
+            more["TEST_BUILDS"] = _builds().name
             more["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is asked for, and some import much
             more["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
             more |= self.environment
