@@ -28,8 +28,6 @@ _WORD = re.compile(r"[a-z_]{1,24}")
 
 ADAPTERS_FOLDER = "adapters"
 """In the directory of FORECAST_AUTOTUNE_ASSETS: a folder per adapter, by its name."""
-CHECKOUT_ADAPTERS_DIR = Path(__file__).parents[2] / "train" / ADAPTERS_FOLDER
-"""The project's own adapters; only a checkout of its repository has them, as they are larger than all else."""
 
 OptionParser = Callable[[str], Any]
 
@@ -63,25 +61,19 @@ def _word(text: str) -> str:
 
 
 def _adapter(text: str) -> str:
-    """A folder, a name on the hub (ORG/NAME), or the name of an adapter that stands for its folder.
-
-    A name is looked for in FORECAST_AUTOTUNE_ASSETS, then in a checkout of this project's repository.
-    """
+    """A folder, a name on the hub (ORG/NAME), or a name that stands for a folder in FORECAST_AUTOTUNE_ASSETS."""
     path = Path(_word(text))
     if path.is_dir() or len(path.parts) > 1 or text.startswith(("~", ".")):
         return text
     assets = Settings.from_environment().assets
-    places = [CHECKOUT_ADAPTERS_DIR / text]
-    if assets is not None:
-        places.insert(0, assets / ADAPTERS_FOLDER / text)
-    for place in places:
-        if (place / "adapter_config.json").is_file():
-            return str(place)
-    searched = "FORECAST_AUTOTUNE_ASSETS is not set" if assets is None else f"there is no {places[0]}"
+    folder = None if assets is None else assets / ADAPTERS_FOLDER / text
+    if folder is not None and (folder / "adapter_config.json").is_file():
+        return str(folder)
+    searched = "FORECAST_AUTOTUNE_ASSETS is not set" if folder is None else f"there is no {folder}"
     raise ValueError(
-        f"must be a folder, an adapter's name or ORG/NAME on the hub, and {text} is none of these ({searched}): an "
-        "installed package holds no adapters, so set FORECAST_AUTOTUNE_ASSETS to a directory with adapters/NAME, "
-        "such as train/ of a checkout"
+        f"must be a folder, an adapter's name or ORG/NAME on the hub, and {text} is none of these ({searched}): "
+        "give the folder that `forecast-autotune train export` wrote, or set FORECAST_AUTOTUNE_ASSETS to a directory "
+        "with adapters/NAME"
     )
 
 

@@ -21,7 +21,7 @@ SOLO_COMPILE_RATIO = 0.48
 HOST_COMPILE_RATIO = 1.15
 """Compile seconds of `triton.autotune`, one config after the other in the user's process, per second that
 `forecast_compile_seconds` makes of the first children of a decision. Eight runs of `benchmarks.tuning.matmul72`
-(H200, 16 cores) had 0.9 to 1.4; `benchmarks.tuning.saved_seconds` fits it anew."""
+(H200, 16 cores) had 0.9 to 1.4."""
 HOST_TIMING_S = 0.114
 """Seconds for one config under `do_bench` with its defaults (25 ms of warm-up, 100 ms), kernels below a
 millisecond: 7.6 to 8.2 s for 70 compiled configs (second shape of `benchmarks.tuning.matmul72`, eight runs)."""

@@ -51,7 +51,7 @@ than there are workers, there is one round."""
 LIKELY_BEST_RISK = 0.5
 """Where the library's kernel is known, and no choice is said to be as likely as this to be faster by more than the
 tolerance, no choice is compiled, or the policy's least number where one could also compute what follows. In all of 29
-operations of whole models where that was so, no choice was faster by more (`benchmarks.inductor.model_choices`)."""
+operations of whole models where that was so, no choice was faster by more."""
 LIBRARY_BEST_RISK = 1 / 31
 """What is stated then on a device that forecasts have measurements of: after none of 29, by the rule of succession."""
 FUSION_SHARE = 0.25

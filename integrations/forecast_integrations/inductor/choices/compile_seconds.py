@@ -29,7 +29,7 @@ def compile_seconds(problem: Problem, candidates: Sequence[Candidate]) -> Array:
     """Expected seconds in a worker for each candidate, [n].
 
     Fitted to 690 templates of seven whole models (H200, 16 busy cores, torch 2.11, Triton 3.6), of which half are
-    within a factor of 1.21 (`benchmarks.inductor.model_choices`). What is no template of a product counts as the
+    within a factor of 1.21. What is no template of a product counts as the
     shortest one.
     """
     shape = operation_geometry(problem)

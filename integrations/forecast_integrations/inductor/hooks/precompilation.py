@@ -30,7 +30,7 @@ _LEAST_WAIT_S = 1.0
 """Seconds after the start of its compilation before which no choice is late."""
 _TIMES_THE_USUAL = 3.0
 """Times as long as half of its list took: then a choice is late. What compiles longer than this speaks against a
-candidate in lists of public libraries, too (`benchmarks.tuning.perturbed_replay`)."""
+candidate in lists of public libraries, too."""
 _BEST_TIMES_THE_USUAL = 9.0
 """The same for the one of the best forecast."""
 _LOOK_S = 0.02
