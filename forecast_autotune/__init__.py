@@ -46,7 +46,6 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
         settle,
         unpatch_triton,
     )
-    from forecast_integrations.api import autoload_generated as autoload_generated
     from forecast_integrations.api import autoload_torch_compile as autoload_torch_compile
 
 __all__ = [
@@ -144,7 +143,6 @@ _HOMES = {
     "VariantError": _ERRORS,
     "WallTime": "forecast_autotune.policy",
     "allow_capture_misses": _INTEGRATIONS,
-    "autoload_generated": _INTEGRATIONS,
     "autoload_torch_compile": _INTEGRATIONS,
     "autotune": _INTEGRATIONS,
     "default_surrogate": "forecast_autotune.surrogates.default",

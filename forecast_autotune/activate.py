@@ -21,8 +21,6 @@ _TRITON_MODULES = ("triton", "triton.runtime.autotuner")
 """What is waited for, and what has to be there then: the patch needs modules that the package imports."""
 _INDUCTOR_ENTRY_MODULE = "torch._inductor.compile_fx"
 """The way into Inductor, imported by the first compilation; behind it, all that is hooked can be imported."""
-_INDUCTOR_HEURISTICS_MODULE = "torch._inductor.runtime.triton_heuristics"
-"""All that a compile worker has of Inductor."""
 
 
 def install(then: Callable[[], None] | None = None) -> bool:
@@ -45,8 +43,6 @@ def install(then: Callable[[], None] | None = None) -> bool:
         return False
     _call_after_import(*_TRITON_MODULES, _serve_triton, then)
     _call_after_import(_INDUCTOR_ENTRY_MODULE, _INDUCTOR_ENTRY_MODULE, _serve_inductor)
-    if settings.inductor_pointwise:
-        _call_after_import(_INDUCTOR_HEURISTICS_MODULE, _INDUCTOR_HEURISTICS_MODULE, _serve_generated)
     return True
 
 
@@ -97,12 +93,6 @@ def _serve_inductor() -> None:
     from forecast_autotune import autoload_torch_compile
 
     autoload_torch_compile()
-
-
-def _serve_generated() -> None:
-    from forecast_autotune import autoload_generated
-
-    autoload_generated()
 
 
 class _PostImportFinder(MetaPathFinder):

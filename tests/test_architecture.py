@@ -68,7 +68,7 @@ def test_programs_get_what_type_checkers_are_told(face: str) -> None:
     blocks = [node for node in modules()[face].body if isinstance(node, ast.If)]
     told = next(block.body for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING")
     homes = {alias.name: n.module for n in told if isinstance(n, ast.ImportFrom) for alias in n.names}
-    assert {"autotune", "enable_torch_compile", "autoload_generated"} <= homes.keys()
+    assert {"autotune", "enable_torch_compile"} <= homes.keys()
     program = (
         f"import {face} as face; from importlib import import_module\n"
         f"homes = {homes}\n"

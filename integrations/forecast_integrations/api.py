@@ -6,7 +6,6 @@ Importing this module loads nothing: Triton, and what serves torch.compile, load
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forecast_integrations.inductor.api import autoload_generated as autoload_generated
     from forecast_integrations.inductor.api import autoload_torch_compile as autoload_torch_compile
     from forecast_integrations.inductor.api import disable_torch_compile as disable_torch_compile
     from forecast_integrations.inductor.api import enable_torch_compile as enable_torch_compile
@@ -27,7 +26,6 @@ else:  # type checkers must not see __getattr__: it would make an Any of a missp
         "ForecastAutotuner": _DECORATOR,
         "PendingDecision": "forecast_integrations.triton.background.pending_key",
         "allow_capture_misses": "forecast_integrations.triton.capture_misses",
-        "autoload_generated": _INDUCTOR,
         "autoload_torch_compile": _INDUCTOR,
         "autotune": _DECORATOR,
         "disable_torch_compile": _INDUCTOR,

@@ -34,9 +34,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "ranks": ("alone", "alone"),
     "ranks_wait_s": ("5", 5.0),
     "inductor_space": ("exhaustive", "exhaustive"),
-    "inductor_pointwise": ("1", True),
     "inductor_dynamic": ("1..8192", "1..8192"),
-    "inductor_kernels": ("first", "first"),
     "model": ("/some/model.npz", Path("/some/model.npz")),
     "assets": ("/some/assets", Path("/some/assets")),
     "llm": ("http://localhost:8000/v1?model=m", "http://localhost:8000/v1?model=m"),
@@ -74,7 +72,6 @@ BAD = [
     ("FORECAST_AUTOTUNE_STALL_MS", "1001", r"a number in \[0, 1000\]"),
     ("FORECAST_AUTOTUNE_RANKS", "all", "one of share, alone"),
     ("FORECAST_AUTOTUNE_INDUCTOR_SPACE", "all", "one of default, exhaustive"),
-    ("FORECAST_AUTOTUNE_INDUCTOR_KERNELS", "never", "one of later, first"),
     (
         "FORECAST_AUTOTUNE_INDUCTOR_DYNAMIC",
         "8192..1",
@@ -154,7 +151,7 @@ def test_no_name_and_an_address_are_no_directories(text: str) -> None:
 def test_with_takes_what_the_variable_takes(name: str) -> None:
     text, value = GOOD[name]
     assert getattr(Settings().with_(**{name: value}), name) == value
-    if name not in ("enabled", "inductor_pointwise", "summary"):
+    if name not in ("enabled", "summary"):
         assert getattr(Settings().with_(**{name: text}), name) == value
     assert Settings().with_(**{name: None}) == Settings()
 

@@ -17,17 +17,8 @@ from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.task import utc_now
-from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.dynamic.size_range import dynamic_sizes_text
-from forecast_integrations.inductor.hooks import (
-    assembler,
-    benchmarks,
-    descent,
-    generation,
-    precompilation,
-    selection,
-)
-from forecast_integrations.inductor.hooks import pointwise as generated
+from forecast_integrations.inductor.hooks import assembler, benchmarks, generation, precompilation, selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
 from forecast_integrations.inductor.summary import TorchCompileSummary
@@ -75,11 +66,6 @@ class TorchCompileHandle:
         """What it began; its `tally` and `warn_once` say what came of it."""
         self._before = before
 
-    @property
-    def descending(self) -> int:
-        """How many generated kernels have configs that are yet to be timed, at later launches of theirs."""
-        return 0 if _SERVICE.context is None else len(_SERVICE.context.descending)
-
     def __enter__(self) -> TorchCompileHandle:
         return self
 
@@ -98,9 +84,7 @@ def enable_torch_compile(
     surrogate: Surrogate | None = None,
     store: Store | Path | str | None = None,
     search_space: str | None = None,
-    pointwise: bool | None = None,
     dynamic_sizes: str | tuple[int, int] | None = None,
-    generated_kernels: str | None = None,
     mode: Mode | str | None = None,
     tolerance: float | None = None,
     risk: float | None = None,
@@ -124,14 +108,9 @@ def enable_torch_compile(
         store: a `Store` or a directory; by default the user's own (FORECAST_AUTOTUNE_CACHE_DIR).
         search_space: `default`, or `exhaustive` to choose GEMM configs from Inductor's EXHAUSTIVE space, of
             which only the planned ones are compiled (FORECAST_AUTOTUNE_INDUCTOR_SPACE).
-        pointwise: also choose among the configs of generated pointwise and reduction kernels. Compile
-            workers take part only with FORECAST_AUTOTUNE=1 and FORECAST_AUTOTUNE_INDUCTOR_POINTWISE=1.
         dynamic_sizes: what an operation with a dynamic size is tuned for (FORECAST_AUTOTUNE_INDUCTOR_DYNAMIC).
             `declared`: its range, where `mark_dynamic(..., min=, max=)` declares one. `hint`: the size of the first
             call, as Inductor does. `(1, 8192)`: also this range, where none is declared.
-        generated_kernels: `later` (the default) or `first`: whether configs of pointwise and reduction kernels
-            are timed at launches after a kernel's first, or all at the first, which waits for them
-            (FORECAST_AUTOTUNE_INDUCTOR_KERNELS).
         mode: as FORECAST_AUTOTUNE_MODE. `listen` changes nothing and keeps the timings; `frozen` takes the
             best forecast where the store knows nothing, because a compilation must not fail for it.
         tolerance: accepted regret, a share.
@@ -152,9 +131,7 @@ def enable_torch_compile(
         risk=risk,
         max_measurements=budget.measurements if budget is not None else None,
         inductor_space=search_space,
-        inductor_pointwise=pointwise,
         inductor_dynamic=dynamic_sizes_text(dynamic_sizes),
-        inductor_kernels=generated_kernels,
     )
     if not forecast_timeout_s > 0:
         raise SettingsError(
@@ -179,9 +156,6 @@ def enable_torch_compile(
             from forecast_integrations.inductor.hooks import user_kernels  # it needs Triton
 
             context.install("user kernels", user_kernels.install)
-            context.install("descent", descent.install)
-        if settings.inductor_pointwise:
-            context.install("generated", generated.install)
         if settings.mode is not Mode.LISTEN:
             context.install("assembler", assembler.install)
         context.session = _SERVICE.last = session
@@ -193,20 +167,8 @@ def enable_torch_compile(
 
 def autoload_torch_compile() -> None:
     """FORECAST_AUTOTUNE=1: serve torch.compile by the environment alone, unless the program has done so."""
-    if _SERVICE.context is None or not _SERVICE.context.has("selection"):
+    if _SERVICE.context is None:
         enable_torch_compile()
-
-
-def autoload_generated() -> None:
-    """The part that a compile worker needs, where importing the rest of Inductor would cost seconds."""
-    settings = Settings.from_environment()
-    with _SERVICE.mutex:
-        context = _SERVICE.open()
-        if context.has("generated"):
-            return
-        context.install("generated", generated.install)
-        if context.session is None:
-            context.session = TuningSession.of(settings, default(), open_store(None, settings), utc_now())
 
 
 def disable_torch_compile() -> None:

@@ -80,7 +80,7 @@ def clock_of(choice: ChoiceCaller, ms: float) -> CallTime | None:
     return found if found is not None and found.ms == ms else None
 
 
-class _DeviceClock:
+class CallTiming:
     """Times calls in the place of Inductor's benchmarker."""
 
     def __init__(self, session: TuningSession, clock: CallClock) -> None:
@@ -115,11 +115,7 @@ class _DeviceClock:
         return self._clock.time(call, math.inf)
 
 
-class FusedKernelTiming(_DeviceClock):
-    """Kernels that Inductor benchmarks to see whether fusing pays, against the times of choices that it was told."""
-
-
-class ChoiceTiming(_DeviceClock):
+class ChoiceTiming(CallTiming):
     """The choices of one operation while one thread benchmarks them."""
 
     def __init__(self, session: TuningSession, operation: str, clock: CallClock) -> None:
@@ -171,23 +167,6 @@ class ChoiceTiming(_DeviceClock):
             elif 0 < ms <= MAY_BE_SHORT_MS:
                 note = "times of short choices hold the host's part of a launch"
         return note
-
-
-class CollectedCalls:
-    """Calls that Inductor would benchmark, kept instead, to be timed in turns."""
-
-    def __init__(self) -> None:
-        self._call: Callable[[], object] | None = None
-
-    def benchmark_call(self, call: Callable[[], object], benchmark: Callable[[], Any]) -> float:
-        """Keep the call."""
-        self._call = call
-        return math.nan
-
-    def take(self) -> Callable[[], object] | None:
-        """The latest call; None if there was none since."""
-        call, self._call = self._call, None
-        return call
 
 
 def has_own_graphs(choices: Iterable[ChoiceCaller]) -> bool:

@@ -253,7 +253,7 @@ class TuningSession:
             return ""
         s = self.settings
         rules = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(self.policy), self.rounds)
-        more = (self.exhaustive_space, s.inductor_pointwise, s.inductor_dynamic, _CLOCK)
+        more = (self.exhaustive_space, s.inductor_dynamic, _CLOCK)
         model = language_model.model_cache_key(s) if self.uses_language_model else ""
         return f"forecast_autotune:{digest(__version__, self.safe_surrogate.label, rules, more, model)}"
 

@@ -19,14 +19,13 @@ from torch._inductor import codecache, config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.kernel import mm
 from torch._inductor.kernel_template_choice import KernelTemplateChoice
-from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.surrogates.protocol import Query
 from forecast_integrations.inductor import harvest
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import is_extern
-from forecast_integrations.inductor.hooks import pointwise, selection
+from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_compilation
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
@@ -145,26 +144,6 @@ def test_rules_that_cannot_be_named_share_no_compiled_graph(monkeypatch: pytest.
         assert vars(Details()) == {"theirs": 1}
     finally:
         patches.restore()
-
-
-def test_generated_kernels_are_left_alone_once_the_flag_is_off(tmp_path: Path) -> None:
-    """The hook stays in place when a service with the flag is replaced by one without."""
-    configs = [triton.Config({"XBLOCK": n}, num_warps=4) for n in (1024, 512, 256, 128, 64, 32)]
-    device = DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90)
-    meta = {"signature": {"in_ptr0": "*fp32", "xnumel": "i32"}, "device": device}
-    seen: list[int] = []
-
-    def slow(candidate: Candidate) -> float:
-        return float(dict(candidate.config.kwargs)["XBLOCK"] or 0) / 64
-
-    def autotune(hints: Any, given: Any, *args: Any, **kwargs: Any) -> None:
-        seen.append(len(given))
-
-    for flag in (True, False):
-        ours = serving(slow, inductor_pointwise=flag)
-        hooked = pointwise._cached_autotune(autotune, HookContext(ours))
-        hooked({"x": 1 << 20}, configs, meta, HeuristicType.POINTWISE, filename=str(tmp_path / "c1.py"))
-    assert seen[0] < seen[1] == len(configs)
 
 
 def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_failures() -> None:

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from forecast_autotune.llm.calibration import CalibrationScope, calibration_path, write
-from forecast_autotune.records import Candidate, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import open_backend
@@ -142,14 +142,6 @@ def test_a_model_that_was_never_calibrated_on_such_kernels_is_not_asked(
 ) -> None:
     scope = CalibrationScope((H200.slug,), ("triton",), 4000, 0.0)
     assert same(asked(serving(settings(server, tmp_path, scope=scope))), plain())
-    assert server.requests == []
-
-
-def test_generated_kernels_are_chosen_as_compile_workers_choose_them(
-    server: FaultyServer, tmp_path: Path
-) -> None:
-    problem = Problem.of(Kernel("inductor_pointwise", "inductor"), PROBLEM.arguments, H200)
-    asked(serving(settings(server, tmp_path)), problem)
     assert server.requests == []
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,8 +14,6 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from torch._dynamo.source import ConstantSource
-from torch._inductor.runtime import triton_heuristics
-from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from forecast_autotune.errors import SettingsError
@@ -38,8 +34,6 @@ from forecast_integrations.inductor import api
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import parameter_scalar, parse_description, problem_of
 from forecast_integrations.inductor.harvest import failure_outcome
-from forecast_integrations.inductor.hooks import pointwise
-from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.snapshot import StoreSnapshot
@@ -255,7 +249,7 @@ def test_bad_options_are_refused_and_hook_nothing(options: dict[str, Any], messa
 
 
 def test_this_release_of_torch_has_everything_that_is_hooked() -> None:
-    with api.enable_torch_compile(surrogate=Counting(), store=Store(None), pointwise=True) as handle:
+    with api.enable_torch_compile(surrogate=Counting(), store=Store(None)) as handle:
         assert api.current() is handle.session
         assert api.missing_hooks() == []
     assert api.current() is None
@@ -267,99 +261,11 @@ def test_the_identity_follows_the_rules_and_the_surrogate() -> None:
 
     other = serving()
     other.safe_surrogate.surrogate.version = "2"
-    names = [of(), of(tolerance=0.5), of(mode=Mode.SKIP), of(inductor_pointwise=True), other.identity()]
+    names = [of(), of(tolerance=0.5), of(mode=Mode.SKIP), other.identity()]
     names.append(of(inductor_space="exhaustive"))
     assert len(set(names)) == len(names)
     assert of() == names[0]
     assert of(mode=Mode.LISTEN) == ""
-
-
-# --- generated kernels ---
-
-META = {
-    "signature": {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32"},
-    "device": DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90),
-}
-HINTS = {"x": 1 << 20}
-
-
-def blocks(*sizes: int) -> list[Any]:
-    return [triton.Config({"XBLOCK": size}, num_warps=4) for size in sizes]
-
-
-def kept(log2_ms: Any, configs: list[Any], kind: str = "POINTWISE", **settings: Any) -> list[int]:
-    ours = serving(log2_ms, **settings)
-    return [
-        c.kwargs["XBLOCK"] for c in pointwise.choose_configs(ours, HINTS, configs, META, kind, "/x/c1.py")
-    ]
-
-
-def large_is_slow(candidate: Candidate) -> float:
-    return float(dict(candidate.config.kwargs)["XBLOCK"] or 0) / 64
-
-
-def test_generated_kernels_keep_the_plan_and_inductors_default() -> None:
-    listed = blocks(1024, 512, 256, 128, 64, 32)
-    assert kept(large_is_slow, listed) == [1024, 128, 64, 32]
-
-
-@pytest.mark.parametrize(
-    ("log2_ms", "configs", "kind"),
-    [
-        (lambda c: 0.0, blocks(1024, 512, 256, 128), "POINTWISE"),
-        (large_is_slow, blocks(1024, 512), "REDUCTION"),
-        (large_is_slow, blocks(1024, 512, 256, 128), "USER_AUTOTUNE"),
-        (large_is_slow, blocks(1024, 512, 256, 128), "TEMPLATE"),
-    ],
-)
-def test_generated_kernels_are_left_alone(log2_ms: Any, configs: list[Any], kind: str) -> None:
-    assert len(kept(log2_ms, configs, kind)) == len(configs)
-
-
-def test_worker_and_parent_choose_alike_whatever_the_store_holds() -> None:
-    listed, store = blocks(1024, 512, 256, 128, 64, 32), Store(None)
-    parent = serving(large_is_slow, store)
-    problem = pointwise.problem_of(HINTS, META, "POINTWISE", "/x/c1.py")
-    launcher = SimpleNamespace(n_regs=32, n_spills=0, shared=0)
-    pointwise.save_pointwise_timings(parent, problem, [(c, 0.1 + i, launcher) for i, c in enumerate(listed)])
-    rows = store.measurements(problem)
-    assert [(m.ms, m.extra["registers"]) for m in rows] == [(0.1 + i, 32) for i in range(6)]
-    both = []
-    for ours, file in ((parent, "/x/c1.py"), (serving(large_is_slow), "/y/c1.py")):
-        found = pointwise.choose_configs(ours, HINTS, listed, META, "POINTWISE", file)
-        both.append([c.kwargs["XBLOCK"] for c in found])
-    assert both[0] == both[1] == [1024, 128, 64, 32]
-
-
-def test_the_run_time_autotuner_gets_the_chosen_configs(tmp_path: Path) -> None:
-    """Inductor's own `cached_autotune`, hooked and given back."""
-
-    def autotuned() -> list[int]:
-        decorate = triton_heuristics.cached_autotune(
-            HINTS,
-            blocks(1024, 512, 256, 128, 64, 32),
-            triton_meta={**META, "constants": {}, "configs": []},
-            heuristic_type=HeuristicType.POINTWISE,
-            filename=str(tmp_path / "c1.py"),
-            inductor_meta={"force_disable_caches": True},
-        )
-        return [c.kwargs["XBLOCK"] for c in decorate(kernel).configs]
-
-    before = triton_heuristics.cached_autotune
-    context = HookContext(serving(large_is_slow, inductor_pointwise=True))
-    patches = pointwise.install(context)
-    try:
-        assert autotuned() == [1024, 128, 64, 32]
-        context.session = None
-        assert len(autotuned()) == 6
-    finally:
-        patches.restore()
-    assert triton_heuristics.cached_autotune is before
-
-
-@triton.jit
-def kernel(in_ptr0, out_ptr0, xnumel, XBLOCK: triton.language.constexpr):  # type: ignore[no-untyped-def]
-    pass
 
 
 def test_a_cpu_is_named_after_its_model() -> None:

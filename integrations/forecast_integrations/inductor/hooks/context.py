@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakValueDictionary
 
-from forecast_integrations.inductor.choice_timing import ChoiceTiming, CollectedCalls, FusedKernelTiming
-from forecast_integrations.inductor.descent.configs_ahead import ConfigsAhead
+from forecast_integrations.inductor.choice_timing import CallTiming
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
@@ -33,8 +30,8 @@ class ThreadState(threading.local):
         """What the benchmarks of its current round have returned, and no saver has taken yet."""
         self.under_way: list[OperationSearch] = []
         """Operations whose rounds have begun and not ended, innermost last: one waits, others are tuned."""
-        self.call_timing: ChoiceTiming | FusedKernelTiming | CollectedCalls | None = None
-        """What it benchmarks now, where another clock than Inductor's times it, or calls are timed in turns."""
+        self.call_timing: CallTiming | None = None
+        """What it benchmarks now, where another clock than Inductor's times it."""
         self.paused = 0
         """Above zero while times are taken of sizes other than the operation's own."""
 
@@ -57,19 +54,8 @@ class HookContext:
         self._lock = threading.Lock()
         self.thread = ThreadState()
         self._patches: dict[str, PatchSet] = {}
-        self.descending: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        """Generated kernels whose coordinate descent goes on at their next launch, by identity."""
         self._busy_at = -math.inf
         """When a device was last seen at work."""
-        self._ahead: tuple[int, ConfigsAhead] | None = None
-        """And in which process it was made: workers do not answer to a forked child."""
-
-    def configs_ahead(self, make: Callable[[], ConfigsAhead | None]) -> ConfigsAhead | None:
-        """What compiles configs ahead, made once; None where `make` has nothing."""
-        if self._ahead is None or self._ahead[0] != os.getpid():
-            made = make()
-            self._ahead = None if made is None else (os.getpid(), made)
-        return None if self._ahead is None else self._ahead[1]
 
     def wake_device(self) -> None:
         """Bring its clock up, if it may have fallen since it was last at work. Raises what that raises."""
@@ -133,15 +119,8 @@ class HookContext:
         return [name for patches in self._patches.values() for name in patches.missing]
 
     def close(self) -> None:
-        """Leave every attribute and list that was touched as it was found, the latest group first.
-
-        Descents end where they are: Inductor would begin its own at the next launch, long after the first.
-        """
+        """Put every attribute and list that was touched back, the latest group first."""
         self.session = None
-        for kernel in list(self.descending.values()):
-            for launcher in kernel.launchers:
-                launcher.config.found_by_coordesc = True
-        self.descending.clear()
         for patches in reversed(self._patches.values()):
             patches.restore()
         self._patches.clear()

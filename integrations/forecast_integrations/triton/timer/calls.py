@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from forecast_autotune.records import Candidate, Config
 from forecast_integrations.triton.timer.short_launches import TimedLaunch, record_call, recording_stream
-from forecast_integrations.triton.timer.timers import LaunchTimer, TimingLengths
+from forecast_integrations.triton.timer.timers import LaunchTimer
 
 _ONLY = Candidate(Config.of({}))
 """There is one call at a time."""
@@ -114,28 +114,3 @@ class CallTimer(LaunchTimer):
             return True
         (replayed,) = self._rounds([_ONLY], [ways], 1)
         return replayed[0] >= _LEAST_SHARE * self._estimates[_ONLY]
-
-
-class _OneStreamTimer(LaunchTimer):
-    """Waits for the current stream alone: another thread may be recording a graph, which a whole device's wait ends."""
-
-    def _wait(self) -> None:
-        self._interface.current_stream().synchronize()
-
-
-_TURNS_MS = 1.5
-"""Milliseconds of each call that is timed in turns: some fifteen launches of a short one."""
-
-
-def time_in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Median milliseconds of each of some calls that have run before, timed in turns on the current stream.
-
-    Their order tells more than their times do: waits for the host are in the times of very short ones.
-    """
-    there = _Calls()
-    there.functions = {Candidate(Config.of({"call": place})): call for place, call in enumerate(calls)}
-    timer = _OneStreamTimer(there, TimingLengths(compare_ms=_TURNS_MS))
-    try:
-        return [statistics.median(times) for times in timer.in_turns(list(there.functions))]
-    finally:
-        timer.close()

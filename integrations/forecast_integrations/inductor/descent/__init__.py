@@ -1,1 +1,0 @@
-"""Coordinate descent over generated kernels: where it may go next, and what compiles for it in the meantime."""
