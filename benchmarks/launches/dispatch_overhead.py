@@ -33,7 +33,7 @@ import triton.language as tl
 from benchmarks.lib import devices, result_files
 from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
-from forecast_harness.variants.kernels.sizes import CallSizes
+from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.standalone import standalone_source

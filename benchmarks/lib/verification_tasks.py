@@ -29,13 +29,13 @@ from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Origin, Provenance, Variant
 from forecast_autotune.variants.signature import INTERPRETER
-from forecast_harness.packs import Language, Pack, Solution, builtin_names, load_pack
+from forecast_harness.clocks.comparison import device
+from forecast_harness.clocks.comparison.plausibility import HOST_PEAKS, DevicePeaks
 from forecast_harness.sandbox.api import SandboxLane
-from forecast_harness.timing import device
-from forecast_harness.timing.plausibility import HOST_PEAKS, DevicePeaks
-from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.kernels.user_kernel import UserKernel
-from forecast_harness.variants.verification import verify as variants
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.targets.kernels.user_kernel import UserKernel
+from forecast_harness.targets.packs import Language, Pack, Solution, builtin_names, load_pack
+from forecast_harness.trials.variants import verify as variants
 from forecast_harness.verify import corpus
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import VERIFICATION_LIMITS, verify

@@ -24,12 +24,12 @@ from benchmarks.lib import kernel_timing
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune.records import Config
 from forecast_autotune.variants.entry import KernelEntry
+from forecast_harness.records import SearchTarget
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, replay_events
-from forecast_harness.search.judging.kernels.call_values import fill_tensor, relative_error
-from forecast_harness.search.judging.kernels.timed_calls import TimedCall
-from forecast_harness.search.records import SearchTarget
-from forecast_harness.search.targets import subjects_of
+from forecast_harness.targets.search_target import subjects_of
+from forecast_harness.trials.judging.kernels.call_values import fill_tensor, relative_error
+from forecast_harness.trials.judging.kernels.timed_calls import TimedCall
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.variants.loading import import_text
 

@@ -46,13 +46,13 @@ from benchmarks.lib.search.synthetic_landscape import (
 )
 from benchmarks.lib.search.synthetic_landscape import settings as table_settings
 from forecast_autotune.records import Outcome, digest
+from forecast_harness.records import Node, NodeResult, SearchSettings, SearchTarget
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, ProposalRequest, Proposed
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, replay_events
 from forecast_harness.search.interfaces import Forecaster, NodeJudge, Proposer
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.search.planning.scheduler import action_key
-from forecast_harness.search.records import Node, NodeResult, SearchSettings, SearchTarget
 from forecast_harness.search.run import LOG_FILE, search
 
 LEDGER = "ledger"
@@ -130,9 +130,9 @@ def work(folder: Path, seed: int, pack: str, delay_s: float = DELAY_S, announce:
     proposers: dict[str, Proposer] = {"table": LandscapeProposer(ledger, delay_s)}
     forecaster: Forecaster | None = LandscapeForecaster(ledger)
     if pack:
-        from forecast_harness.search.judging.factory import open_judge
-        from forecast_harness.search.proposers import open_proposer
-        from forecast_harness.search.targets import open_target
+        from forecast_harness.authors import open_proposer
+        from forecast_harness.targets.search_target import open_target
+        from forecast_harness.trials.judging.factory import open_judge
 
         target, seeds = open_target(pack, device="cpu")
         proposers, forecaster = (

@@ -33,10 +33,10 @@ from benchmarks.lib import result_files
 from benchmarks.lib import verification_tasks as corpora
 from benchmarks.lib.result_files import say
 from benchmarks.lib.verification_tasks import CandidatePlace, LanePool, Row, Task
-from forecast_harness.packs import Language, Pack, Solution, load_pack
+from forecast_harness.clocks.comparison.device import DeviceTimer
 from forecast_harness.sandbox.api import Fault, JobResult, JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.toolchain import environment_variable
-from forecast_harness.timing.device import DeviceTimer
+from forecast_harness.targets.packs import Language, Pack, Solution, load_pack
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.argument_codec import decode_arguments
 from forecast_harness.verify.problems.external_tasks import problem_of

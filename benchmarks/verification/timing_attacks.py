@@ -22,10 +22,14 @@ from typing import Any
 
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from benchmarks.lib.verification_tasks import CandidatePlace
-from forecast_harness.bench import BENCH_LIMITS
-from forecast_harness.packs import Pack, Solution, load_pack, make_solution
+from forecast_harness.clocks.comparison.paired_comparison import (
+    DEFAULT_RULES,
+    ComparisonOutcome,
+    StoppingRules,
+)
 from forecast_harness.sandbox.api import JobStatus, SandboxJob, SandboxLane
-from forecast_harness.timing.paired_comparison import DEFAULT_RULES, ComparisonOutcome, StoppingRules
+from forecast_harness.targets.packs import Pack, Solution, load_pack, make_solution
+from forecast_harness.trials.bench import BENCH_LIMITS
 from forecast_harness.verify.cell_limits import cell_limits_for
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify

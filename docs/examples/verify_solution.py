@@ -10,8 +10,8 @@ Output (numbers may differ):
       wrong_values: output 0: 35 of 80 elements are wrong
 """
 
-from forecast_harness.packs import load_pack, make_solution
 from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.targets.packs import load_pack, make_solution
 from forecast_harness.verify.run import verify
 
 STABLE = """

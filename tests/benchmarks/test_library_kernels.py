@@ -20,9 +20,9 @@ from benchmarks.lib.search.library_kernels import (
     search_environment,
 )
 from benchmarks.machine_code.searches import search_library
-from forecast_harness.search.proposers.triton_rewrites import kernel_rewrites
-from forecast_harness.search.targets import configs_for, open_target, subjects_of
-from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE
+from forecast_harness.authors.triton_rewrites import kernel_rewrites
+from forecast_harness.targets.kernels.kernel_file import KERNEL_PLACE
+from forecast_harness.targets.search_target import configs_for, open_target, subjects_of
 
 OPS = """import triton
 import triton.language as tl

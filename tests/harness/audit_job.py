@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from forecast_harness.packs.schema import Language, Pack
+from forecast_harness.clocks.comparison.paired_clock import CANDIDATE
 from forecast_harness.sandbox.judge_process import JobContext
-from forecast_harness.timing.paired_clock import CANDIDATE
+from forecast_harness.targets.packs.schema import Language, Pack
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.external_tasks import problem_of

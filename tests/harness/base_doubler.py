@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.records import Argument, Config
-from forecast_harness.variants.verification.base_runner import BaseKernelRun, TensorMemory
+from forecast_harness.trials.variants.base_runner import BaseKernelRun, TensorMemory
 
 
 class BaseDoubler:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from forecast_harness.sandbox.api import CellAnswer, JobContext, TensorBytes
-from forecast_harness.variants.verification.compilation.base_binaries import WRITE_ENTRY, binaries_as_arrays
-from forecast_harness.variants.verification.compilation.compile_beside import BESIDE_ENTRY, VariantCompiler
-from forecast_harness.variants.verification.launch_file import VARIANT_FILE
+from forecast_harness.trials.variants.compilation.base_binaries import WRITE_ENTRY, binaries_as_arrays
+from forecast_harness.trials.variants.compilation.compile_beside import BESIDE_ENTRY, VariantCompiler
+from forecast_harness.trials.variants.launch_file import VARIANT_FILE
 
 MARK = b"not compiled anew"
 

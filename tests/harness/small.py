@@ -7,10 +7,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from forecast_harness import packs
-from forecast_harness.packs import Pack, load_pack
-from forecast_harness.search.records import Node, SearchTarget
-from forecast_harness.search.targets import open_target, pack_of
+from forecast_harness.records import Node, SearchTarget
+from forecast_harness.targets import packs
+from forecast_harness.targets.packs import Pack, load_pack
+from forecast_harness.targets.search_target import open_target, pack_of
 
 
 def checked_only(pack: Pack) -> Pack:

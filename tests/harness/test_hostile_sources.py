@@ -19,11 +19,14 @@ from forecast_autotune.llm.advice.language import parse_cost_function
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance, Variant
-from forecast_harness.packs import load_pack, make_solution
-from forecast_harness.packs.load import parse_task_yml
-from forecast_harness.packs.schema import source_problem
-from forecast_harness.rewrites.torch.constants import cross_constants
-from forecast_harness.rewrites.torch.source_code import ParsedSource
+from forecast_harness.authors import llm_answers, llm_writing
+from forecast_harness.authors.drafts import Draft, defines_entry, new_nodes
+from forecast_harness.authors.mechanical import RewriteProposer
+from forecast_harness.authors.recorded import RecordedProposer
+from forecast_harness.authors.torch.constants import cross_constants
+from forecast_harness.authors.torch.source_code import ParsedSource
+from forecast_harness.authors.triton_rewrites import kernel_rewrites
+from forecast_harness.records import NodeResult
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.search.archives.behaviour import behaviour_cell
 from forecast_harness.search.forecasters.lineage import LineageForecaster
@@ -31,18 +34,14 @@ from forecast_harness.search.forecasters.source_features import static_features
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, ProposalRequest, Proposed
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState
-from forecast_harness.search.judging.packs.source_configs import apply_config, configs_of
-from forecast_harness.search.novelty import node_identity, signature
 from forecast_harness.search.planning.plugin_answers import ask_plugin
-from forecast_harness.search.proposers import llm_answers
-from forecast_harness.search.proposers.drafts import Draft, defines_entry, new_nodes
-from forecast_harness.search.proposers.mechanical import RewriteProposer
-from forecast_harness.search.proposers.recorded import RecordedProposer
-from forecast_harness.search.proposers.triton_rewrites import kernel_rewrites
-from forecast_harness.search.records import NodeResult
 from forecast_harness.search.report.sources import display_source, line_opcodes
 from forecast_harness.search.run import LOG_FILE
-from forecast_harness.variants import llm_writing
+from forecast_harness.targets.novelty import node_identity, signature
+from forecast_harness.targets.packs import load_pack, make_solution
+from forecast_harness.targets.packs.load import parse_task_yml
+from forecast_harness.targets.packs.schema import source_problem
+from forecast_harness.trials.judging.packs.source_configs import apply_config, configs_of
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 from forecast_harness.verify.screen import static_hints

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from forecast_harness.packs.schema import Language, Pack
 from forecast_harness.sandbox.api import JobContext
+from forecast_harness.targets.packs.schema import Language, Pack
 from forecast_harness.verify import judge as judging
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.external_tasks import problem_of

@@ -7,9 +7,9 @@ from typing import Any
 
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants import Origin, Provenance, Variant
-from forecast_harness.search.records import SearchTarget, TargetKind
-from forecast_harness.variants.kernels.base_kernel import BaseKernel
-from forecast_harness.variants.kernels.grids import GridSample, sizes_of
+from forecast_harness.records import SearchTarget, TargetKind
+from forecast_harness.targets.kernels.base_kernel import BaseKernel
+from forecast_harness.targets.kernels.grids import GridSample, sizes_of
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 DOUBLE = HEAD + (

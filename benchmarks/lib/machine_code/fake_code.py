@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from forecast_harness.machine_code.records import (
+from forecast_harness.clocks.records import (
     BufferRole,
     CompiledKernel,
     KernelArgument,
@@ -18,7 +18,7 @@ from forecast_harness.machine_code.records import (
     Program,
     ReturnedTensor,
 )
-from forecast_harness.machine_code.runner.contestant import pack_scalar
+from forecast_harness.clocks.runner.contestant import pack_scalar
 
 Operation = tuple[int, ...]
 _DRIVER_SOURCE = Path(__file__).with_name("fake_driver.cpp")

@@ -9,17 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.lib.machine_code.fake_code import addition, honest
-from forecast_harness.machine_code.compilation.build_requests import (
-    MOST_SCRATCH_BYTES,
-    CallCase,
-    TensorArgument,
-)
-from forecast_harness.machine_code.compilation.cubin_sections import check_cubin
-from forecast_harness.machine_code.records import MachineCodeError, Program
-from forecast_harness.machine_code.runner.buffer_contents import BufferContents
-from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner.messages import ObservedLaunch, ProgramFault, ProgramInputs
-from forecast_harness.machine_code.runner.session import TimingLimits
+from forecast_harness.clocks.compilation.build_requests import MOST_SCRATCH_BYTES, CallCase, TensorArgument
+from forecast_harness.clocks.compilation.cubin_sections import check_cubin
+from forecast_harness.clocks.records import MachineCodeError, Program
+from forecast_harness.clocks.runner.buffer_contents import BufferContents
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.messages import ObservedLaunch, ProgramFault, ProgramInputs
+from forecast_harness.clocks.runner.session import TimingLimits
 
 COUNT = 1024
 

@@ -19,18 +19,7 @@ from pathlib import Path
 
 from forecast_autotune.records import Outcome, digest
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.history.events import (
-    ConfirmationJob,
-    Forecasted,
-    NodeForecastRequest,
-    NodeJob,
-    ProposalRequest,
-    Proposed,
-)
-from forecast_harness.search.interfaces import NodeJudge
-from forecast_harness.search.novelty import node_identity
-from forecast_harness.search.planning.scheduler import action_key
-from forecast_harness.search.records import (
+from forecast_harness.records import (
     Node,
     NodeForecast,
     NodeResult,
@@ -40,6 +29,17 @@ from forecast_harness.search.records import (
     SearchTarget,
     TargetKind,
 )
+from forecast_harness.search.history.events import (
+    ConfirmationJob,
+    Forecasted,
+    NodeForecastRequest,
+    NodeJob,
+    ProposalRequest,
+    Proposed,
+)
+from forecast_harness.search.interfaces import NodeJudge
+from forecast_harness.search.planning.scheduler import action_key
+from forecast_harness.targets.novelty import node_identity
 
 TARGET = SearchTarget(TargetKind.PACK, "table", "table-1", "torch", "run", "x * A + B")
 SIZE = 40
@@ -186,7 +186,7 @@ class LandscapeForecaster:
 
 def settings(measurements: int = 60, **more: object) -> SearchSettings:
     """Small batches, so that a search has many."""
-    from forecast_harness.search.records import SearchBudget
+    from forecast_harness.records import SearchBudget
 
     given = {"k": 2, "samples": 8, "patience": 30, "proposers": ("table",), "surrogate": "table", **more}
     return SearchSettings(budget=SearchBudget(measurements), **given)  # type: ignore[arg-type]

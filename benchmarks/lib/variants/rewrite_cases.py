@@ -13,7 +13,7 @@ from benchmarks import kernels
 from benchmarks.lib.devices import synchronize
 from benchmarks.lib.result_files import say
 from forecast_autotune.variants import Check, Variant, signature_of
-from forecast_harness.rewrites.triton import variants_of
+from forecast_harness.authors.triton import variants_of
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.standalone import standalone_source
 from forecast_integrations.triton.variants.loading import LoadedVariant

@@ -11,7 +11,7 @@ from forecast_autotune.commands.stores.access import open_store
 from forecast_autotune.llm.advice.question import ADVICE_VERSION, advice_prompt
 from forecast_autotune.llm.open_question import OpenQuestion
 from forecast_autotune.records.table import Table
-from forecast_harness.variants.kernels.advised_kernels import AdvisedKernel
+from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel
 
 
 def advice_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 
 if TYPE_CHECKING:
-    from forecast_harness.machine_code.early_start import EarlyStart
-    from forecast_harness.machine_code.opening import MachineCodeLanes
-    from forecast_harness.search.records import Node, SearchTarget
+    from forecast_harness.records import Node, SearchTarget
+    from forecast_harness.trials.machine_code.early_start import EarlyStart
+    from forecast_harness.trials.machine_code.opening import MachineCodeLanes
 
 
 _SWITCH_INTERVAL_S = 5e-4
@@ -24,9 +24,9 @@ def early_start(options: argparse.Namespace, device: str) -> EarlyStart | None:
     """Workers and runners that start while the target is read; None where no machine code will be judged."""
     if options.path == "host-code" or device != "cuda" or options.ray is not None:
         return None
-    from forecast_harness.machine_code.early_start import EarlyStart
-    from forecast_harness.search.judging.devices import verification_plan
-    from forecast_harness.timing.device import visible_devices
+    from forecast_harness.clocks.comparison.device import visible_devices
+    from forecast_harness.trials.judging.devices import verification_plan
+    from forecast_harness.trials.machine_code.early_start import EarlyStart
 
     numbers = visible_devices()
     return EarlyStart([verification_plan(device, n) for n in numbers[: options.lanes or len(numbers)]])
@@ -53,9 +53,9 @@ def open_machine_code(
         return None
     if device != "cuda":
         raise UsageError("--path machine-code needs a CUDA device: the driver knows none, so leave it out")
-    from forecast_harness.machine_code.fit_runner import NoMachineCodePath
-    from forecast_harness.machine_code.opening import open_machine_code_lanes
-    from forecast_harness.search.judging.devices import verification_plan
+    from forecast_harness.clocks.fit_runner import NoMachineCodePath
+    from forecast_harness.trials.judging.devices import verification_plan
+    from forecast_harness.trials.machine_code.opening import open_machine_code_lanes
 
     plans = [verification_plan(device, number) for number in lanes]
 

@@ -17,10 +17,10 @@ from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.judged_problem import JudgedProblem, open_problem
 
 if TYPE_CHECKING:
-    from forecast_harness.bench import BenchResult, Contest
-    from forecast_harness.packs import Pack, Solution
+    from forecast_harness.clocks.comparison.paired_comparison import StoppingRules
     from forecast_harness.sandbox.api import SandboxLane
-    from forecast_harness.timing.paired_comparison import StoppingRules
+    from forecast_harness.targets.packs import Pack, Solution
+    from forecast_harness.trials.bench import BenchResult, Contest
     from forecast_harness.verify.plan import VerificationPlan
     from forecast_harness.verify.verdict import SolutionVerdict
 
@@ -55,8 +55,8 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     """Time solutions against each other; 0 if at least one could be timed."""
     from dataclasses import replace
 
-    from forecast_harness.bench import compare_solutions as contest
-    from forecast_harness.timing.paired_comparison import DEFAULT_RULES
+    from forecast_harness.clocks.comparison.paired_comparison import DEFAULT_RULES
+    from forecast_harness.trials.bench import compare_solutions as contest
     from forecast_harness.verify.run import check_pack
 
     require_packages("bench", "torch")
@@ -97,7 +97,7 @@ def _first_contest(
 
     `remarks` gets a line for every pair that does not.
     """
-    from forecast_harness.packs import PackFormat
+    from forecast_harness.targets.packs import PackFormat
 
     if options.path == "host-code":
         return None
@@ -109,8 +109,8 @@ def _first_contest(
         raise UsageError(
             "--path machine-code needs a CUDA device and a pack of the own format: leave it out, or see --device"
         )
-    from forecast_harness.bench import ContestUnavailable
-    from forecast_harness.machine_code.pack_contest import PackContests
+    from forecast_harness.trials.bench import ContestUnavailable
+    from forecast_harness.trials.machine_code.pack_contest import PackContests
 
     contests = PackContests(pack, plan, rules, request_of=problem.request_of)
 
@@ -128,7 +128,7 @@ def _first_contest(
 
 def build_plan(options: argparse.Namespace) -> VerificationPlan:
     """Where candidates run, and how often. Raises `UsageError` for a device that is not there."""
-    from forecast_harness.timing import device
+    from forecast_harness.clocks.comparison import device
     from forecast_harness.verify.plan import VerificationPlan
 
     number = options.device
@@ -176,7 +176,7 @@ def _solutions(
 
 
 def _solution(options: argparse.Namespace, pack: Pack, name: str) -> Solution:
-    from forecast_harness.packs import Language, load_solution
+    from forecast_harness.targets.packs import Language, load_solution
 
     found = load_solution(name, pack, None if options.language is None else Language(options.language))
     if options.language == Language.CUDA and load_solution(name, pack).language is not Language.CUDA:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.named_lines import read_document
-from forecast_harness.cuda_kernels.declaration import CUDA_PLACE, CudaDeclaration, read_cuda_declaration
+from forecast_harness.targets.cuda.declaration import CUDA_PLACE, CudaDeclaration, read_cuda_declaration
 
 if TYPE_CHECKING:
-    from forecast_harness.machine_code.trials.cuda_requests import CudaRequests
-    from forecast_harness.packs.schema import Pack, Solution
+    from forecast_harness.targets.packs.schema import Pack, Solution
+    from forecast_harness.trials.machine_code.cuda_requests import CudaRequests
     from forecast_harness.verify.plan import VerificationPlan
 
 _BASE = "base"
@@ -43,11 +43,11 @@ class JudgedProblem:
                 "CUDA sources are launched on a CUDA device: leave out the SOLUTION to check the declaration alone, or "
                 "give --device a number"
             )
-        from forecast_harness.cuda_kernels.compilation import COMPILE_LIMITS, CudaCompileError, compile_source
-        from forecast_harness.cuda_kernels.host_solution import host_solution
-        from forecast_harness.machine_code.trials.cuda_requests import CudaRequests
+        from forecast_harness.clocks.cuda.compilation import COMPILE_LIMITS, CudaCompileError, compile_source
+        from forecast_harness.clocks.cuda.host_solution import host_solution
         from forecast_harness.sandbox.api import SandboxLane
-        from forecast_harness.search.targets import cuda_device
+        from forecast_harness.targets.search_target import cuda_device
+        from forecast_harness.trials.machine_code.cuda_requests import CudaRequests
 
         signature, arch = self.declared.signature, cuda_device().arch
         if not arch.isdigit():
@@ -85,6 +85,6 @@ def open_problem(text: str) -> JudgedProblem:
     if CUDA_PLACE.match(text):
         declared = read_cuda_declaration(text)
         return JudgedProblem(declared.pack, declared)
-    from forecast_harness.packs import load_pack
+    from forecast_harness.targets.packs import load_pack
 
     return JudgedProblem(load_pack(text))

@@ -22,16 +22,16 @@ from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.file_access import misplaced_file, open_named_output
 from forecast_autotune.garbage_collection import rare_collections
 from forecast_harness.commands.code_path import early_start, open_machine_code
-from forecast_harness.cuda_kernels.declaration import CUDA_PLACE
-from forecast_harness.variants.kernels.kernel_file import KERNEL_PLACE
+from forecast_harness.targets.cuda.declaration import CUDA_PLACE
+from forecast_harness.targets.kernels.kernel_file import KERNEL_PLACE
 
 if TYPE_CHECKING:
-    from forecast_harness.machine_code.early_start import EarlyStart
+    from forecast_harness.records import Node, SearchContext, SearchSettings, SearchTarget
     from forecast_harness.search.history.state import SearchState
     from forecast_harness.search.interfaces import NodeJudge, Proposer
     from forecast_harness.search.lanes.local_lanes import LocalJudgePool
-    from forecast_harness.search.records import Node, SearchContext, SearchSettings, SearchTarget
     from forecast_harness.search.report.server import ReportServer
+    from forecast_harness.trials.machine_code.early_start import EarlyStart
 
 _INTERRUPTED = 130
 _LOG = "log.jsonl"
@@ -145,13 +145,13 @@ def _search(
     options: argparse.Namespace, output: Output, folder: Path, began: float
 ) -> tuple[SearchState, dict[str, float]]:
     """The search's end, and the seconds of `opening` what it needs and of `searching`."""
+    from forecast_harness.records import TargetKind
     from forecast_harness.search.forecasters import open_forecaster
-    from forecast_harness.search.judging.devices import verification_plan
     from forecast_harness.search.planning.pacing import paced_ahead, paced_as
-    from forecast_harness.search.records import TargetKind
     from forecast_harness.search.report.live import LiveDisplay
     from forecast_harness.search.run import search as run
-    from forecast_harness.search.targets import open_target
+    from forecast_harness.targets.search_target import open_target
+    from forecast_harness.trials.judging.devices import verification_plan
 
     device = options.device or ("cuda" if _devices() else "cpu")
     verification_plan(device)  # a device that is not there is told before anything else is tried
@@ -182,7 +182,9 @@ def _search(
         )
         if checking is not None:
             checking.result()
-        from forecast_harness.machine_code.opening import MachineCodeLanes  # takes as long as torch does
+        from forecast_harness.trials.machine_code.opening import (
+            MachineCodeLanes,  # takes as long as torch does
+        )
 
         if options.resume and (begun := _settings_in_log(folder)) is not None:
             settings = paced_as(settings, begun, options.parents)
@@ -218,8 +220,8 @@ def _remove_unbegun(folder: Path) -> None:
 def _require_sound_pack(target: SearchTarget, device: str) -> None:
     """Raises `CommandError` for a pack that cannot tell right from wrong: what is found with it means nothing."""
     from forecast_harness.search.interfaces import LaneFailure
-    from forecast_harness.search.judging.devices import verification_plan
-    from forecast_harness.search.judging.packs.judge import PackJudge
+    from forecast_harness.trials.judging.devices import verification_plan
+    from forecast_harness.trials.judging.packs.judge import PackJudge
 
     try:
         with tempfile.TemporaryDirectory() as scratch:
@@ -233,7 +235,7 @@ def _require_sound_pack(target: SearchTarget, device: str) -> None:
 
 
 def _settings(options: argparse.Namespace) -> SearchSettings:
-    from forecast_harness.search.records import SearchBudget, SearchSettings
+    from forecast_harness.records import SearchBudget, SearchSettings
 
     specs = [*(options.proposer or []), *(f"llm:{spec}" for spec in options.llm or [])]
     return SearchSettings(
@@ -262,7 +264,7 @@ def _proposers(
     settings: SearchSettings, target: SearchTarget, stack: contextlib.ExitStack, *, apart: bool
 ) -> dict[str, Proposer]:
     """All proposers by names that are unique and can stand before the slash of an arm; see `open_proposer`."""
-    from forecast_harness.search.proposers import open_proposer
+    from forecast_harness.authors import open_proposer
 
     found: dict[str, Proposer] = {}
     for spec in settings.proposers:
@@ -285,7 +287,7 @@ class _JudgeFactory:
     """Of the lanes' devices; a lane's own number where there are none."""
 
     def __call__(self, number: int) -> NodeJudge:
-        from forecast_harness.search.judging.factory import open_judge
+        from forecast_harness.trials.judging.factory import open_judge
 
         index = self.numbers[number] if self.numbers else number
         return open_judge(
@@ -331,14 +333,14 @@ def _lanes(
 
 def _devices() -> list[int]:
     """The driver's numbers of those that may be used."""
-    from forecast_harness.timing.device import visible_devices
+    from forecast_harness.clocks.comparison.device import visible_devices
 
     return visible_devices()
 
 
 def _context(target: SearchTarget, device: str) -> SearchContext:
-    from forecast_harness.search.judging.devices import device_slug
-    from forecast_harness.search.records import SearchContext
+    from forecast_harness.records import SearchContext
+    from forecast_harness.trials.judging.devices import device_slug
     from forecast_harness.verify.run import harness_hash
 
     toolchain = _toolchain(device) | ({"nvcc": target.payload["nvcc"]} if "nvcc" in target.payload else {})

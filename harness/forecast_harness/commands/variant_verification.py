@@ -15,9 +15,9 @@ from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.variants import Check, Variant
 from forecast_harness.commands.count_line import CountLine
-from forecast_harness.variants.verification.compilation.base_binaries import BaseBinaries
-from forecast_harness.variants.verification.lanes import LaneJobs
-from forecast_harness.variants.verification.verify import (
+from forecast_harness.trials.variants.compilation.base_binaries import BaseBinaries
+from forecast_harness.trials.variants.lanes import LaneJobs
+from forecast_harness.trials.variants.verify import (
     VariantVerification,
     compile_early,
     open_base,
@@ -28,10 +28,10 @@ from forecast_harness.variants.verification.verify import (
 from forecast_harness.verify.cost_control import PhaseTimer
 
 if TYPE_CHECKING:
-    from forecast_harness.machine_code.variant_gate import VariantGate
     from forecast_harness.sandbox.api import SandboxLane
     from forecast_harness.sandbox.lane_pools import LanePool
-    from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
+    from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+    from forecast_harness.trials.machine_code.variant_gate import VariantGate
     from forecast_harness.verify.plan import VerificationPlan
 
 _ROUNDS_WITHOUT_GATE = 2
@@ -249,8 +249,8 @@ class VariantWork:
             raise UsageError(
                 "--path machine-code needs a CUDA device: leave it out, or give --device a number"
             )
-        from forecast_harness.machine_code.fit_runner import NoMachineCodePath
-        from forecast_harness.machine_code.variant_gate import open_variant_gate
+        from forecast_harness.clocks.fit_runner import NoMachineCodePath
+        from forecast_harness.trials.machine_code.variant_gate import open_variant_gate
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 

@@ -28,12 +28,12 @@ from forecast_autotune.variants.judgement import SourceJudgement, read_judgement
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.judge import build_plan, open_lane
-from forecast_harness.variants.kernels.user_kernel import UserKernel, check_syntax, is_covered
+from forecast_harness.targets.kernels.user_kernel import UserKernel, check_syntax, is_covered
 
 if TYPE_CHECKING:
     from forecast_harness.sandbox.lane_pools import LanePool
-    from forecast_harness.variants.kernels.base_kernel import BaseKernel
-    from forecast_harness.variants.verification.verify import VariantVerification
+    from forecast_harness.targets.kernels.base_kernel import BaseKernel
+    from forecast_harness.trials.variants.verify import VariantVerification
     from forecast_harness.verify.plan import VerificationPlan
 
 _COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
@@ -78,10 +78,10 @@ class _PlannedLanes:
     @classmethod
     def of(cls, options: argparse.Namespace) -> _PlannedLanes:
         """Raises `UsageError` for a device or a level that is not there."""
+        from forecast_harness.clocks.comparison.device import ONE_QUEUE
         from forecast_harness.sandbox.lane_pools import LanePool
-        from forecast_harness.timing.device import ONE_QUEUE
-        from forecast_harness.variants.verification.lanes import verification_lanes
-        from forecast_harness.variants.verification.verify import VARIANT_PLAN
+        from forecast_harness.trials.variants.lanes import verification_lanes
+        from forecast_harness.trials.variants.verify import VARIANT_PLAN
 
         plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)
         return cls(plan, LanePool(lambda: open_lane(options, plan, ONE_QUEUE), verification_lanes()))
@@ -152,14 +152,14 @@ def _collect_variants(
         except RecordError as error:
             refused.append(f"{path}: {error}")
     if options.mechanical:
-        from forecast_harness.rewrites.triton import variants_of
+        from forecast_harness.authors.triton import variants_of
 
         name, sha = target.kernel.name, target.kernel.source_sha256
         for variant in variants_of(target.text, name, sha, limit=options.n, configs=target.configs):
             found[variant.name] = variant
     if options.llm is not None:
         from forecast_autotune.llm.providers import provider
-        from forecast_harness.variants.llm_writing import write_variants
+        from forecast_harness.authors.llm_writing import write_variants
 
         written = write_variants(
             provider().text_generator(options.llm),
@@ -173,7 +173,7 @@ def _collect_variants(
 
 
 def _writing_brief(target: UserKernel, store: Store) -> Any:
-    from forecast_harness.variants.llm_writing import WritingBrief
+    from forecast_harness.authors.llm_writing import WritingBrief
 
     try:
         subjects = target.subjects(store)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
+from forecast_harness.records import FullVerification, Node, NodeResult
 from forecast_harness.search.history.events import (
     ConfirmationJob,
     Forecasted,
@@ -15,7 +16,6 @@ from forecast_harness.search.history.events import (
     Proposed,
     VerificationJob,
 )
-from forecast_harness.search.records import FullVerification, Node, NodeResult
 
 
 @runtime_checkable

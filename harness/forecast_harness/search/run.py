@@ -21,6 +21,7 @@ from typing import Any
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.tuning.task import utc_now
+from forecast_harness.records import Node, SearchContext, SearchSettings, SearchTarget
 from forecast_harness.search.archives import open_archive
 from forecast_harness.search.history.answer_store import AnswerStore
 from forecast_harness.search.history.events import (
@@ -57,7 +58,6 @@ from forecast_harness.search.planning.scheduler import (
     confirmation_reserve,
     pending_actions,
 )
-from forecast_harness.search.records import Node, SearchContext, SearchSettings, SearchTarget
 
 MAX_PROPOSAL_REQUESTS = 8
 """Requests answered at once."""

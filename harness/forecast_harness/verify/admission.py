@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from forecast_harness.packs.schema import Pack
+from forecast_harness.targets.packs.schema import Pack
 from forecast_harness.verify.bits import raw_bytes, same_bits
 from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase, VerificationProblem
 

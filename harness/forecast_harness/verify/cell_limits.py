@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs.schema import Pack, PackFormat, Workload
 from forecast_harness.sandbox.jobs import ResourceLimits, byte_size
+from forecast_harness.targets.packs.schema import Pack, PackFormat, Workload
 
 MAX_LAUNCH_BYTES = 2 << 30
 """Of the arguments and outputs of one launch."""

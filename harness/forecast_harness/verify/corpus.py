@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.bench import compare_solutions
-from forecast_harness.packs import Language, Pack, Solution, builtin_names, load_pack, make_solution
+from forecast_harness.clocks.comparison.paired_comparison import ComparisonOutcome
 from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
-from forecast_harness.timing.paired_comparison import ComparisonOutcome
+from forecast_harness.targets.packs import Language, Pack, Solution, builtin_names, load_pack, make_solution
+from forecast_harness.trials.bench import compare_solutions
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import check_pack, verify
 from forecast_harness.verify.verdict import Judgement, ReasonCode, SolutionVerdict

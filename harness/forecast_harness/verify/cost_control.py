@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import torch
 
+from forecast_harness.clocks.comparison.device import device_count
 from forecast_harness.sandbox.containment.confine import GPUS
-from forecast_harness.timing.device import device_count
 
 _TYPICAL_LAUNCHES = 200
 """Launches of one workload in a duel that takes its time."""

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from forecast_harness.packs.schema import Language, Pack, Workload
+from forecast_harness.clocks.comparison.plausibility import clocks_disagree, impossible_time, slow_at_first
 from forecast_harness.sandbox.cell import CandidateFault
-from forecast_harness.timing.plausibility import clocks_disagree, impossible_time, slow_at_first
+from forecast_harness.targets.packs.schema import Language, Pack, Workload
 from forecast_harness.verify.bits import same_bits
 from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.cost_control import PhaseTimer, SamplingBudget

@@ -3,8 +3,8 @@
 LANE_MODULES = (
     "torch",
     "triton",
-    "forecast_harness.variants.verification.jobs",
-    "forecast_harness.search.judging.kernels.cell",
-    "forecast_harness.search.judging.kernels.race",
+    "forecast_harness.trials.variants.jobs",
+    "forecast_harness.trials.judging.kernels.cell",
+    "forecast_harness.trials.judging.kernels.race",
     "forecast_harness.verify.timing_job",
 )

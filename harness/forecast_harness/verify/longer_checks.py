@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from forecast_harness.packs.schema import Workload
+from forecast_harness.targets.packs.schema import Workload
 from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.launches.launcher import LaunchResult
 from forecast_harness.verify.plan import VerificationPlan

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forecast_harness.packs.schema import Pack, Solution
 from forecast_harness.sandbox.api import JobResult, JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.targets.packs.schema import Pack, Solution
 from forecast_harness.verify.cell_limits import cell_limits_for
 from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.plan import VerificationPlan

@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 
-from forecast_harness.packs.schema import Language, Pack, Workload
-from forecast_harness.sandbox.cell import CandidateFault
-from forecast_harness.sandbox.jobs import CellAnswer
-from forecast_harness.sandbox.judge_process import JobContext
-from forecast_harness.timing.device import EVENTS_PROTOCOL
-from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
-from forecast_harness.timing.paired_comparison import (
+from forecast_harness.clocks.comparison.device import EVENTS_PROTOCOL
+from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.clocks.comparison.paired_comparison import (
     ComparisonOutcome,
     ComparisonResult,
     StoppingRules,
     run_comparison,
 )
-from forecast_harness.timing.plausibility import underreported_share
-from forecast_harness.timing.processors import reserve_processors
+from forecast_harness.clocks.comparison.plausibility import underreported_share
+from forecast_harness.clocks.comparison.processors import reserve_processors
+from forecast_harness.sandbox.cell import CandidateFault
+from forecast_harness.sandbox.jobs import CellAnswer
+from forecast_harness.sandbox.judge_process import JobContext
+from forecast_harness.targets.packs.schema import Language, Pack, Workload
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.launches.launcher import LaunchTimes
 from forecast_harness.verify.launches.null_cell import NullCell

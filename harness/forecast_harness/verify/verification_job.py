@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs.schema import Language, Pack
 from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.sandbox.jobs import CellAnswer, Fault
 from forecast_harness.sandbox.judge_process import JobContext
+from forecast_harness.targets.packs.schema import Language, Pack
 from forecast_harness.verify.admission import admission_failures
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.plan import VerificationPlan

@@ -9,7 +9,7 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Device
 from forecast_autotune.variants import Origin
-from forecast_harness.variants.llm_writing import WritingBrief, build_prompt, read_answer, write_variants
+from forecast_harness.authors.llm_writing import WritingBrief, build_prompt, read_answer, write_variants
 from tests.core.variants.varied import BASE, NOTE, SHA, SUM, arguments
 
 CALLS = [arguments(4096, dtype="float16")]

@@ -22,8 +22,8 @@ from forecast_autotune.variants.signature import (
     strides_from_structure,
     written,
 )
-from forecast_harness.variants.kernels.grids import GridSample, fit_grid, sizes_of
-from forecast_harness.variants.kernels.sizes import CallSizes
+from forecast_harness.targets.kernels.grids import GridSample, fit_grid, sizes_of
+from forecast_harness.targets.kernels.sizes import CallSizes
 from tests.core.variants.varied import CPU, H200, SUM, arguments, check, problem, variant
 
 # --- what a check holds for ---

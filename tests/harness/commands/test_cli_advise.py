@@ -21,8 +21,8 @@ from forecast_autotune.llm.open_question import question_key
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.advice_samples import contradictions
-from forecast_harness.variants.kernels.advised_kernels import AdvisedKernel
-from forecast_harness.variants.kernels.user_kernel import UserKernel
+from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel
+from forecast_harness.targets.kernels.user_kernel import UserKernel
 from tests.core.captured_output import Capture, shown
 from tests.harness.commands.test_cli_variants import INPUTS, KERNEL, Model, model
 
@@ -173,7 +173,7 @@ def test_a_library(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPa
 
 
 def prompt_of_library(name: str, tmp_path: Path) -> str:
-    from forecast_harness.variants.kernels.library_kernels import library_kernels
+    from forecast_harness.targets.kernels.library_kernels import library_kernels
 
     (target,) = library_kernels(name).kernels
     asked = AdvisedKernel.of(target, Store(tmp_path / "store"))

@@ -15,16 +15,17 @@ from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.commands import main
 from forecast_autotune.commands.output import CommandError, Output
 from forecast_autotune.records import Outcome
+from forecast_harness.clocks import fit_runner
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner_health import clock_problem, runner_problem
 from forecast_harness.commands.code_path import open_machine_code
-from forecast_harness.machine_code import fit_runner, opening
-from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner_health import clock_problem, runner_problem
-from forecast_harness.packs.load import load_pack
+from forecast_harness.records import Node, SearchTarget
 from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.judging import devices
-from forecast_harness.search.novelty import node_identity
-from forecast_harness.search.records import Node, SearchTarget
-from forecast_harness.search.targets import open_target
+from forecast_harness.targets.novelty import node_identity
+from forecast_harness.targets.packs.load import load_pack
+from forecast_harness.targets.search_target import open_target
+from forecast_harness.trials.judging import devices
+from forecast_harness.trials.machine_code import opening
 from forecast_harness.verify.plan import VerificationPlan
 from tests.core.captured_output import Capture
 

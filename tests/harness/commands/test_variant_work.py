@@ -18,8 +18,8 @@ from forecast_harness.commands import variant_verification
 from forecast_harness.commands.variant_verification import VariantWork
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.sandbox.lane_pools import LanePool
-from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.verification.verify import VariantVerification
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.trials.variants.verify import VariantVerification
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import SolutionVerdict
 from tests.harness.variant_kernels import CONFIGS, DOUBLE, subject, variant, vector_call

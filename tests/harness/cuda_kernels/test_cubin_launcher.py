@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.lib.machine_code import fake_code
-from forecast_harness.cuda_kernels import cubin_launcher
-from forecast_harness.cuda_kernels.compilation import CompiledSource
-from forecast_harness.cuda_kernels.cubin_launcher import CubinLauncher, LaunchFailed
-from forecast_harness.cuda_kernels.host_solution import host_solution
-from forecast_harness.cuda_kernels.signature import KernelParameter, KernelSignature
-from forecast_harness.cuda_kernels.source_launch import read_launch
+from forecast_harness.clocks.cuda import cubin_launcher
+from forecast_harness.clocks.cuda.compilation import CompiledSource
+from forecast_harness.clocks.cuda.cubin_launcher import CubinLauncher, LaunchFailed
+from forecast_harness.clocks.cuda.host_solution import host_solution
+from forecast_harness.clocks.cuda.source_launch import read_launch
+from forecast_harness.targets.cuda.signature import KernelParameter, KernelSignature
 
 SIGNATURE = KernelSignature(
     "twice",

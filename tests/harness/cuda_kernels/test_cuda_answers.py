@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.search.proposers.llm_answers import apply_edits, extract_source
-from forecast_harness.search.proposers.llm_prompts import prompt
-from forecast_harness.search.records import Node, SearchTarget
+from forecast_harness.authors.llm_answers import apply_edits, extract_source
+from forecast_harness.authors.llm_prompts import prompt
+from forecast_harness.records import Node, SearchTarget
 from tests.harness.cuda_kernels.declared_kernel import SOURCE, cuda_node, cuda_target, declared
 from tests.harness.search.proposal_examples import request
 

@@ -9,17 +9,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forecast_harness.bench import ContestUnavailable
-from forecast_harness.cuda_kernels.compilation import COMPILE_LIMITS, compile_source
-from forecast_harness.cuda_kernels.host_solution import host_solution
-from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
-from forecast_harness.machine_code.fit_runner import facts_for_workers
-from forecast_harness.machine_code.pack_contest import PackContests
-from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.trials.cuda_requests import CudaRequests
-from forecast_harness.packs.load import make_solution
-from forecast_harness.packs.schema import Language
-from forecast_harness.timing.paired_comparison import DEFAULT_RULES
+from forecast_harness.clocks.comparison.paired_comparison import DEFAULT_RULES
+from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
+from forecast_harness.clocks.cuda.compilation import COMPILE_LIMITS, compile_source
+from forecast_harness.clocks.cuda.host_solution import host_solution
+from forecast_harness.clocks.fit_runner import facts_for_workers
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.targets.packs.load import make_solution
+from forecast_harness.targets.packs.schema import Language
+from forecast_harness.trials.bench import ContestUnavailable
+from forecast_harness.trials.machine_code.cuda_requests import CudaRequests
+from forecast_harness.trials.machine_code.pack_contest import PackContests
 from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.cuda_kernels.declared_kernel import SOURCE, declared, needs_nvcc
 from tests.harness.machine_code.translated_builds import TranslatedBuilder

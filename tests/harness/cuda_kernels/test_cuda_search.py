@@ -16,14 +16,9 @@ pytest.importorskip("triton")
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code import early_start, fit_runner, opening
-from forecast_harness.machine_code.opening import MachineCodeLanes, open_machine_code_lanes
-from forecast_harness.search.forecasters import open_forecaster
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.history.state import SearchState
-from forecast_harness.search.judging.packs.cuda_judge import CudaJudge
-from forecast_harness.search.proposers import open_proposer
-from forecast_harness.search.records import (
+from forecast_harness.authors import open_proposer
+from forecast_harness.clocks import fit_runner
+from forecast_harness.records import (
     Node,
     NodeResult,
     SearchBudget,
@@ -31,7 +26,13 @@ from forecast_harness.search.records import (
     SearchSettings,
     SearchTarget,
 )
+from forecast_harness.search.forecasters import open_forecaster
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
+from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.run import search
+from forecast_harness.trials.judging.packs.cuda_judge import CudaJudge
+from forecast_harness.trials.machine_code import early_start, opening
+from forecast_harness.trials.machine_code.opening import MachineCodeLanes, open_machine_code_lanes
 from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.cuda_kernels.declared_kernel import (
     SOURCE,

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forecast_harness.cuda_kernels.compilation import COMPILE_LIMITS, compile_source, launched_programs
-from forecast_harness.cuda_kernels.declaration import read_cuda_declaration
-from forecast_harness.machine_code.records import BufferRole, PlanBuffer
+from forecast_harness.clocks.cuda.compilation import COMPILE_LIMITS, compile_source, launched_programs
+from forecast_harness.clocks.records import BufferRole, PlanBuffer
 from forecast_harness.sandbox.api import SandboxLane
-from forecast_harness.search.statement import cuda_statement
+from forecast_harness.targets.cuda.declaration import read_cuda_declaration
+from forecast_harness.targets.statement import cuda_statement
 from tests.harness.cuda_kernels.declared_kernel import needs_nvcc
 
 DOCS = Path(__file__).parents[3] / "docs"

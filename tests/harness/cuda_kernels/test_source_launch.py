@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.cuda_kernels.source_launch import launch_comments, read_launch
-from forecast_harness.cuda_kernels.source_rules import check_source_rules
-from forecast_harness.search.novelty import node_identity
+from forecast_harness.clocks.cuda.source_launch import launch_comments, read_launch
+from forecast_harness.targets.cuda.source_rules import check_source_rules
+from forecast_harness.targets.novelty import node_identity
 from tests.harness.cuda_kernels.declared_kernel import SOURCE
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.clocks.runner.client import RunnerClient
 from tests.harness.machine_code.judged_sums import Judged
 
 

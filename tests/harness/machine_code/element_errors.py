@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
-from forecast_harness.machine_code.runner.gpu.error_kernels import COMPARED_TYPES
-from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner.gpu.driver import CudaDriver
+from forecast_harness.clocks.runner.gpu.error_kernels import COMPARED_TYPES
+from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
 from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
-from forecast_harness.search.judging.kernels.call_values import relative_error
+from forecast_harness.trials.judging.kernels.call_values import relative_error
 
 COUNT = 10_001
 """No multiple of a block."""

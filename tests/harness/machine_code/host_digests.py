@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
-from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner.gpu.driver import CudaDriver
+from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
 
 _ALL = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15

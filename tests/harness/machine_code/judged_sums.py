@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.machine_code.node_judging import MachineCodeJudge
-from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.search.history.events import NodeJob, VerificationJob
-from forecast_harness.search.records import Node, SearchTarget, TargetKind
+from forecast_harness.trials.machine_code.node_judging import MachineCodeJudge
 from tests.harness.machine_code.noting_host import NotingHost
 from tests.harness.machine_code.sum_trials import SumTrials
 from tests.harness.machine_code.written_sources import WrittenBuilder

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.lib.machine_code.sums import COUNT, SumCall
-from forecast_harness.machine_code.compilation.build_requests import BuildRequest
-from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.trials.target_trials import TrialCalls, TrialConfig
+from forecast_harness.clocks.compilation.build_requests import BuildRequest
+from forecast_harness.clocks.records import Program
+from forecast_harness.records import Node
 from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.records import Node
+from forecast_harness.trials.machine_code.target_trials import TrialCalls, TrialConfig
 from tests.harness.machine_code.written_sources import SMALL
 
 LARGE = {"large": COUNT}

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from forecast_harness.machine_code.runner.session import PAUSES
-from forecast_harness.machine_code.shared_runner import block_means
-from forecast_harness.search.judging.races.rules import log2_ratio, mean_log2_ratio
+from forecast_harness.clocks.runner.session import PAUSES
+from forecast_harness.trials.judging.races.rules import log2_ratio, mean_log2_ratio
+from forecast_harness.trials.machine_code.shared_runner import block_means
 
 
 def test_what_strays_in_another_block_of_each_call_moves_nothing() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code import node_builds
-from forecast_harness.machine_code.compilation.build_requests import BuildRequest, BuildResult
+from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
+from forecast_harness.records import FullVerification
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.records import FullVerification
+from forecast_harness.trials.machine_code import node_builds
 from tests.harness.machine_code.judged_sums import SEED, TARGET, Judged, job, verification
 
 
@@ -58,7 +58,7 @@ def test_verification_has_a_lane_beside_those_of_nodes_and_confirmation_follows_
 ) -> None:
     pytest.importorskip("triton")
     pytest.importorskip("torch")
-    from forecast_harness.machine_code.opening import MachineCodeLanes
+    from forecast_harness.trials.machine_code.opening import MachineCodeLanes
 
     hanging = Hanging(judged)
     judged.host.give_up = hanging.ended.set  # type: ignore[method-assign]

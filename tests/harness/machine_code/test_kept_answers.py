@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forecast_harness.machine_code.compilation import kept_answers
-from forecast_harness.machine_code.compilation.kept_answers import KeptAnswers, imports_tools_only
+from forecast_harness.clocks.compilation import kept_answers
+from forecast_harness.clocks.compilation.kept_answers import KeptAnswers, imports_tools_only
 from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, SandboxJob, TensorBytes
 
 OWN, OTHER = "import triton\n", "import triton\nx = 1\n"

@@ -16,19 +16,20 @@ pytest.importorskip("torch")
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.machine_code import early_start, fit_runner, opening
-from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
-from forecast_harness.machine_code.fit_runner import facts_for_workers
-from forecast_harness.machine_code.node_judging import MachineCodeJudge
-from forecast_harness.machine_code.opening import MachineCodeLanes, open_machine_code_lanes
-from forecast_harness.machine_code.records import MachineCodeError
-from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.trials.kernel_trials import KernelTrials, kernel_call
-from forecast_harness.machine_code.variant_gate import VariantGate
+from forecast_harness.clocks import fit_runner
+from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
+from forecast_harness.clocks.fit_runner import facts_for_workers
+from forecast_harness.clocks.records import MachineCodeError
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.records import Node, SearchTarget, TargetKind
+from forecast_harness.trials.machine_code import early_start, opening
+from forecast_harness.trials.machine_code.kernel_trials import KernelTrials, kernel_call
+from forecast_harness.trials.machine_code.node_judging import MachineCodeJudge
+from forecast_harness.trials.machine_code.opening import MachineCodeLanes, open_machine_code_lanes
+from forecast_harness.trials.machine_code.variant_gate import VariantGate
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.machine_code.noting_host import NotingHost, ReadyHost

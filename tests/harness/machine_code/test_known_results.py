@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.machine_code import fake_code as code
-from forecast_harness.machine_code.records import (
+from forecast_harness.clocks.records import (
     BufferRole,
     CompiledKernel,
     KernelArgument,
@@ -22,14 +22,14 @@ from forecast_harness.machine_code.records import (
     PlanStep,
     Program,
 )
-from forecast_harness.machine_code.runner.buffer_contents import BufferContents
-from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner.contestant import Contestant, LoadedKernel
-from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
-from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
-from forecast_harness.machine_code.runner.known_results import ElementKind
-from forecast_harness.machine_code.runner.messages import ProgramInputs
-from forecast_harness.machine_code.runner.session import CallInputs, LaunchSession, TimingLimits
+from forecast_harness.clocks.runner.buffer_contents import BufferContents
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.contestant import Contestant, LoadedKernel
+from forecast_harness.clocks.runner.gpu.driver import CudaDriver
+from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner.known_results import ElementKind
+from forecast_harness.clocks.runner.messages import ProgramInputs
+from forecast_harness.clocks.runner.session import CallInputs, LaunchSession, TimingLimits
 
 COUNT, PERIOD = 1000, 96
 SIZE = 4 * COUNT

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from forecast_harness.machine_code.runner import launch_outputs
-from forecast_harness.machine_code.runner.launch_outputs import KnownOutputs, encode_launches
-from forecast_harness.machine_code.runner.messages import ObservedLaunch
-from forecast_harness.machine_code.runner.session import CheckedLaunch
+from forecast_harness.clocks.runner import launch_outputs
+from forecast_harness.clocks.runner.launch_outputs import KnownOutputs, encode_launches
+from forecast_harness.clocks.runner.messages import ObservedLaunch
+from forecast_harness.clocks.runner.session import CheckedLaunch
 
 
 def launch(*outputs: bytes, turn: int = 0) -> CheckedLaunch:

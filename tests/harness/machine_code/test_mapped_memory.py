@@ -12,13 +12,13 @@ import pytest
 from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
-from forecast_harness.machine_code.runner import process
-from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner.gpu.arena import CanaryArena
-from forecast_harness.machine_code.runner.gpu.driver import OUT_OF_MEMORY, CudaDriver, DriverError
-from forecast_harness.machine_code.runner.gpu.mapped_memory import PAGE_BYTES, MappedMemory
-from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
-from forecast_harness.machine_code.runner.messages import RunnerFaultKind
+from forecast_harness.clocks.runner import process
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.gpu.arena import CanaryArena
+from forecast_harness.clocks.runner.gpu.driver import OUT_OF_MEMORY, CudaDriver, DriverError
+from forecast_harness.clocks.runner.gpu.mapped_memory import PAGE_BYTES, MappedMemory
+from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner.messages import RunnerFaultKind
 
 SUM = 2
 MIB = 1 << 20

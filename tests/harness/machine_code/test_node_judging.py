@@ -11,13 +11,13 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code.compilation.build_requests import BuildRequest, BuildResult
-from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.records import FullVerification
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.search.history.events import ConfirmationJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
-from forecast_harness.search.records import FullVerification
 from tests.harness.machine_code.judged_sums import SEED, TARGET, Judged, job, node, verification
 
 

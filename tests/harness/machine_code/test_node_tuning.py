@@ -11,9 +11,9 @@ import pytest
 from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT
 from forecast_autotune.records import Outcome
-from forecast_harness.machine_code.node_builds import parts_by_code
-from forecast_harness.machine_code.node_trial import NodeTrial
-from forecast_harness.machine_code.runner.client import RunnerClient
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.trials.machine_code.node_builds import parts_by_code
+from forecast_harness.trials.machine_code.node_trial import NodeTrial
 from tests.harness.machine_code.judged_sums import Judged, job, node
 from tests.harness.machine_code.written_sources import SMALL
 

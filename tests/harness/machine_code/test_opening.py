@@ -12,12 +12,12 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
-from forecast_harness.machine_code import fit_runner
-from forecast_harness.machine_code.fit_runner import NoMachineCodePath, open_fit_runner
-from forecast_harness.machine_code.opening import MachineCodeLanes
+from forecast_harness.clocks import fit_runner
+from forecast_harness.clocks.fit_runner import NoMachineCodePath, open_fit_runner
 from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.judging.early_opener import EarlyOpener
-from forecast_harness.search.judging.lane_judge import HostJudge
+from forecast_harness.trials.judging.early_opener import EarlyOpener
+from forecast_harness.trials.judging.lane_judge import HostJudge
+from forecast_harness.trials.machine_code.opening import MachineCodeLanes
 from forecast_harness.verify.plan import VerificationPlan
 
 

@@ -14,12 +14,10 @@ pytest.importorskip("torch")
 
 from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import image
-from forecast_harness import bench
-from forecast_harness.bench import ContestUnavailable
-from forecast_harness.machine_code import opening, pack_contest
-from forecast_harness.machine_code.compilation.build_requests import BuildRequest, BuildResult
-from forecast_harness.machine_code.pack_contest import PackContests
-from forecast_harness.machine_code.records import (
+from forecast_harness.clocks.comparison.paired_clock import SimulatedPairedClock
+from forecast_harness.clocks.comparison.paired_comparison import StoppingRules, run_comparison
+from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
+from forecast_harness.clocks.records import (
     BufferRole,
     CompiledKernel,
     KernelArgument,
@@ -29,13 +27,15 @@ from forecast_harness.machine_code.records import (
     Program,
     ReturnedTensor,
 )
-from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.packs.load import load_pack
-from forecast_harness.packs.schema import Language, Pack, Solution, Workload
-from forecast_harness.search.judging.packs.judge import PackJudge
-from forecast_harness.search.targets import open_target
-from forecast_harness.timing.paired_clock import SimulatedPairedClock
-from forecast_harness.timing.paired_comparison import StoppingRules, run_comparison
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.targets.packs.load import load_pack
+from forecast_harness.targets.packs.schema import Language, Pack, Solution, Workload
+from forecast_harness.targets.search_target import open_target
+from forecast_harness.trials import bench
+from forecast_harness.trials.bench import ContestUnavailable
+from forecast_harness.trials.judging.packs.judge import PackJudge
+from forecast_harness.trials.machine_code import opening, pack_contest
+from forecast_harness.trials.machine_code.pack_contest import PackContests
 from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.timing_job import is_plausible

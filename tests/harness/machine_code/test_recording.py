@@ -13,20 +13,20 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from forecast_harness.machine_code.compilation.build_requests import (
+from forecast_harness.clocks.compilation.build_requests import (
     BuildRequest,
     BuildResult,
     CallCase,
     TensorArgument,
 )
-from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
-from forecast_harness.machine_code.compilation.cubin_sections import cubin_sections, referred_sections
-from forecast_harness.machine_code.recording.tensors import HostCode, TensorRecorder, flat_tensors
-from forecast_harness.machine_code.records import BufferRole, Program
-from forecast_harness.machine_code.runner.messages import ObservedLaunch
-from forecast_harness.machine_code.trials.pack_calls import PackCalls
-from forecast_harness.packs.load import load_pack
-from forecast_harness.packs.schema import Language
+from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
+from forecast_harness.clocks.compilation.cubin_sections import cubin_sections, referred_sections
+from forecast_harness.clocks.recording.tensors import HostCode, TensorRecorder, flat_tensors
+from forecast_harness.clocks.records import BufferRole, Program
+from forecast_harness.clocks.runner.messages import ObservedLaunch
+from forecast_harness.targets.packs.load import load_pack
+from forecast_harness.targets.packs.schema import Language
+from forecast_harness.trials.machine_code.pack_calls import PackCalls
 
 FACTS = {"arch": 90, "properties": {"multiprocessor_count": 7}}
 ROWS = CallCase({"x": TensorArgument("float32", (5, 40), (40, 1))})
@@ -263,8 +263,8 @@ def test_a_source_that_cannot_be_compiled_says_why(workers: CompileWorkers, what
 def test_an_answer_that_is_forged_is_refused(workers: CompileWorkers) -> None:
     source = (
         HEADER
-        + """import forecast_harness.machine_code.recording.solution as recording
-from forecast_harness.machine_code.records import PlanStep
+        + """import forecast_harness.clocks.recording.solution as recording
+from forecast_harness.clocks.records import PlanStep
 taken = recording._PlanWriter._step
 def forged(self, launch):
     step = taken(self, launch)

@@ -10,20 +10,20 @@ import pytest
 from benchmarks.lib.machine_code.fake_code import addition, honest, image
 from benchmarks.lib.machine_code.sums import COUNT
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_harness.machine_code.compilation.cubin_sections import (
+from forecast_harness.clocks.compilation.cubin_sections import (
     check_cubin,
     cubin_sections,
     referred_sections,
     without_references,
 )
-from forecast_harness.machine_code.records import (
+from forecast_harness.clocks.records import (
     CompiledKernel,
     KernelArgument,
     LaunchPlan,
     MachineCodeError,
     Program,
 )
-from forecast_harness.machine_code.runner.contestant import pack_scalar, scratch_sizes
+from forecast_harness.clocks.runner.contestant import pack_scalar, scratch_sizes
 
 GIVEN = {"x": 4 * COUNT, "y": 4 * COUNT}
 PROGRAM = addition("candidate", honest(), COUNT)

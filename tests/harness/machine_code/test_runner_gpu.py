@@ -12,17 +12,17 @@ pytest.importorskip("triton")
 
 from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
 from benchmarks.lib.machine_code.sums import SumCall, objection
-from forecast_harness.machine_code.compilation.build_requests import BuildRequest
-from forecast_harness.machine_code.compilation.compile_workers import CompileWorkers
-from forecast_harness.machine_code.fit_runner import facts_for_workers
-from forecast_harness.machine_code.records import Program
-from forecast_harness.machine_code.runner.client import RunnerClient
-from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
-from forecast_harness.machine_code.runner.gpu.error_kernels import COMPARED_TYPES
-from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
-from forecast_harness.machine_code.trials.pack_calls import PackCalls
-from forecast_harness.packs.load import load_pack
-from forecast_harness.packs.schema import Language
+from forecast_harness.clocks.compilation.build_requests import BuildRequest
+from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
+from forecast_harness.clocks.fit_runner import facts_for_workers
+from forecast_harness.clocks.records import Program
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.gpu.driver import CudaDriver
+from forecast_harness.clocks.runner.gpu.error_kernels import COMPARED_TYPES
+from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.targets.packs.load import load_pack
+from forecast_harness.targets.packs.schema import Language
+from forecast_harness.trials.machine_code.pack_calls import PackCalls
 from tests.harness.machine_code.element_errors import check_errors, check_unlike
 from tests.harness.machine_code.host_digests import check_digests
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from forecast_harness.machine_code.runner.system_chance import SystemChance
+from forecast_harness.clocks.runner.system_chance import SystemChance
 
 
 def test_every_byte_of_the_system_is_used_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

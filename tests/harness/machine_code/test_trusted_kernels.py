@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from forecast_harness.machine_code.runner.gpu import trusted_texts
-from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
-from forecast_harness.machine_code.runner.gpu.error_kernels import COMPARED_TYPES, error_kernel_text
-from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner.gpu import trusted_texts
+from forecast_harness.clocks.runner.gpu.driver import CudaDriver
+from forecast_harness.clocks.runner.gpu.error_kernels import COMPARED_TYPES, error_kernel_text
+from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
 from tests.harness.machine_code.element_errors import check_errors, check_unlike
 from tests.harness.machine_code.host_digests import check_digests
 

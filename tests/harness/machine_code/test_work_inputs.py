@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from forecast_harness.machine_code.runner.gpu.arena import Placed
-from forecast_harness.machine_code.runner.gpu.driver import CudaDriver
-from forecast_harness.machine_code.runner.gpu.trusted_kernels import TrustedKernels
-from forecast_harness.machine_code.runner.work_inputs import WorkInputs
+from forecast_harness.clocks.runner.gpu.arena import Placed
+from forecast_harness.clocks.runner.gpu.driver import CudaDriver
+from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner.work_inputs import WorkInputs
 
 SIZES = {"large": 1 << 17, "odd": (1 << 17) + 2, "small": 256, "ordered": 1 << 17, "updated": 4096}
 UNITS = {"large": 2, "odd": 2, "small": 4, "updated": 4}

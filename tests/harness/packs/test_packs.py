@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs import (
+from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.targets.packs import (
     Definition,
     Language,
     Pack,
@@ -25,8 +26,7 @@ from forecast_harness.packs import (
     pack_from_case,
     parse_task_yml,
 )
-from forecast_harness.packs.expressions import evaluate
-from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.targets.packs.expressions import evaluate
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import check_pack, verify
 from forecast_harness.verify.verdict import ReasonCode

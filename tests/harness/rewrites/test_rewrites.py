@@ -17,7 +17,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants import Origin, Variant
 from forecast_autotune.variants.contract import read_contract
-from forecast_harness.rewrites.triton import REWRITES, variants_of
+from forecast_harness.authors.triton import REWRITES, variants_of
 from tests.core.captured_output import needs_triton
 from tests.harness.rewrites.mechanical_refusals import REFUSED
 from tests.harness.rewrites.mechanical_sources import (
@@ -135,7 +135,7 @@ def test_wrong_calls_say_what_is_wrong() -> None:
 
 def test_nothing_of_triton_or_torch_is_imported() -> None:
     program = (
-        "import sys, forecast_harness.rewrites.triton as m\n"
+        "import sys, forecast_harness.authors.triton as m\n"
         "print(len(m.variants_of(sys.stdin.read(), 'softmax', '0' * 64)))\n"
         "print(sorted({'torch', 'triton'} & set(sys.modules)))"
     )
@@ -175,8 +175,8 @@ def test_odd_sources_confuse_no_rewrite(combine: bool) -> None:
 
 
 def test_a_source_that_confuses_one_rewrite_keeps_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forecast_harness.rewrites.triton import registry
-    from forecast_harness.rewrites.triton.protocol import TritonRewrite
+    from forecast_harness.authors.triton import registry
+    from forecast_harness.authors.triton.protocol import TritonRewrite
 
     def broken(unit: Any, context: Any) -> Any:
         raise IndexError("a statement too few")

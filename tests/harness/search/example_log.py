@@ -8,6 +8,17 @@ from dataclasses import dataclass, field
 
 from forecast_autotune.records import Outcome, digest
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.records import (
+    Node,
+    NodeForecast,
+    NodeResult,
+    SearchBudget,
+    SearchContext,
+    SearchCost,
+    SearchSettings,
+    SearchTarget,
+    TargetKind,
+)
 from forecast_harness.search.history.events import (
     Chosen,
     Confirmed,
@@ -18,17 +29,6 @@ from forecast_harness.search.history.events import (
     Proposed,
     Started,
     Stopped,
-)
-from forecast_harness.search.records import (
-    Node,
-    NodeForecast,
-    NodeResult,
-    SearchBudget,
-    SearchContext,
-    SearchCost,
-    SearchSettings,
-    SearchTarget,
-    TargetKind,
 )
 
 DEVICE = "GPU-5f1c9d2e"

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.records import Node, NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.history.events import ProposalRequest
-from forecast_harness.search.novelty import node_identity
-from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
-from forecast_harness.search.targets import open_target
+from forecast_harness.targets.novelty import node_identity
+from forecast_harness.targets.search_target import open_target
 
 NATIVE_SOFTMAX = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, {})\n"
 """A solution of softmax, by its axis."""

@@ -19,6 +19,7 @@ from benchmarks.lib.search.synthetic_landscape import (
     parse_point,
 )
 from forecast_autotune.records import Outcome
+from forecast_harness.records import FullVerification, Node, NodeResult, SearchSettings
 from forecast_harness.search.history.events import (
     Action,
     ConfirmationJob,
@@ -42,7 +43,6 @@ from forecast_harness.search.planning.plugin_answers import (
     lane_failure_event,
 )
 from forecast_harness.search.planning.scheduler import pending_actions
-from forecast_harness.search.records import FullVerification, Node, NodeResult, SearchSettings
 
 
 class CountingJudge(LandscapeJudge):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from forecast_harness.records import NodeForecast, SearchCost
 from forecast_harness.search.history.batches import ArmStats
 from forecast_harness.search.planning.acquisition import (
     choose_by_forecast,
@@ -18,7 +19,6 @@ from forecast_harness.search.planning.acquisition import (
     expected_improvement,
 )
 from forecast_harness.search.planning.bandit import allocate
-from forecast_harness.search.records import NodeForecast, SearchCost
 
 
 def belief(mean: float, sd: float = 0.05, p_fail: float = 0.0, abstains: bool = False) -> NodeForecast:

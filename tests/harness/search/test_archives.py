@@ -11,12 +11,12 @@ import pytest
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.records import Node, NodeResult
 from forecast_harness.search.archives import ARCHIVES, open_archive
 from forecast_harness.search.archives.behaviour import behaviour_cell
 from forecast_harness.search.archives.greedy import BeamArchive
 from forecast_harness.search.archives.islands import IslandArchive
 from forecast_harness.search.archives.puct import PuctArchive
-from forecast_harness.search.records import Node, NodeResult
 
 
 @dataclass

@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from forecast_autotune.records import Config
-from forecast_harness.search.judging.kernels.call_kinds import CallKinds
-from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.kernels.sizes import CallSizes
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.targets.kernels.sizes import CallSizes
+from forecast_harness.trials.judging.kernels.call_kinds import CallKinds
 from tests.harness.variant_kernels import SOFTMAX, rows, softmax_call, subject
 
 LARGE, SMALL = (

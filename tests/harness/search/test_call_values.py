@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.search.judging.kernels import call_values
-from forecast_harness.search.judging.kernels.call_values import fill_tensor, relative_error
+from forecast_harness.trials.judging.kernels import call_values
+from forecast_harness.trials.judging.kernels.call_values import fill_tensor, relative_error
 
 
 def test_long_tensors_are_filled_to_the_end_and_no_two_rows_are_alike() -> None:

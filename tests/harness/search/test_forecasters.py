@@ -19,6 +19,7 @@ from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.records.codec import to_json
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.forecasters import open_forecaster
 from forecast_harness.search.forecasters.gaussian_process import fit_mixture
 from forecast_harness.search.forecasters.lineage import (
@@ -37,8 +38,7 @@ from forecast_harness.search.forecasters.timings import (
     to_measurement,
 )
 from forecast_harness.search.history.events import NodeForecastRequest
-from forecast_harness.search.judging.races.rules import drift_corrected_seconds
-from forecast_harness.search.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
+from forecast_harness.trials.judging.races.rules import drift_corrected_seconds
 
 PACK = SearchTarget(
     TargetKind.PACK, "sums", "id", "torch", "run", "Sums of rows.\nRules for a source:\n- none"

@@ -16,9 +16,9 @@ import pytest
 from benchmarks.lib.search.synthetic_landscape import CONTEXT, SEEDS, TARGET, settings
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import Outcome
+from forecast_harness.records import NodeResult
 from forecast_harness.search.history.events import Event, Finished, Resumed, Started, Stopped
 from forecast_harness.search.history.log import SearchLog, read_log
-from forecast_harness.search.records import NodeResult
 from tests.harness.search.simulated_search import SimulatedSearch
 
 STARTED = Started(CONTEXT, TARGET, SEEDS, "2026-01-01T00:00:00+00:00")

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.novelty import (
+from forecast_harness.records import Node
+from forecast_harness.targets.novelty import (
     NoveltyFilter,
     canonical_tokens,
     node_identity,
     shingles,
     signature,
 )
-from forecast_harness.search.records import Node
 
 KERNEL = '''
 import triton

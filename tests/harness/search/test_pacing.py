@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forecast_harness.records import SearchSettings
 from forecast_harness.search.planning.pacing import NODES_AHEAD, paced_ahead, paced_as
-from forecast_harness.search.records import SearchSettings
 
 
 @pytest.mark.parametrize(("k", "parents"), [(2, None), (4, None), (8, None), (4, 1), (4, 2), (3, 3)])

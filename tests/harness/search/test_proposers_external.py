@@ -14,9 +14,9 @@ import pytest
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin
-from forecast_harness.search.proposers import open_proposer
-from forecast_harness.search.proposers.external import ExternalProposer
-from forecast_harness.search.records import NodeResult
+from forecast_harness.authors import open_proposer
+from forecast_harness.authors.external import ExternalProposer
+from forecast_harness.records import NodeResult
 from tests.harness.search.proposal_examples import node, plain_target, request
 from tests.waiting import is_running
 

@@ -15,10 +15,10 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin
+from forecast_harness.authors import llm_prompts, open_proposer
+from forecast_harness.authors.llm import LLMProposer, open_llm_proposer
+from forecast_harness.records import NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.history.events import ProposalRequest
-from forecast_harness.search.proposers import llm_prompts, open_proposer
-from forecast_harness.search.proposers.llm import LLMProposer, open_llm_proposer
-from forecast_harness.search.records import NodeResult, SearchTarget, TargetKind
 from tests.harness.search.proposal_examples import (
     NATIVE_SOFTMAX,
     code_block,

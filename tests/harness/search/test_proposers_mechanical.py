@@ -10,17 +10,17 @@ from typing import NoReturn
 import pytest
 
 from forecast_autotune.variants.contract import read_contract
-from forecast_harness.packs.load import load_pack
-from forecast_harness.rewrites.torch import rewrites_of
-from forecast_harness.rewrites.torch.protocol import InputFacts
+from forecast_harness.authors import open_proposer, triton_rewrites
+from forecast_harness.authors.cuda_rewrites import constants_of
+from forecast_harness.authors.rewriting import RewritingLanes
+from forecast_harness.authors.target_facts import pack_facts
+from forecast_harness.authors.torch import rewrites_of
+from forecast_harness.authors.torch.protocol import InputFacts
+from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
 from forecast_harness.sandbox.jobs import SandboxError
-from forecast_harness.search.proposers import open_proposer, triton_rewrites
-from forecast_harness.search.proposers.cuda_rewrites import constants_of
-from forecast_harness.search.proposers.rewriting import RewritingLanes
-from forecast_harness.search.proposers.target_facts import pack_facts
-from forecast_harness.search.records import SearchTarget, TargetKind
-from forecast_harness.search.targets import solution_of
+from forecast_harness.targets.packs.load import load_pack
+from forecast_harness.targets.search_target import solution_of
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 from tests.harness.search.proposal_examples import node, pack_target, plain_target, request

@@ -11,8 +11,8 @@ import pytest
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.variants.records import Origin
+from forecast_harness.authors import open_proposer
 from forecast_harness.search.interfaces import Proposer
-from forecast_harness.search.proposers import open_proposer
 from tests.harness.search.proposal_examples import node, pack_target, plain_target, request
 
 ROOT = Path(__file__).parents[3]

@@ -170,8 +170,8 @@ class _StubRay:
 
 
 def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forecast_harness.clocks.comparison import device
     from forecast_harness.search.lanes import ray_lanes
-    from forecast_harness.timing import device
 
     known = ["GPU-a", "GPU-b", "GPU-c"]
     monkeypatch.setattr(device, "device_count", lambda: len(known))

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from forecast_autotune.records import Outcome
+from forecast_harness.records import NodeResult, SearchCost
 from forecast_harness.search.history.events import Confirmed, Finished, Forecasted
 from forecast_harness.search.history.state import SearchState, replay_events
-from forecast_harness.search.records import NodeResult, SearchCost
 from forecast_harness.search.report import charts, page, render, sources, tables, tree
 from forecast_harness.search.report.render import json_for_script, render_parts
 from forecast_harness.search.report.report_model import BestResult, ReportNode, SearchReport, build_report

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.lib.search.synthetic_landscape import SEEDS, LandscapeForecaster, settings
 from forecast_autotune.records import Outcome
+from forecast_harness.records import FullVerification, NodeResult, SearchBudget
 from forecast_harness.search.history.events import (
     Chosen,
     ConfirmationJob,
@@ -33,7 +34,6 @@ from forecast_harness.search.history.state import apply_event, replay_events
 from forecast_harness.search.interfaces import ConfirmationEnded, LaneFailure
 from forecast_harness.search.planning.plugin_answers import lane_failure_event
 from forecast_harness.search.planning.scheduler import action_key, confirmation_reserve, pending_actions
-from forecast_harness.search.records import FullVerification, NodeResult, SearchBudget
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, jobs
 
 # --- budgets ---

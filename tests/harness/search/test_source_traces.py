@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from forecast_autotune.records import Config
+from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, SandboxJob
 from forecast_harness.search.forecasters.source_traces import SourceTraces
-from forecast_harness.search.records import SearchTarget, TargetKind
 from tests.harness.variant_kernels import DOUBLE, subject, vector_call
 
 BASE = subject(DOUBLE, vector_call(1000))
@@ -124,8 +124,8 @@ def test_an_answer_of_another_form_is_no_trace() -> None:
 )
 def test_a_grid_that_no_device_launches_is_none(grid: object) -> None:
     pytest.importorskip("torch")
-    from forecast_harness.search.judging.kernels.race import _with_facts
-    from forecast_harness.search.judging.kernels.timed_calls import TimedCall
+    from forecast_harness.trials.judging.kernels.race import _with_facts
+    from forecast_harness.trials.judging.kernels.timed_calls import TimedCall
 
     said = {"ttir": ["no module"], "which": [0, None], "grids": [grid, [2, 3]]}
     found = _with_facts(TimedCall.of(BASE), said, 2)
@@ -136,8 +136,8 @@ def test_a_grid_that_no_device_launches_is_none(grid: object) -> None:
 @pytest.mark.parametrize("which", [[True, None], [1, None], [-1, None], ["0", None], [0], [0, None, None]])
 def test_texts_that_are_not_there_are_no_trace(which: list[object]) -> None:
     pytest.importorskip("torch")
-    from forecast_harness.search.judging.kernels.race import _with_facts
-    from forecast_harness.search.judging.kernels.timed_calls import TimedCall
+    from forecast_harness.trials.judging.kernels.race import _with_facts
+    from forecast_harness.trials.judging.kernels.timed_calls import TimedCall
 
     with pytest.raises(ValueError, match="a trace"):
         _with_facts(TimedCall.of(BASE), {"ttir": ["no module"], "which": which, "grids": [[1], [1]]}, 2)

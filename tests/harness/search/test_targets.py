@@ -11,10 +11,10 @@ pytest.importorskip("torch")
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import codec
-from forecast_harness.packs import load_pack
-from forecast_harness.search.judging.packs.source_configs import apply_config, configs_of, diverse_configs
-from forecast_harness.search.records import SearchTarget, TargetKind
-from forecast_harness.search.targets import open_target, pack_of, solution_of
+from forecast_harness.records import SearchTarget, TargetKind
+from forecast_harness.targets.packs import load_pack
+from forecast_harness.targets.search_target import open_target, pack_of, solution_of
+from forecast_harness.trials.judging.packs.source_configs import apply_config, configs_of, diverse_configs
 
 TASKS = Path(__file__).parents[1] / "tasks"
 TUNABLE = """import torch

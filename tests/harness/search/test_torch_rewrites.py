@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from forecast_harness.rewrites.torch import REWRITES, rewrites_of
-from forecast_harness.rewrites.torch.protocol import InputFacts
+from forecast_harness.authors.torch import REWRITES, rewrites_of
+from forecast_harness.authors.torch.protocol import InputFacts
 
 
 def made(body: str, rewrite: str, facts: InputFacts | None = None, parameters: str = "x, y, z") -> list[str]:

@@ -12,12 +12,12 @@ pytest.importorskip("torch")
 
 from forecast_autotune.records import Argument
 from forecast_autotune.variants import Origin, Provenance
+from forecast_harness.records import Node, SearchTarget
 from forecast_harness.sandbox.jobs import JobResult, SandboxJob
 from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS, SourceTraces
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.lanes.cpu_lanes import CpuLanes
-from forecast_harness.search.records import Node, SearchTarget
-from forecast_harness.search.targets import configs_for
+from forecast_harness.targets.search_target import configs_for
 from tests.harness.variant_kernels import (
     CONFIGS,
     DOUBLE,

@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks.lib.search.synthetic_landscape import CallLedger, settings
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
+from forecast_harness.records import FullVerification, NodeResult, SearchBudget
 from forecast_harness.search.history.batch_view import batch_view
 from forecast_harness.search.history.batches import MAX_RETRIES, MIN_PROGRESS
 from forecast_harness.search.history.events import (
@@ -34,7 +35,6 @@ from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, apply_event, replay_events
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.planning.scheduler import pending_actions
-from forecast_harness.search.records import FullVerification, NodeResult, SearchBudget
 from forecast_harness.search.report import page
 from forecast_harness.search.report.live import LiveDisplay
 from forecast_harness.search.report.report_model import build_report

@@ -16,10 +16,10 @@ from benchmarks.lib.search.synthetic_landscape import (
     LandscapeJudge,
     LandscapeProposer,
 )
+from forecast_harness.records import SearchSettings
 from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.interfaces import NodeJudge
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
-from forecast_harness.search.records import SearchSettings
 from forecast_harness.search.run import search
 
 

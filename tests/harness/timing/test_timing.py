@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.timing import device
-from forecast_harness.timing.graph_replay import left_untouched, typical_seconds
-from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT, SimulatedPairedClock
-from forecast_harness.timing.paired_comparison import (
+from forecast_harness.clocks.comparison import device
+from forecast_harness.clocks.comparison.graph_replay import left_untouched, typical_seconds
+from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT, SimulatedPairedClock
+from forecast_harness.clocks.comparison.paired_comparison import (
     DEFAULT_RULES,
     ComparisonOutcome,
     ComparisonResult,
@@ -24,7 +24,7 @@ from forecast_harness.timing.paired_comparison import (
     run_comparison,
     sign_interval,
 )
-from forecast_harness.timing.plausibility import (
+from forecast_harness.clocks.comparison.plausibility import (
     HOST_PEAKS,
     DevicePeaks,
     clocks_disagree,
@@ -33,8 +33,8 @@ from forecast_harness.timing.plausibility import (
     slow_at_first,
     underreported_share,
 )
-from forecast_harness.timing.sign_test import SignTest
-from forecast_harness.timing.timing_record import TimingSummary
+from forecast_harness.clocks.comparison.sign_test import SignTest
+from forecast_harness.clocks.comparison.timing_record import TimingSummary
 from forecast_harness.verify.plan import VerificationPlan
 
 DUELS = 200
@@ -291,7 +291,7 @@ def test_a_device_is_held_by_one_process(tmp_path: Path) -> None:
     """Another process gets it only after this one is done."""
     program = (
         "import sys, pathlib\n"
-        "from forecast_harness.timing.device import DeviceBusy, exclusive\n"
+        "from forecast_harness.clocks.comparison.device import DeviceBusy, exclusive\n"
         "try:\n"
         "    with exclusive('GPU-1', 0.05, pathlib.Path(sys.argv[1])):\n"
         "        print('held')\n"

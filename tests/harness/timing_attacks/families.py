@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forecast_harness.packs import Pack
+from forecast_harness.targets.packs import Pack
 from tests.harness.timing_attacks import hidden_work, other_processes, serving_code, stale_results
 
 _PRELUDE = '''

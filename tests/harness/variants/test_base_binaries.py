@@ -16,15 +16,15 @@ import triton.language as tl
 
 from forecast_harness.sandbox.api import ContainmentLevel, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, TensorBytes
-from forecast_harness.variants.kernels.base_kernel import KernelSurvey
-from forecast_harness.variants.verification.compilation.base_binaries import (
+from forecast_harness.targets.kernels.base_kernel import KernelSurvey
+from forecast_harness.trials.variants.compilation.base_binaries import (
     BaseBinaries,
     binaries_as_arrays,
     launchers_among,
     read_cache,
     write_cache,
 )
-from forecast_harness.variants.verification.verify import verify_variant
+from forecast_harness.trials.variants.verify import verify_variant
 from tests.harness.variant_kernels import CONFIGS, DOUBLE, subject, variant, vector_call
 
 

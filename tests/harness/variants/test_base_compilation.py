@@ -16,19 +16,19 @@ import torch
 from forecast_autotune.records import Config
 from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, JobContext, ResourceLimits
 from forecast_harness.sandbox.jobs import TensorBytes
-from forecast_harness.variants.kernels.base_kernel import KernelSurvey
-from forecast_harness.variants.verification.base_compilation import calls_to_compile
-from forecast_harness.variants.verification.base_runner import BaseKernelRunner
-from forecast_harness.variants.verification.call_sampling import RecordedCalls
-from forecast_harness.variants.verification.compilation.base_binaries import (
+from forecast_harness.targets.kernels.base_kernel import KernelSurvey
+from forecast_harness.trials.variants.base_compilation import calls_to_compile
+from forecast_harness.trials.variants.base_runner import BaseKernelRunner
+from forecast_harness.trials.variants.call_sampling import RecordedCalls
+from forecast_harness.trials.variants.compilation.base_binaries import (
     READ_ENTRY,
     WRITE_ENTRY,
     BaseBinaries,
     binaries_as_arrays,
 )
-from forecast_harness.variants.verification.compilation.compile_ahead import CELL_ENTRY
-from forecast_harness.variants.verification.problem import VariantProblem
-from forecast_harness.variants.verification.tolerance import WIDER_DTYPE
+from forecast_harness.trials.variants.compilation.compile_ahead import CELL_ENTRY
+from forecast_harness.trials.variants.problem import VariantProblem
+from forecast_harness.trials.variants.tolerance import WIDER_DTYPE
 from forecast_harness.verify.launches.launcher import CELL_ENTRIES
 from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase
 from tests.harness.base_doubler import BaseDoubler

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from forecast_autotune.records import Config
-from forecast_harness.variants.kernels.base_kernel import KernelSurvey
-from forecast_harness.variants.verification.base_runner import BaseKernelRun, BaseKernelRunner
-from forecast_harness.variants.verification.compilation.compile_ahead import call_without_values
-from forecast_harness.variants.verification.problem import VariantProblem
+from forecast_harness.targets.kernels.base_kernel import KernelSurvey
+from forecast_harness.trials.variants.base_runner import BaseKernelRun, BaseKernelRunner
+from forecast_harness.trials.variants.compilation.compile_ahead import call_without_values
+from forecast_harness.trials.variants.problem import VariantProblem
 from forecast_harness.verify.problems.problem import OUTSIDE_DOMAIN, DrawSpec, LaunchCase
 from tests.harness.base_doubler import BaseDoubler
 from tests.harness.variant_kernels import CONFIGS, DOUBLE, subject, vector_call

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecast_autotune.records import Argument
-from forecast_harness.variants.verification.base_runner import gap_mask
-from forecast_harness.variants.verification.call_sampling import _has_gaps
+from forecast_harness.trials.variants.base_runner import gap_mask
+from forecast_harness.trials.variants.call_sampling import _has_gaps
 
 DIMENSIONS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=1, max_size=3)
 

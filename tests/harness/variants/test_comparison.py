@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from forecast_harness.variants.verification.tolerance import (
+from forecast_harness.trials.variants.tolerance import (
     _ELEMENT_FACTOR,
     _INTERMEDIATE_ROUNDINGS,
     _MOST_DEVIATION,

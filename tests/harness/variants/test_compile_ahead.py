@@ -16,15 +16,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from forecast_harness.variants.verification.compilation import compile_ahead
-from forecast_harness.variants.verification.compilation.compile_ahead import (
+from forecast_harness.trials.variants.compilation import compile_ahead
+from forecast_harness.trials.variants.compilation.compile_ahead import (
     call_without_values,
     compile_calls,
     compile_most,
     compile_side_by_side,
     numbers_of_late,
 )
-from forecast_harness.variants.verification.launch_file import VARIANT_FILE, launcher_files
+from forecast_harness.trials.variants.launch_file import VARIANT_FILE, launcher_files
 from forecast_harness.verify.launches.process_watch import (
     note_answer,
     note_question,

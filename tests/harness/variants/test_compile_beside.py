@@ -23,13 +23,10 @@ from forecast_harness.sandbox.api import (
     SandboxLane,
 )
 from forecast_harness.sandbox.jobs import TensorBytes
-from forecast_harness.variants.verification.compilation import compile_beside
-from forecast_harness.variants.verification.compilation.base_binaries import (
-    architecture_of,
-    binaries_as_arrays,
-)
-from forecast_harness.variants.verification.compilation.compile_beside import VariantCompiler
-from forecast_harness.variants.verification.launch_file import launcher_files
+from forecast_harness.trials.variants.compilation import compile_beside
+from forecast_harness.trials.variants.compilation.base_binaries import architecture_of, binaries_as_arrays
+from forecast_harness.trials.variants.compilation.compile_beside import VariantCompiler
+from forecast_harness.trials.variants.launch_file import launcher_files
 from tests.harness.compiling_judge import MARK
 from tests.harness.variant_kernels import DOUBLE
 

@@ -11,11 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from forecast_autotune.records import Argument, Config
-from forecast_harness.variants.verification.compilation.compiled_forms import (
-    CompiledForms,
-    call_form,
-    largest_tile,
-)
+from forecast_harness.trials.variants.compilation.compiled_forms import CompiledForms, call_form, largest_tile
 
 SMALL, LARGE, HUGE = (Config.of({"BLOCK": block}) for block in (64, 128, 1024))
 

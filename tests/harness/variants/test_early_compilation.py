@@ -16,15 +16,15 @@ pytest.importorskip("triton")
 from forecast_autotune.records import Config
 from forecast_harness.sandbox.api import Cell, CellAnswer, JobContext, SandboxLane
 from forecast_harness.sandbox.jobs import TensorBytes
-from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.verification import jobs
-from forecast_harness.variants.verification.base_runner import BaseKernelRunner
-from forecast_harness.variants.verification.compilation.compile_beside import CompiledCalls, VariantCompiler
-from forecast_harness.variants.verification.compilation.early_compilation import EarlyCompilation
-from forecast_harness.variants.verification.examination import VariantExamination
-from forecast_harness.variants.verification.expected_survey import expected_survey
-from forecast_harness.variants.verification.problem import VariantProblem
-from forecast_harness.variants.verification.verify import VARIANT_PLAN, compile_early, survey
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.trials.variants import jobs
+from forecast_harness.trials.variants.base_runner import BaseKernelRunner
+from forecast_harness.trials.variants.compilation.compile_beside import CompiledCalls, VariantCompiler
+from forecast_harness.trials.variants.compilation.early_compilation import EarlyCompilation
+from forecast_harness.trials.variants.examination import VariantExamination
+from forecast_harness.trials.variants.expected_survey import expected_survey
+from forecast_harness.trials.variants.problem import VariantProblem
+from forecast_harness.trials.variants.verify import VARIANT_PLAN, compile_early, survey
 from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.plan import VerificationPlan

@@ -16,14 +16,14 @@ import torch
 from forecast_autotune.records import Config
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault
 from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes
-from forecast_harness.variants.kernels.base_kernel import KernelSurvey
-from forecast_harness.variants.verification.base_runner import BaseKernelRunner
-from forecast_harness.variants.verification.compilation.compile_ahead import CELL_ENTRY
-from forecast_harness.variants.verification.compilation.compile_beside import CompiledCalls, VariantCompiler
-from forecast_harness.variants.verification.examination import VariantExamination
-from forecast_harness.variants.verification.jobs import _variant_pack
-from forecast_harness.variants.verification.problem import VariantProblem
-from forecast_harness.variants.verification.verify import VARIANT_PLAN
+from forecast_harness.targets.kernels.base_kernel import KernelSurvey
+from forecast_harness.trials.variants.base_runner import BaseKernelRunner
+from forecast_harness.trials.variants.compilation.compile_ahead import CELL_ENTRY
+from forecast_harness.trials.variants.compilation.compile_beside import CompiledCalls, VariantCompiler
+from forecast_harness.trials.variants.examination import VariantExamination
+from forecast_harness.trials.variants.jobs import _variant_pack
+from forecast_harness.trials.variants.problem import VariantProblem
+from forecast_harness.trials.variants.verify import VARIANT_PLAN
 from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.launches.arena import Slot

@@ -22,9 +22,9 @@ from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.store import Store
 from forecast_harness.sandbox.api import SandboxLane
-from forecast_harness.variants.kernels.inductor_output import kernel_names, standalone_file
-from forecast_harness.variants.kernels.user_kernel import UserKernel
-from forecast_harness.variants.verification.verify import survey
+from forecast_harness.targets.kernels.inductor_output import kernel_names, standalone_file
+from forecast_harness.targets.kernels.user_kernel import UserKernel
+from forecast_harness.trials.variants.verify import survey
 from forecast_harness.verify.plan import VerificationPlan
 from tests.inductor_rendering import inductor_output
 

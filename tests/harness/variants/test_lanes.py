@@ -10,7 +10,7 @@ import pytest
 
 from forecast_harness.sandbox.api import SandboxError, SandboxLane
 from forecast_harness.sandbox.lane_pools import LanePool
-from forecast_harness.variants.verification.lanes import LaneJobs, verification_lanes
+from forecast_harness.trials.variants.lanes import LaneJobs, verification_lanes
 
 
 class Lane:

@@ -19,9 +19,9 @@ from forecast_autotune.variants import Variant, admitted, covers
 from forecast_autotune.variants.signature import INTERPRETER, written
 from forecast_harness.sandbox.api import ContainmentLevel, SandboxLane
 from forecast_harness.sandbox.containment import linux
-from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.verification.call_sampling import RecordedCalls
-from forecast_harness.variants.verification.verify import (
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.trials.variants.call_sampling import RecordedCalls
+from forecast_harness.trials.variants.verify import (
     VARIANT_LIMITS,
     VariantVerification,
     open_base,
@@ -399,7 +399,7 @@ def test_a_base_that_rounds_by_itself_allows_one_step() -> None:
     """Its wider run is rounded, too, so only elements that differ by a whole step show."""
     import torch
 
-    from forecast_harness.variants.verification.tolerance import compare_with_base
+    from forecast_harness.trials.variants.tolerance import compare_with_base
 
     exact = torch.randn(200, 500, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     base = exact.to(torch.float16)

@@ -15,15 +15,15 @@ import torch
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Argument, Config
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, ResourceLimits, SandboxLane
-from forecast_harness.variants.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.variants.verification.base_runner import (
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.trials.variants.base_runner import (
     BaseKernelError,
     BaseKernelRun,
     BaseKernelRunner,
     TensorMemory,
 )
-from forecast_harness.variants.verification.kernel_survey import KernelSurveyor
-from forecast_harness.variants.verification.verify import survey, verify_variant
+from forecast_harness.trials.variants.kernel_survey import KernelSurveyor
+from forecast_harness.trials.variants.verify import survey, verify_variant
 from forecast_harness.verify.launches.arena import build_arena
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode

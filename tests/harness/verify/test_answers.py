@@ -13,11 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import Language, load_pack
-from forecast_harness.packs.schema import PackFormat
 from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, TensorBytes, WireError
 from forecast_harness.sandbox.shared_memory import map_shared
+from forecast_harness.targets.packs import Language, load_pack
+from forecast_harness.targets.packs.schema import PackFormat
 from forecast_harness.verify import inside
 from forecast_harness.verify.launches.launcher import Launcher
 from forecast_harness.verify.launches.windowed_launcher import WindowedLauncher

@@ -13,10 +13,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.bench import compare_solutions
-from forecast_harness.packs import load_pack, make_solution
-from forecast_harness.packs.load import builtin_names
 from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.targets.packs import load_pack, make_solution
+from forecast_harness.targets.packs.load import builtin_names
+from forecast_harness.trials.bench import compare_solutions
 from forecast_harness.verify.checked_launches import CheckedLaunches, found_share, launches_needed
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.external_tasks import problem_of

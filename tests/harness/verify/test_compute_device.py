@@ -13,9 +13,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import load_pack, make_solution
-from forecast_harness.packs.load import builtin_names
-from forecast_harness.packs.schema import Pack, PackFormat, Workload
 from forecast_harness.sandbox.api import (
     CandidateFault,
     CellAnswer,
@@ -23,6 +20,9 @@ from forecast_harness.sandbox.api import (
     SandboxLane,
     TensorBytes,
 )
+from forecast_harness.targets.packs import load_pack, make_solution
+from forecast_harness.targets.packs.load import builtin_names
+from forecast_harness.targets.packs.schema import Pack, PackFormat, Workload
 from forecast_harness.verify import cost_control
 from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.launches.launcher import Launcher

@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import Pack, load_pack, make_solution
-from forecast_harness.packs.schema import Workload
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.targets.packs import Pack, load_pack, make_solution
+from forecast_harness.targets.packs.schema import Workload
 from forecast_harness.verify.cell_limits import workload_bytes
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify

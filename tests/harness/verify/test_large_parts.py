@@ -13,11 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs import load_pack
-from forecast_harness.packs.load import builtin_names
-from forecast_harness.packs.schema import PackFormat, Workload
 from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.api import CellAnswer, ResourceLimits, TensorBytes
+from forecast_harness.targets.packs import load_pack
+from forecast_harness.targets.packs.load import builtin_names
+from forecast_harness.targets.packs.schema import PackFormat, Workload
 from forecast_harness.verify.cell_limits import MAX_LAUNCH_BYTES, cell_limits_for, workload_bytes
 from forecast_harness.verify.cost_control import SamplingBudget
 from forecast_harness.verify.launches.arena import build_arena

@@ -11,10 +11,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forecast_harness.bench import BenchResult, compare_solutions
-from forecast_harness.packs import Workload, load_pack, make_solution
+from forecast_harness.clocks.comparison.paired_comparison import (
+    ComparisonOutcome,
+    ComparisonResult,
+    StoppingRules,
+)
 from forecast_harness.sandbox.api import SandboxLane
-from forecast_harness.timing.paired_comparison import ComparisonOutcome, ComparisonResult, StoppingRules
+from forecast_harness.targets.packs import Workload, load_pack, make_solution
+from forecast_harness.trials.bench import BenchResult, compare_solutions
 from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.timing_attacks.families import FAMILIES, sources
 

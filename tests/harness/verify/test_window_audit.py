@@ -13,9 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import Pack, load_pack
+from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
-from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.targets.packs import Pack, load_pack
 from forecast_harness.verify.launches.arena import Slot
 from forecast_harness.verify.windows.launch_batches import Glimpse
 from forecast_harness.verify.windows.window_audit import BARE, NULL, AuditVerdict, WindowAudit

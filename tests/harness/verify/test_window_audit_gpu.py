@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import load_pack
-from forecast_harness.timing.paired_clock import CANDIDATE
+from forecast_harness.clocks.comparison.paired_clock import CANDIDATE
+from forecast_harness.targets.packs import load_pack
 from tests.harness.lanes import lane
 from tests.harness.many_kernels import MANY_KERNELS
 from tests.harness.verify.test_window_audit import PLAIN, STALE, ask

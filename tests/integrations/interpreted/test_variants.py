@@ -11,7 +11,7 @@ import triton
 from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.signature import INTERPRETER
-from forecast_harness.variants.kernels.sizes import CallSizes
+from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.triton.problem import describe
 from tests.integrations.interpreted.kernels import double
 from tests.integrations.interpreted.support import Vector, blocks, grid

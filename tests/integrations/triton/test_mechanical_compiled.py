@@ -10,7 +10,7 @@ import torch
 
 from forecast_autotune.records import Argument
 from forecast_autotune.variants.entry import KernelEntry
-from forecast_harness.rewrites.triton import variants_of
+from forecast_harness.authors.triton import variants_of
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem.describe import call_arguments
 from forecast_integrations.triton.variants.loading import import_text

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
-from forecast_harness.variants.kernels.sizes import CallSizes
+from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.variants.guard import may_overlap

@@ -15,7 +15,7 @@ from forecast_autotune.errors import SettingsError, VariantError
 from forecast_autotune.records import Config, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
-from forecast_harness.variants.kernels.sizes import CallSizes
+from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.variants.guard import may_overlap

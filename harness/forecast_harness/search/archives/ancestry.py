@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from forecast_harness.records import Node
 from forecast_harness.search.interfaces import ArchiveView
-from forecast_harness.search.records import Node
 
 
 def parent_of(node: Node) -> str:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from forecast_autotune import python_parser
-from forecast_harness.search.records import Node, NodeResult
+from forecast_harness.records import Node, NodeResult
 
 BehaviourCell = tuple[str, int, int, int, int, int]
 """Language, loops, products of matrices, accesses or calls, size class, what is special."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from forecast_autotune.errors import SettingsError
+from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.search.forecasters.lineage import LineageForecaster
 from forecast_harness.search.interfaces import Forecaster
-from forecast_harness.search.records import SearchTarget, TargetKind
 
 SPEC_FORMS = (
     "auto, none, lineage, triton, recorded:FILE with judgements of sources, or llm:SPEC with a model as in "

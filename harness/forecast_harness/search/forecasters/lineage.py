@@ -15,10 +15,10 @@ import numpy as np
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.surrogates.protocol import Array
+from forecast_harness.records import Node, NodeForecast
 from forecast_harness.search.forecasters import source_features
 from forecast_harness.search.forecasters.gaussian_process import fit_mixture
 from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
-from forecast_harness.search.records import Node, NodeForecast
 
 MIN_RESULTS = 3
 """Results that ran before anything is said, and of which one at least must have a parent."""

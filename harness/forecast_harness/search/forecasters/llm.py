@@ -27,9 +27,9 @@ from forecast_autotune.llm.prompt import (
 )
 from forecast_autotune.records import Device, Kernel, Problem
 from forecast_autotune.surrogates.protocol import Array
+from forecast_harness.records import MODEL_NOTE, Node, NodeForecast, NodeResult, SearchCost
 from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.interfaces import Forecaster
-from forecast_harness.search.records import MODEL_NOTE, Node, NodeForecast, NodeResult, SearchCost
 
 MODEL_ERROR_SD = 0.5
 """Standard deviation (log2) of a model's own error, on top of the spread that it states."""

@@ -23,14 +23,14 @@ from forecast_autotune.features.ttir.extraction import assignment_key, assignmen
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
-from forecast_harness.packs.schema import PackFormat
+from forecast_harness.records import Node, SearchTarget
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
 from forecast_harness.search.forecasters.timings import Timing, add_timings, is_known_at, to_measurement
-from forecast_harness.search.judging.packs.source_configs import SourceConfig as TunedConfig
-from forecast_harness.search.judging.packs.source_configs import apply_config, configs_of, diverse_configs
 from forecast_harness.search.lanes.cpu_lanes import CpuLanes
-from forecast_harness.search.records import Node, SearchTarget
-from forecast_harness.search.targets import pack_of
+from forecast_harness.targets.packs.schema import PackFormat
+from forecast_harness.targets.search_target import pack_of
+from forecast_harness.trials.judging.packs.source_configs import SourceConfig as TunedConfig
+from forecast_harness.trials.judging.packs.source_configs import apply_config, configs_of, diverse_configs
 
 MAX_TRACED_CONFIGS = 8
 """Configs of one source that are traced, the source as it stands among them."""
@@ -42,7 +42,7 @@ _MAX_CACHED_TRACES = 64
 _FILES_PER_JOB = 8
 """Configs of one source that a cell traces one after the other: to start a cell takes longer than to trace."""
 _TRACE_LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
-_TRACE_JOB = "forecast_harness.search.judging.packs.cell:main"
+_TRACE_JOB = "forecast_harness.trials.judging.packs.cell:main"
 _LaunchRecord = dict[str, Any]
 """One launch of a kernel, as `pack_cell.trace` tells it."""
 

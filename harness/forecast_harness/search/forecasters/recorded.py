@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from forecast_autotune.variants.judgement import SourceJudgement, source_digest
+from forecast_harness.records import Node, NodeForecast
 from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.interfaces import Forecaster
-from forecast_harness.search.records import Node, NodeForecast
 
 SHARED_ERROR_SD = 0.1
 """Spread (log2) of what judgements of one kernel's sources are off by in common."""

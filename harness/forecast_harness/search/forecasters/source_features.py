@@ -17,8 +17,8 @@ import numpy as np
 
 from forecast_autotune.surrogates.protocol import Array
 from forecast_autotune.variants.records import Origin
-from forecast_harness.search.novelty import canonical_tokens
-from forecast_harness.search.records import Node
+from forecast_harness.records import Node
+from forecast_harness.targets.novelty import canonical_tokens
 
 HASH_WIDTH = 384
 """Hashed coordinates of n-grams."""

@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 from forecast_autotune.features.traced_texts import decode_facts
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records import Argument, Config, Device, digest
+from forecast_harness.records import SearchTarget
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
 from forecast_harness.sandbox.jobs import JobResult
 from forecast_harness.search.lanes.cpu_lanes import CpuLanes
-from forecast_harness.search.records import SearchTarget
-from forecast_harness.search.targets import subjects_of
+from forecast_harness.targets.search_target import subjects_of
 
 _MOST_KEPT = 128
 """Sources whose traces are kept whole, the latest; of others it is what `keep` has named."""
 TRACE_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
-_TRACE_JOB = "forecast_harness.search.judging.kernels.race:trace"
+_TRACE_JOB = "forecast_harness.trials.judging.kernels.race:trace"
 _FEWEST_TOGETHER = 16
 """Configs of one source that one sandbox traces at least: to be ready for the first takes as long as some ten more."""
 RunJobs = Callable[[Sequence[SandboxJob]], Sequence[JobResult]]

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.search.forecasters.lineage import (
     UNINFORMED_SD,
     LineageForecaster,
@@ -21,7 +22,6 @@ from forecast_harness.search.forecasters.lineage import (
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
-from forecast_harness.search.records import Node, SearchTarget, TargetKind
 
 UNTESTED_DIFFERENCE_SD = 0.5
 """Spread (log2) of a forecast difference between two sources, before the search has tried any."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from forecast_harness.records import Node, NodeResult, SearchCost
 from forecast_harness.search.history.events import Chosen, Forecasted, Lost, Proposed
-from forecast_harness.search.records import Node, NodeResult, SearchCost
 
 MAX_RETRIES = 2
 """How often a job whose lane failed is tried again; after that its node is dropped, unjudged."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, get_args
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import codec
-from forecast_harness.search.records import (
+from forecast_harness.records import (
     FullVerification,
     Node,
     NodeForecast,

@@ -13,8 +13,8 @@ from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import codec
 from forecast_autotune.records.json_fields import decode_json
 from forecast_autotune.store.files import acquire_lock, host_name, release_lock, write_atomically
+from forecast_harness.records import SearchContext
 from forecast_harness.search.history.events import Event, Started, from_json, to_json
-from forecast_harness.search.records import SearchContext
 
 _REMEDY = "nothing before it is lost: free space or make the folder writable, then start the search again"
 

@@ -13,6 +13,15 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from forecast_autotune.errors import RecordError
+from forecast_harness.records import (
+    Node,
+    NodeForecast,
+    NodeResult,
+    SearchContext,
+    SearchCost,
+    SearchSettings,
+    SearchTarget,
+)
 from forecast_harness.search.history.batches import (
     ArmStats,
     Batch,
@@ -37,18 +46,9 @@ from forecast_harness.search.history.events import (
     Verified,
 )
 from forecast_harness.search.history.verifications import apply_verified, fastest_unverified
-from forecast_harness.search.novelty import NoveltyFilter
 from forecast_harness.search.planning.acquisition import expected_improvement
 from forecast_harness.search.planning.bandit import PRIOR_GAIN
-from forecast_harness.search.records import (
-    Node,
-    NodeForecast,
-    NodeResult,
-    SearchContext,
-    SearchCost,
-    SearchSettings,
-    SearchTarget,
-)
+from forecast_harness.targets.novelty import NoveltyFilter
 
 __all__ = ["SearchState", "apply_event", "replay_events"]
 

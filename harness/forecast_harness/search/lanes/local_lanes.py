@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.records import codec, digest
+from forecast_harness.records import FullVerification, NodeResult
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
-from forecast_harness.search.records import FullVerification, NodeResult
 
 MAX_OPEN_FAILURES = 3
 """Failures to open in a row after which a lane is in quarantine."""

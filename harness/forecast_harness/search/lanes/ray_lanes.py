@@ -14,6 +14,8 @@ from typing import Any
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import codec
+from forecast_harness.clocks.comparison.device import device_index
+from forecast_harness.records import FullVerification, NodeResult
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.lanes.local_lanes import (
@@ -23,8 +25,6 @@ from forecast_harness.search.lanes.local_lanes import (
     LaneDied,
     LocalJudgePool,
 )
-from forecast_harness.search.records import FullVerification, NodeResult
-from forecast_harness.timing.device import device_index
 
 OPEN_TIMEOUT_S = 120.0
 """How long an actor may wait for its place in the cluster, and open its judge."""

@@ -27,8 +27,8 @@ import random
 from collections.abc import Mapping, Sequence
 
 from forecast_autotune.records import digest
+from forecast_harness.records import NodeForecast
 from forecast_harness.search.history.events import Chosen
-from forecast_harness.search.records import NodeForecast
 
 UNCERTAIN_EVERY = 4
 """Each so many-th place of the list is for an uncertain candidate."""

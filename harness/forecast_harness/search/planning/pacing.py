@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forecast_harness.search.records import SearchSettings
+from forecast_harness.records import SearchSettings
 
 NODES_AHEAD = 28
 """Measurements under way at once where kernels are compiled ahead of a device: what is decided now is timed much later,

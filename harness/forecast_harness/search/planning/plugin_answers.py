@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.packs.schema import source_problem
+from forecast_harness.records import Node
 from forecast_harness.search.history.events import (
     ConfirmationJob,
     Confirmed,
@@ -28,9 +28,9 @@ from forecast_harness.search.history.events import (
     Verified,
 )
 from forecast_harness.search.interfaces import ConfirmationEnded, Forecaster, LaneFailure, Proposer
-from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.planning.scheduler import action_key
-from forecast_harness.search.records import Node
+from forecast_harness.targets.novelty import node_identity
+from forecast_harness.targets.packs.schema import source_problem
 
 LaneAction: TypeAlias = NodeJob | VerificationJob | ConfirmationJob
 """The actions that a judge answers."""

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from forecast_autotune.records import Outcome, digest
+from forecast_harness.records import FullVerification, Node
 from forecast_harness.search.history.batch_view import batch_view
 from forecast_harness.search.history.batches import MAX_RETRIES
 from forecast_harness.search.history.events import (
@@ -55,7 +56,6 @@ from forecast_harness.search.planning.stopping import (
     reason_to_stop,
     remaining_measurements,
 )
-from forecast_harness.search.records import FullVerification, Node
 
 FINALISTS = 3
 """Nodes confirmed together."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from forecast_harness.records import MODEL_NOTE
 from forecast_harness.search.history.state import SearchState
-from forecast_harness.search.records import MODEL_NOTE
 
 _FORECASTER_MARK, _WRITER_MARK = "llm-", "llm:"
 

@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forecast_harness.search.history.batches import HistoryPoint
-from forecast_harness.search.history.events import Lost, Stopped
-from forecast_harness.search.history.state import SearchState
-from forecast_harness.search.output import reliability
-from forecast_harness.search.records import (
+from forecast_harness.records import (
     Node,
     NodeForecast,
     NodeResult,
@@ -21,6 +17,10 @@ from forecast_harness.search.records import (
     SearchCost,
     SearchTarget,
 )
+from forecast_harness.search.history.batches import HistoryPoint
+from forecast_harness.search.history.events import Lost, Stopped
+from forecast_harness.search.history.state import SearchState
+from forecast_harness.search.output import reliability
 from forecast_harness.search.report.model_part import model_text
 
 Z90, Z95 = 1.6449, 1.9600

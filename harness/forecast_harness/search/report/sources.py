@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from forecast_harness.search.records import Node
+from forecast_harness.records import Node
 
 MAX_CHARACTERS = 3_000_000
 """Of all sources in one page together."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forecast_autotune.report.chart import milliseconds, percent, seconds
-from forecast_harness.search.records import EVIDENCE_TEXTS, NodeForecast, NodeResult, SearchBudget, SearchCost
+from forecast_harness.records import EVIDENCE_TEXTS, NodeForecast, NodeResult, SearchBudget, SearchCost
 from forecast_harness.search.report.report_model import (
     Z95,
     BestResult,

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs.schema import Language, PackFormat
+from forecast_harness.clocks.comparison.device import EVENTS_PROTOCOL
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
 from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
-from forecast_harness.timing.device import EVENTS_PROTOCOL
+from forecast_harness.targets.packs.schema import Language, PackFormat
 from forecast_harness.verify.cell_limits import MAX_LAUNCH_BYTES, oversize_message
 from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.launches.answers import check_answer, malformed_answers_as_forgery

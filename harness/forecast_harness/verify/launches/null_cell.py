@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forecast_harness.packs.schema import Language, PackFormat
+from forecast_harness.targets.packs.schema import Language, PackFormat
 from forecast_harness.verify.launches.windowed_launcher import WindowedCell, WindowedLauncher
 from forecast_harness.verify.problems.problem import LaunchCase
 

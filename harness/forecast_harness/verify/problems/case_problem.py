@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs.schema import Pack
+from forecast_harness.targets.packs.schema import Pack
 from forecast_harness.verify.problems.argument_codec import decode_arguments, encode_arguments
 from forecast_harness.verify.problems.module_loading import load_module
 from forecast_harness.verify.problems.problem import (
@@ -23,7 +23,7 @@ from forecast_harness.verify.tolerance import ExpectedOutput
 
 
 class CaseProblem:
-    """A module with a `CASE`; see `forecast_harness.packs.cases.pack_from_case`."""
+    """A module with a `CASE`; see `forecast_harness.targets.packs.cases.pack_from_case`."""
 
     def __init__(self, pack: Pack, folder: Path) -> None:
         module = load_module(pack.reference, folder, "kernel_case")

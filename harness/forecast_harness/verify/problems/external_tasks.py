@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forecast_harness.packs.schema import Pack, PackFormat
+from forecast_harness.targets.packs.schema import Pack, PackFormat
 from forecast_harness.verify.problems.argument_codec import decode_arguments, encode_arguments
 from forecast_harness.verify.problems.case_problem import CaseProblem
 from forecast_harness.verify.problems.input_values import draw

@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 
-from forecast_harness.packs.schema import Language, Pack, PackFormat, Workload
+from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.sandbox.cell import CandidateFault, Cell
 from forecast_harness.sandbox.judge_process import JobContext
-from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.targets.packs.schema import Language, Pack, PackFormat, Workload
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.launches.launcher import Launcher
 from forecast_harness.verify.problems.problem import LaunchCase

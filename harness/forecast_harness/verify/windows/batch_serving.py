@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from forecast_harness.clocks.comparison.device import DeviceTimer
 from forecast_harness.sandbox.cell_process import receive_descriptor
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
-from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.verify import inside
 from forecast_harness.verify.launches.arena import Slot, aligned_size
 from forecast_harness.verify.launches.block_store import BlockStore, bytes_at

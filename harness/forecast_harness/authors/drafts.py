@@ -1,0 +1,84 @@
+"""From sources to nodes: what every proposer does at the end."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from forecast_autotune import python_parser
+from forecast_autotune.records import digest
+from forecast_autotune.variants.records import Provenance
+from forecast_harness.records import Node, SearchTarget
+from forecast_harness.search.history.events import ProposalRequest
+from forecast_harness.targets.novelty import node_identity
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A source that may become a node."""
+
+    source: str
+    provenance: Provenance
+    language: str = ""
+    """Empty: the target's."""
+    parents: tuple[str, ...] = ()
+    """Ids of the nodes it was made of; empty: the first parent of the request."""
+    identity: str = ""
+    """The id of its node, where that is known already."""
+
+
+def draft_identity(target: SearchTarget, draft: Draft) -> str:
+    """The id that a draft's node has."""
+    return draft.identity or node_identity(target.id, draft.language or target.language, draft.source)
+
+
+def node_from_draft(request: ProposalRequest, draft: Draft) -> Node:
+    """The node of a draft that answers a request."""
+    return Node(
+        id=draft_identity(request.target, draft),
+        source=draft.source,
+        language=draft.language or request.target.language,
+        parents=draft.parents or tuple(p.id for p in request.parents[:1]),
+        provenance=draft.provenance,
+        arm=request.arm,
+        batch=request.batch,
+        request=request.id,
+    )
+
+
+def new_nodes(
+    request: ProposalRequest, drafts: Iterable[Draft], limit: int | None = None
+) -> tuple[Node, ...]:
+    """Nodes of drafts that are not known yet, each once, in order; at most `limit`, by default `n`."""
+    most = request.n if limit is None else limit
+    seen = set(request.known) | {p.id for p in request.parents}
+    found: list[Node] = []
+    for draft in drafts:
+        if len(found) >= most:
+            break
+        node = node_from_draft(request, draft)
+        if node.id not in seen:
+            seen.add(node.id)
+            found.append(node)
+    return tuple(found)
+
+
+def draw_seed(request: ProposalRequest) -> str:
+    """What draws of a request are seeded with: other requests draw otherwise."""
+    return digest(request.seed, request.id)
+
+
+def defines_entry(source: str, entry: str, language: str) -> bool:
+    """Whether a source can hold the entry: Python that binds the name at its top level, or CUDA naming it."""
+    try:
+        tree = python_parser.parse_module(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return language == "cuda" and entry in source
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == entry:
+            return True
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(t, ast.Name) and t.id == entry for t in targets):
+            return True
+    return False

@@ -1,0 +1,168 @@
+"""Proposals of a language model: `llm:SPEC` with what FORECAST_AUTOTUNE_LLM accepts.
+
+    llm:http://127.0.0.1:8000/v1?model=NAME&kind=chat
+    llm:transformers:PATH_OR_ID
+
+The styles are `rewrite`, `diff` (edits that must fit exactly once), `crossover` (two parents), `repair`
+(what the compiler, the checks or the clock said of a failed child, in this order) and `profile` (figures of
+the parent). Where a request has no second parent or no failure, a rewrite is asked for instead.
+
+An answer that breaks a rule which can be read off its text is told so, once, and may be given again. Every
+text is kept by the question, the model and the request, with what it cost; that cost is told again when the
+text is read from there, so that a search which was killed in between adds up to the same. Deadlines,
+retries, the circuit breaker and budgets are those of `forecast_autotune.llm`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.llm.backend import LLMError, Usage
+from forecast_autotune.llm.parallel import run_parallel
+from forecast_autotune.llm.providers import answers_directory, provider
+from forecast_autotune.llm.spec import parsed
+from forecast_autotune.settings import Settings
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.authors import llm_answers, llm_prompts
+from forecast_harness.authors.drafts import Draft, draw_seed, new_nodes
+from forecast_harness.authors.text_cache import GeneratedTexts, TextCache
+from forecast_harness.records import SearchCost, SearchTarget
+from forecast_harness.search.history.events import ProposalRequest, Proposed
+
+CACHE_FOLDER = "written"
+"""Below the directory of language models' answers."""
+_MAX_CONCURRENT_RETRIES = 8
+"""Second turns under way at a time."""
+_MAX_SHOWN_REASONS = 3
+
+
+def open_llm_proposer(text: str, target: SearchTarget, *, settings: Settings | None = None) -> LLMProposer:
+    """The proposer over the model that a specification names; nothing is loaded or asked before its use.
+
+    Raises `SettingsError` for a specification that is not understood, that holds a key, or whose model does
+    not generate text.
+    """
+    return LLMProposer(text, target, settings or Settings.from_environment())
+
+
+class LLMProposer:
+    """See the module. Thread-safe."""
+
+    styles: Sequence[str] = llm_prompts.STYLES
+
+    def __init__(self, text: str, target: SearchTarget, settings: Settings) -> None:
+        spec = parsed(text, writing=True)
+        model = str(spec.options.get("model", spec.location))
+        self.name = f"llm:{model}"
+        how = [f"{k}={v}" for k, v in sorted(spec.options.items()) if k != "model"]
+        self._author = f"{model} ({', '.join(how)})" if how else model
+        self._target = target
+        self._usage_by_thread = threading.local()
+        self._write = provider().text_generator(text, settings=settings, told=self._record_usage)
+        asked = f"{spec.kind}:{spec.location}?{sorted(spec.options.items())}"
+        self._cache = TextCache(answers_directory(settings) / CACHE_FOLDER, asked)
+
+    def propose(self, request: ProposalRequest) -> Proposed:
+        """See `Proposer`."""
+        begin = time.monotonic()
+        style = llm_prompts.feasible_style(request, request.arm.rpartition("/")[2])
+        try:
+            question = llm_prompts.prompt(request, style)
+        except RecordError as error:
+            return Proposed(request.id, (), problem=f"{self.name}: {error}")
+        told, trouble = self._generate(question, request.n, draw_seed(request))
+        drafts: list[Draft] = []
+        refused: list[tuple[str, str]] = []
+        for answer in told.texts:
+            try:
+                drafts.append(self._draft(answer, request, style, question))
+            except RecordError as error:
+                refused.append((answer, str(error)))
+        second, reasons, more = self._retry_refused(request, style, question, refused)
+        nodes = new_nodes(request, [*drafts, *second])
+        spent = replace(told.spent + more, wall_seconds=time.monotonic() - begin)
+        problem = ""
+        if not nodes:
+            known = ["nothing new among its sources"] if drafts or second else []
+            most = [text for text, _ in Counter([*trouble, *reasons]).most_common(_MAX_SHOWN_REASONS)]
+            problem = f"{self.name}: {'; '.join([*most, *known])}"
+        return Proposed(request.id, nodes, spent, problem)
+
+    def close(self) -> None:
+        """Servers keep no connection; a model in this process keeps its memory until the process ends."""
+
+    def _retry_refused(
+        self, request: ProposalRequest, style: str, question: str, refused: Sequence[tuple[str, str]]
+    ) -> tuple[list[Draft], list[str], SearchCost]:
+        """What comes of telling the model, once, which rule its answer broke."""
+
+        def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, SearchCost]:
+            asked = llm_prompts.retry_prompt(question, answer, complaint)
+            told, trouble = self._generate(asked, 1, f"{draw_seed(request)}/{number}")
+            if not told.texts:
+                return None, trouble[0] if trouble else complaint, told.spent
+            try:
+                return self._draft(told.texts[0], request, style, question), "", told.spent
+            except RecordError as error:
+                return None, str(error), told.spent
+
+        turns = [partial(turn, number, *pair) for number, pair in enumerate(refused)]
+        drafts, reasons, spent = [], [], SearchCost()
+        for found in run_parallel(turns, _MAX_CONCURRENT_RETRIES):
+            if isinstance(found, LLMError):
+                reasons.append(str(found))
+                continue
+            draft, reason, cost = found
+            spent += cost
+            if draft is not None:
+                drafts.append(draft)
+            elif reason:
+                reasons.append(reason)
+        return drafts, reasons, spent
+
+    def _generate(self, question: str, n: int, mark: str) -> tuple[GeneratedTexts, list[str]]:
+        """Up to `n` texts, kept ones first, and why there are not more."""
+        found = self._cache.read(question, mark)
+        if len(found.texts) >= n:
+            return replace(found, texts=found.texts[:n]), []
+        self._usage_by_thread.usage = Usage()
+        fresh: list[str] = []
+        trouble: list[str] = []
+        try:
+            fresh = self._write(question, n - len(found.texts))
+        except (ForecastAutotuneError, ImportError) as error:
+            trouble = [str(error)]
+        usage: Usage = self._usage_by_thread.usage
+        spent = SearchCost(tokens=usage.prompt_tokens + usage.output_tokens, money=usage.money)
+        found = GeneratedTexts((*found.texts, *fresh), found.spent + spent)
+        if fresh:
+            self._cache.write(found, question, mark)
+        return found, trouble
+
+    def _record_usage(self, usage: Usage) -> None:
+        """Called by the writer in the thread that asked it."""
+        self._usage_by_thread.usage = usage
+
+    def _draft(self, answer: str, request: ProposalRequest, style: str, question: str) -> Draft:
+        """Raises `RecordError` saying, to the model, which rule its answer breaks."""
+        parent = request.parents[0]
+        read = llm_answers.apply_edits if style == "diff" else llm_answers.extract_source
+        source = read(answer, self._target, parent)
+        others = {
+            "crossover": request.parents[1:2],
+            "repair": tuple(filter(None, [llm_prompts.failure_to_repair(request)])),
+        }.get(style, ())
+        made = Provenance(
+            Origin.LLM,
+            author=self._author,
+            prompt_sha256=hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(),
+            note=llm_answers.extract_note(answer),
+        )
+        return Draft(source, made, parents=(parent.id, *(o.id for o in others)))

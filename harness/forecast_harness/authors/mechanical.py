@@ -1,0 +1,150 @@
+"""Proposals without a language model: known rewrites of a parent's text, alone and in pairs.
+
+All of what can be made of a parent is worked out once and kept; a request draws from it by its seed, those of
+its style first. The styles are `single`, `combined`, `constants` and `crossover` (the constants of another
+parent). No style ends before all have: a parent is exhausted when everything that can be made of it is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.authors import cuda_rewrites, triton_rewrites
+from forecast_harness.authors.drafts import Draft, draft_identity, draw_seed, new_nodes
+from forecast_harness.authors.rewriting import RewritingLanes
+from forecast_harness.authors.target_facts import target_facts
+from forecast_harness.authors.torch.constants import cross_constants
+from forecast_harness.authors.torch.registry import RewrittenSource, rewrites_of
+from forecast_harness.authors.torch.source_code import ParsedSource
+from forecast_harness.records import Node, SearchTarget, TargetKind
+from forecast_harness.sandbox.jobs import SandboxError
+from forecast_harness.search.history.events import ProposalRequest, Proposed
+
+_MAX_CACHED_PARENTS = 64
+"""Parents whose rewrites are kept in memory."""
+_RANK_DISCOUNT = 0.05
+"""Where rewrites come in the order of their promise, each counts this much less than the one before."""
+STYLES = ("single", "combined", "constants", "crossover")
+
+
+class RewriteProposer:
+    """See the module. Thread-safe; the same request gives the same answer in any process."""
+
+    name = "mechanical"
+    styles: Sequence[str] = STYLES
+
+    def __init__(self, target: SearchTarget, *, apart: bool = False) -> None:
+        """`apart`: kernels are rewritten in processes of their own, where a sandbox can be opened."""
+        self._target = target
+        self._lanes = RewritingLanes(target) if apart and target.kind is TargetKind.KERNEL else None
+        self._facts = target_facts(target)
+        self._mutex = threading.Lock()
+        self._cache: OrderedDict[str, Future[tuple[tuple[str, RewrittenSource], ...]]] = OrderedDict()
+
+    def propose(self, request: ProposalRequest) -> Proposed:
+        """See `Proposer`. A parent that no rewrite can read is told in `problem`, and is exhausted."""
+        parent = request.parents[0]
+        style = request.arm.rpartition("/")[2]
+        try:
+            pool = [(parent.id, made, identity) for identity, made in self._all_rewrites(parent)]
+            pool += [
+                (other.id, made, "")
+                for other in request.parents[1:]
+                for made in _cross_constants(parent, other)
+            ]
+        except RecordError as error:
+            return Proposed(request.id, (), problem=f"{parent.id}: {error}", exhausted=True)
+        known = set(request.known)
+        left = [one for one in pool if one[2] not in known]
+        chance = random.Random(draw_seed(request))
+        weights = [1.0 / (1.0 + _RANK_DISCOUNT * place) for place in range(len(left))]
+        draws = [chance.random() ** (1.0 / weight) for weight in weights]
+        order = sorted(range(len(left)), key=lambda i: (_style_of(left[i][1]) != style, -draws[i], i))
+        drafts = [_draft_of(request, *left[i]) for i in order]
+        found = new_nodes(request, drafts, request.n + 1)
+        nodes = found[: request.n]
+        problem = "" if nodes else f"every rewrite of {parent.id} is known already"
+        return Proposed(request.id, nodes, problem=problem, exhausted=len(found) <= request.n)
+
+    def close(self) -> None:
+        """Forget what is kept, and end what is under way."""
+        with self._mutex:
+            self._cache.clear()
+        if self._lanes is not None:
+            self._lanes.close()
+
+    def _all_rewrites(self, parent: Node) -> tuple[tuple[str, RewrittenSource], ...]:
+        """Everything that rewrites make of a parent, with the ids that it would have."""
+        with self._mutex:
+            if (known := self._cache.get(parent.id)) is not None:
+                self._cache.move_to_end(parent.id)
+            else:  # the requests of all styles come at once: one of them does the work
+                making = self._cache[parent.id] = Future[tuple[tuple[str, RewrittenSource], ...]]()
+                while len(self._cache) > _MAX_CACHED_PARENTS:
+                    self._cache.popitem(last=False)
+        if known is not None:
+            return known.result()
+        try:
+            found = self._with_identities(parent)
+        except BaseException as error:
+            making.set_exception(error)
+            raise
+        making.set_result(found)
+        return found
+
+    def _with_identities(self, parent: Node) -> tuple[tuple[str, RewrittenSource], ...]:
+        if self._lanes is not None and parent.language == "triton":
+            with contextlib.suppress(SandboxError):
+                return self._lanes.rewrites(parent.source)
+        provenance = Provenance(Origin.REWRITE)
+        return tuple(
+            (draft_identity(self._target, Draft(made.text, provenance, parent.language)), made)
+            for made in self._rewrite(parent)
+        )
+
+    def _rewrite(self, parent: Node) -> list[RewrittenSource]:
+        if parent.language == "cuda":
+            return cuda_rewrites.rewrites_of(parent.source)
+        if self._target.kind is TargetKind.KERNEL:
+            return triton_rewrites.kernel_rewrites(parent.source, self._target.entry, self._target.payload)
+        if parent.language == "triton":
+            return triton_rewrites.module_rewrites(parent.source, self._target.entry)
+        return rewrites_of(parent.source, self._target.entry, self._facts)
+
+
+def _cross_constants(parent: Node, other: Node) -> Iterator[RewrittenSource]:
+    """A parent with constants of another one of its language."""
+    if parent.language != other.language:
+        return
+    if parent.language == "cuda":
+        yield from cuda_rewrites.cross_constants(parent.source, other.source)
+        return
+    for edit in cross_constants(ParsedSource.parse(parent.source, ""), ParsedSource.parse(other.source, "")):
+        yield RewrittenSource(("crossed",), edit.text, edit.note)
+
+
+def _style_of(made: RewrittenSource) -> str:
+    """The style that something made belongs to."""
+    kinds: dict[tuple[str, ...], str] = {("crossed",): "crossover", ("constants",): "constants"}
+    return kinds.get(made.names, "single" if len(made.names) == 1 else "combined")
+
+
+def _draft_of(
+    request: ProposalRequest, source_parent: str, made: RewrittenSource, identity: str = ""
+) -> Draft:
+    first = request.parents[0]
+    parents = (first.id,) if source_parent == first.id else (first.id, source_parent)
+    provenance = Provenance(
+        Origin.REWRITE,
+        author="+".join(made.names),
+        parent=first.provenance.note[:80],
+        note=made.note[:300],
+    )
+    return Draft(made.text, provenance, first.language, parents, identity)

@@ -1,0 +1,241 @@
+"""Patterns of tensor expressions: `_x * torch.sigmoid(_x)` finds `a.sigmoid() * a`, through local names.
+
+A pattern is Python in which `_a` to `_z` stand for any expression, the same one wherever the name occurs;
+`_k`, `_j` for a plain number. Methods and functions of torch are the same, as are operators and their
+functions, and sums and products match in either order.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from forecast_harness.authors.torch.protocol import TorchEdit
+from forecast_harness.authors.torch.source_code import FunctionScope, ParsedSource, read_expressions
+from forecast_harness.authors.triton.analysis.source_unit import parse_expression, swap_expressions
+
+Bindings = dict[str, "ExpressionTerm"]
+
+_PATTERN_NAME = re.compile(r"_[a-z]")
+_NUMBER_NAMES = ("_k", "_j")
+_OPERATORS = {
+    "mul": "Mult", "multiply": "Mult", "add": "Add", "sub": "Sub", "subtract": "Sub", "div": "Div",
+    "divide": "Div", "true_divide": "Div", "matmul": "MatMult", "mm": "MatMult", "bmm": "MatMult",
+}  # fmt: skip
+_SYNONYMS = {
+    "pow": "Pow",
+    "clip": "clamp",
+    "neg": "USub",
+    "negative": "USub",
+    "absolute": "abs",
+    "concat": "cat",
+}
+_REDUCTIONS = frozenset(
+    (
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "var",
+        "std",
+        "softmax",
+        "log_softmax",
+        "cumsum",
+        "logsumexp",
+    )
+) | frozenset(("argmax", "argmin", "prod", "norm"))
+_COMMUTATIVE = ("Mult", "Add")
+_MAX_DEPTH = 12
+
+
+@dataclass(frozen=True)
+class ExpressionTerm:
+    """An expression in a form in which equal things look alike; `node` is where it stands."""
+
+    head: str
+    parts: tuple[ExpressionTerm, ...] = ()
+    node: ast.expr = field(default_factory=lambda: ast.Constant(None), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class RewriteRule:
+    """A pattern and what may stand in its place."""
+
+    name: str
+    pattern: str
+    replacement: str
+    note: str
+    scalar: tuple[str, ...] = ()
+    """Of the pattern's names, those that must be plain numbers or sizes."""
+    tensor: tuple[str, ...] = ()
+    """Those that must not be."""
+    all_places_only: bool = False
+    """Whether it only makes sense at all places of a source at once."""
+
+
+def term_of(node: ast.expr, modules: Mapping[str, str]) -> ExpressionTerm:
+    """The form of an expression."""
+
+    def form(inner: ast.expr) -> ExpressionTerm:
+        return term_of(inner, modules)
+
+    if isinstance(node, ast.Name):
+        return ExpressionTerm(f"name:{node.id}", (), node)
+    if isinstance(node, ast.Constant):
+        number = isinstance(node.value, int | float) and not isinstance(node.value, bool)
+        value = float(ast.literal_eval(node)) if number else node.value
+        return ExpressionTerm(f"constant:{value!r}", (), node)
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant) and node.right.value == 2:
+            return ExpressionTerm("square", (form(node.left),), node)
+        return ExpressionTerm(type(node.op).__name__, (form(node.left), form(node.right)), node)
+    if isinstance(node, ast.UnaryOp):
+        if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            return ExpressionTerm(f"constant:-{form(node.operand).head.partition(':')[2]}", (), node)
+        return ExpressionTerm(type(node.op).__name__, (form(node.operand),), node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+        return _call_term(node, modules)
+    if isinstance(node, ast.Attribute):
+        return ExpressionTerm(f".{node.attr}", (form(node.value),), node)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return ExpressionTerm(type(node.ops[0]).__name__, (form(node.left), form(node.comparators[0])), node)
+    if isinstance(node, ast.Subscript):
+        return ExpressionTerm("item", (form(node.value), form(node.slice)), node)
+    if isinstance(node, ast.Tuple | ast.List):
+        return ExpressionTerm("tuple", tuple(form(e) for e in node.elts), node)
+    return ExpressionTerm(f"other:{ast.dump(node)}", (), node)
+
+
+def _call_term(node: ast.Call, modules: Mapping[str, str]) -> ExpressionTerm:
+    written = ast.unparse(node.func)
+    first, _, rest = written.partition(".")
+    plain = not re.search(r"[^\w.]", written)
+    dotted = f"{modules[first]}.{rest}".rstrip(".") if plain and first in modules else ""
+    given = list(node.args)
+    if dotted.startswith("torch.nn.functional."):
+        name = dotted.removeprefix("torch.nn.functional.")
+        head = name if name in ("softmax", "log_softmax", "sigmoid", "tanh", "relu") else f"F.{name}"
+    elif dotted.startswith("torch."):
+        head = dotted.removeprefix("torch.").removeprefix("special.")
+    elif dotted or isinstance(node.func, ast.Name):
+        head = f"call:{dotted or written}"
+    else:
+        assert isinstance(node.func, ast.Attribute)
+        head, given = node.func.attr, [node.func.value, *given]
+    head = _SYNONYMS.get(head, head)
+    named = {k.arg or "**": k.value for k in node.keywords}
+    if head in _REDUCTIONS:
+        if len(given) == 1 and "dim" in named:
+            given.append(named.pop("dim"))
+        if len(given) == 3 and head not in ("var", "std", "norm"):
+            named["keepdim"] = given.pop()
+    if head in _OPERATORS and len(given) == 2 and not named:
+        head = _OPERATORS[head]
+    if head == "Pow" and len(given) == 2 and isinstance(given[1], ast.Constant) and given[1].value == 2:
+        head, given = "square", given[:1]
+    keywords = tuple(ExpressionTerm(f"{k}=", (term_of(v, modules),), v) for k, v in sorted(named.items()))
+    return ExpressionTerm(head, (*(term_of(g, modules) for g in given), *keywords), node)
+
+
+class PatternMatcher:
+    """Matches patterns in one function."""
+
+    def __init__(self, code: ParsedSource, scope: FunctionScope) -> None:
+        self.modules = code.modules
+        self.scope = scope
+
+    def matches(self, rule: RewriteRule, node: ast.expr) -> Bindings | None:
+        """What the names of a rule's pattern stand for, or None where it does not apply."""
+        for bound in self._match(parse_pattern(rule.pattern), term_of(node, self.modules), {}, 0):
+            plain = [self.scope.scalar(bound[n].node) for n in rule.scalar]
+            if all(plain) and not any(self.scope.scalar(bound[n].node) for n in rule.tensor):
+                return bound
+        return None
+
+    def same(self, a: ExpressionTerm, b: ExpressionTerm) -> bool:
+        """Whether two expressions have one value, as far as names that never change show."""
+        return a == b or self._expand(a) == self._expand(b)
+
+    def _expand(self, term: ExpressionTerm, depth: int = 0) -> ExpressionTerm:
+        if term.head.startswith("name:") and depth < _MAX_DEPTH:
+            meant = self._definition_of(term)
+            return term if meant is None else self._expand(meant, depth + 1)
+        return ExpressionTerm(term.head, tuple(self._expand(p, depth) for p in term.parts))
+
+    def _definition_of(self, term: ExpressionTerm) -> ExpressionTerm | None:
+        found = self.scope.definitions.get(term.head.partition(":")[2])
+        return None if found is None else term_of(found, self.modules)
+
+    def _match(
+        self, pattern: ExpressionTerm, term: ExpressionTerm, bound: Bindings, depth: int
+    ) -> Iterator[Bindings]:
+        if depth > _MAX_DEPTH:
+            return
+        name = pattern.head.partition(":")[2]
+        if pattern.head.startswith("name:") and _PATTERN_NAME.fullmatch(name):
+            if name in _NUMBER_NAMES and not re.fullmatch(r"constant:-?[\d.e+-]+", term.head):
+                return
+            if name not in bound:
+                yield {**bound, name: term}
+            elif self.same(bound[name], term):
+                yield bound
+            return
+        if pattern.head == term.head and len(pattern.parts) == len(term.parts):
+            yield from self._parts(pattern.parts, term.parts, bound, depth)
+            if pattern.head in _COMMUTATIVE:
+                yield from self._parts(pattern.parts, term.parts[::-1], bound, depth)
+            return
+        if pattern.head == "square" and term.head == "Mult" and self.same(*term.parts):
+            yield from self._match(pattern.parts[0], term.parts[0], bound, depth + 1)
+        elif term.head.startswith("name:") and (meant := self._definition_of(term)) is not None:
+            yield from self._match(pattern, meant, bound, depth + 1)
+
+    def _parts(
+        self,
+        patterns: tuple[ExpressionTerm, ...],
+        terms: tuple[ExpressionTerm, ...],
+        bound: Bindings,
+        depth: int,
+    ) -> Iterator[Bindings]:
+        if not patterns:
+            yield bound
+            return
+        for found in self._match(patterns[0], terms[0], bound, depth + 1):
+            yield from self._parts(patterns[1:], terms[1:], found, depth)
+
+
+@cache
+def parse_pattern(text: str) -> ExpressionTerm:
+    """The form of a pattern's text."""
+    return term_of(parse_expression(text), {"torch": "torch", "F": "torch.nn.functional"})
+
+
+def instantiate_pattern(text: str, bound: Mapping[str, ExpressionTerm]) -> ast.expr:
+    """An expression from its text, with a pattern's names replaced by what they stand for."""
+    made = parse_expression(text)
+    names = [n for n in ast.walk(made) if isinstance(n, ast.Name) and n.id in bound]
+    return swap_expressions(
+        ast.Expression(made), {id(n): copy.deepcopy(bound[n.id].node) for n in names}
+    ).body
+
+
+def apply_rule(code: ParsedSource, rule: RewriteRule) -> Iterator[TorchEdit]:
+    """One edit per place where a rule applies, and one of all places if there are several."""
+    found: list[tuple[ast.expr, ast.expr]] = []
+    for function in code.functions:
+        matcher = PatternMatcher(code, FunctionScope(code, function))
+        for node in read_expressions(function):
+            bound = None if isinstance(node, ast.Name) else matcher.matches(rule, node)
+            if bound is not None:
+                found.append((node, instantiate_pattern(rule.replacement, bound)))
+    alone = [] if rule.all_places_only else [[one] for one in found]
+    for places in alone + ([found] if found and (rule.all_places_only or len(found) > 1) else []):
+        draft = code.copy()
+        swap_expressions(draft.tree, {id(draft.twin(old)): copy.deepcopy(new) for old, new in places})
+        yield TorchEdit(draft.text(), rule.note)

@@ -1,0 +1,272 @@
+"""A Python source as a tree: its functions, what its names stand for, and copies to edit."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+from forecast_harness.authors.triton.analysis.source_unit import (
+    assigned_names,
+    nodes_in_order,
+    parse_to_rewrite,
+    read_names,
+)
+
+T = TypeVar("T", bound=ast.AST)
+
+_ARITHMETIC_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.MatMult, ast.Pow)
+_SIZE_ATTRIBUTES = ("shape", "ndim", "dtype", "device")
+_SIZE_METHODS = ("size", "dim", "numel", "stride", "element_size")
+
+
+@dataclass
+class ParsedSource:
+    """One source, parsed."""
+
+    tree: ast.Module
+    entry: str
+    _twins: dict[int, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, source: str, entry: str) -> ParsedSource:
+        """Read a source. Raises `RecordError` as `parse_to_rewrite` does."""
+        return cls(parse_to_rewrite(source), entry)
+
+    def copy(self) -> ParsedSource:
+        """A copy to edit; `twin` finds a node of this one in it."""
+        memo: dict[int, Any] = {}
+        return ParsedSource(copy.deepcopy(self.tree, memo), self.entry, memo)
+
+    def twin(self, node: T) -> T:
+        """The copy of a node of the source that this one was copied from."""
+        return cast("T", self._twins[id(node)])
+
+    def text(self) -> str:
+        """The source without assignments that nothing reads, formatted by `ast.unparse`."""
+        for function in self.functions:
+            _drop_unused_assignments(function)
+        self._import_torch()
+        return ast.unparse(ast.fix_missing_locations(self.tree)) + "\n"
+
+    @property
+    def functions(self) -> list[ast.FunctionDef]:
+        """Functions and methods of the host: kernels that a decorator compiles are not among them."""
+        every = [n for n in nodes_in_order(self.tree) if isinstance(n, ast.FunctionDef)]
+        return [f for f in every if not any("jit" in ast.unparse(d) for d in f.decorator_list)]
+
+    @property
+    def entry_function(self) -> ast.FunctionDef | None:
+        """The entry where it is a function, not a class."""
+        found = [n for n in self.tree.body if isinstance(n, ast.FunctionDef) and n.name == self.entry]
+        return found[0] if found else None
+
+    @cached_property
+    def modules(self) -> Mapping[str, str]:
+        """What imported names stand for: `{"F": "torch.nn.functional"}`."""
+        found: dict[str, str] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found |= {a.asname: a.name for a in node.names if a.asname}
+                found |= {
+                    a.name.partition(".")[0]: a.name.partition(".")[0] for a in node.names if not a.asname
+                }
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+        return found
+
+    @property
+    def uses_autograd(self) -> bool:
+        """Whether gradients are taken somewhere: then values must not be overwritten."""
+        words = ("requires_grad", "autograd", "backward", "enable_grad")
+        return any(isinstance(n, ast.Attribute) and n.attr.rstrip("_") in words for n in ast.walk(self.tree))
+
+    def _import_torch(self) -> None:
+        used = any(isinstance(n, ast.Name) and n.id == "torch" for n in ast.walk(self.tree))
+        if used and "torch" not in ParsedSource(self.tree, self.entry).modules:
+            future = [n for n in self.tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+            said = ast.get_docstring(self.tree) is not None
+            at = max(self.tree.body.index(future[-1]) + 1 if future else 0, int(said))
+            self.tree.body.insert(at, ast.Import([ast.alias("torch")]))
+
+
+@dataclass
+class FunctionScope:
+    """What is known of the names in one function."""
+
+    code: ParsedSource
+    function: ast.FunctionDef
+
+    @cached_property
+    def parameters(self) -> set[str]:
+        """Names of its parameters."""
+        a = self.function.args
+        return {x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg)))}
+
+    @cached_property
+    def assigned(self) -> Counter[str]:
+        """How often each name is assigned, apart from the call."""
+        return Counter(assigned_names(self.function.body))
+
+    @cached_property
+    def mutated(self) -> set[str]:
+        """Names whose value is written to in place."""
+        found = set()
+        for node in ast.walk(self.function):
+            target: ast.expr | None = None
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+                target = node.value
+            elif isinstance(node, ast.AugAssign):
+                target = node.target
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr.endswith("_") and not node.func.attr.endswith("__"):
+                    target = node.func.value
+                found |= {root for k in node.keywords if k.arg == "out" and (root := root_name(k.value))}
+            if target is not None and (root := root_name(target)):
+                found.add(root)
+        return found
+
+    @cached_property
+    def definitions(self) -> Mapping[str, ast.expr]:
+        """Names that mean one expression throughout: assigned once, of names that never change."""
+        found = {}
+        for node in ast.walk(self.function):
+            if (
+                isinstance(node, ast.Assign)
+                and len(node.targets) == 1
+                and isinstance(node.targets[0], ast.Name)
+            ):
+                name = node.targets[0].id
+                if self.is_constant(name) and all(self.is_constant(n) for n in read_names(node.value)):
+                    found[name] = node.value
+        return found
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a name has one value throughout the function."""
+        if name in self.mutated:
+            return False
+        return self.assigned[name] == (0 if name in self.parameters else min(1, self.assigned[name]))
+
+    @cached_property
+    def scalars(self) -> set[str]:
+        """Local names of plain numbers and sizes, as far as the text shows."""
+        found: set[str] = set()
+        for _ in range(4):
+            before = len(found)
+            for node in ast.walk(self.function):
+                if isinstance(node, ast.Assign) and self._plain(node.value, found):
+                    found |= set(assigned_names(list(node.targets)))
+                elif isinstance(node, ast.For) and "range" in read_names(node.iter):
+                    found |= set(assigned_names(node.target))
+            if len(found) == before:
+                break
+        return found
+
+    def scalar(self, node: ast.expr) -> bool:
+        """Whether an expression is a plain number, size or the like: no tensor."""
+        return self._plain(node, self.scalars)
+
+    def _plain(self, node: ast.expr, known: set[str]) -> bool:
+        if isinstance(node, ast.Constant):
+            return True
+        if isinstance(node, ast.Name):
+            return node.id in known or node.id.isupper()
+        if isinstance(node, ast.Attribute):
+            return node.attr in _SIZE_ATTRIBUTES
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute):
+                return node.func.attr in _SIZE_METHODS or ast.unparse(node.func).startswith("math.")
+            return isinstance(node.func, ast.Name) and node.func.id in (
+                "len",
+                "int",
+                "float",
+                "slice",
+                "range",
+            )
+        if isinstance(node, ast.Subscript):
+            return self._plain(node.value, known)
+        children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
+        return bool(children) and all(self._plain(c, known) for c in children)
+
+    def resolve_name(self, node: ast.expr) -> ast.expr:
+        """What a name stands for, through any number of names; other expressions as they are."""
+        for _ in range(8):
+            if not (isinstance(node, ast.Name) and node.id in self.definitions):
+                break
+            node = self.definitions[node.id]
+        return node
+
+
+def root_name(node: ast.expr) -> str:
+    """The name at the start of `a[i].b.c(...)`; empty if there is none."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def read_expressions(function: ast.FunctionDef) -> Iterator[ast.expr]:
+    """Every expression of a function's body that is read, in the order of the text."""
+    for statement in function.body:
+        for node in nodes_in_order(statement):
+            if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
+                yield node
+
+
+def is_arithmetic(node: ast.AST) -> bool:
+    """Whether it is a sum, product, quotient, power or product of matrices."""
+    return isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC_OPERATORS)
+
+
+def is_pure(node: ast.expr) -> bool:
+    """Whether leaving an expression out changes nothing but its value."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr):
+            return False
+        if isinstance(part, ast.Call):
+            if any(k.arg in ("out", "inplace") for k in part.keywords):
+                return False
+            name = part.func.attr if isinstance(part.func, ast.Attribute) else ""
+            builtin = isinstance(part.func, ast.Name) and part.func.id in (
+                "slice",
+                "range",
+                "len",
+                "int",
+                "float",
+            )
+            if (not name and not builtin) or (name.endswith("_") and not name.endswith("__")):
+                return False
+            if name in ("append", "extend", "pop", "grad", "backward", "manual_seed", "synchronize"):
+                return False
+    return True
+
+
+def _drop_unused_assignments(function: ast.FunctionDef) -> None:
+    for _ in range(8):
+        used = Counter(
+            n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+        )
+        dropped = False
+        for block in _statement_lists(function):
+            for statement in list(block):
+                if (
+                    isinstance(statement, ast.Assign)
+                    and all(isinstance(t, ast.Name) and not used[t.id] for t in statement.targets)
+                    and is_pure(statement.value)
+                    and len(block) > 1
+                ):
+                    block.remove(statement)
+                    dropped = True
+        if not dropped:
+            return
+
+
+def _statement_lists(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(function):
+        for name in ("body", "orelse", "finalbody"):
+            inner = getattr(node, name, None)
+            if isinstance(inner, list) and inner and isinstance(inner[0], ast.stmt):
+                yield inner

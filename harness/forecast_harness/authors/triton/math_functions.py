@@ -1,0 +1,134 @@
+"""Functions that the compiler spells out at length, in fewer instructions and without branches."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.authors.triton.analysis.source_unit import (
+    SourceUnit,
+    fresh_name,
+    names,
+    nodes_in_order,
+    parse_statements,
+    swap_expressions,
+)
+from forecast_harness.authors.triton.arithmetic import LOG2_E
+from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
+
+_ERF = """
+def {name}(x):
+    t = 1.0 / (0.3275911 * {tl}.abs(x) + 1.0)
+    p = 1.061405429 * t - 1.453152027
+    p = p * t + 1.421413741
+    p = p * t - 0.284496736
+    p = p * t + 0.254829592
+    e = 1.0 - p * t * {tl}.exp2(x * x * -{log2_e})
+    return {tl}.where(x < 0.0, -e, e)
+"""
+"""Off by 1.5e-7 at the most: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26."""
+
+_SIGMOID = """
+def {name}(x):
+    root = {tl}.rsqrt(1.0 + {tl}.exp2(x * -{log2_e}))
+    return root * root
+"""
+
+
+def erf(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """`erf` of float32 by one rational approximation.
+
+    The one of CUDA branches twice for every element, on what differs from lane to lane: both ways are taken
+    nearly always, and the elements of a thread wait for one another.
+    """
+    draft = _replace_calls(unit, context, "erf_straight", _ERF, _match_erf)
+    if draft is not None:
+        yield SourceEdit(draft, "erf by one formula instead of branching for each element", 10.0)
+
+
+def sigmoid(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """`sigmoid` of float32 by a reciprocal square root: a division guards against what never happens here."""
+    draft = _replace_calls(unit, context, "sigmoid_by_root", _SIGMOID, _match_sigmoid)
+    if draft is not None:
+        yield SourceEdit(draft, "sigmoid by a reciprocal square root instead of a division", 8.0)
+
+
+@dataclass(frozen=True)
+class _FunctionMatch:
+    """A call of a function, or what amounts to one."""
+
+    argument: ast.expr
+    times: ast.expr | None = None
+    """What the result is multiplied by."""
+
+
+def _match_erf(facts: FunctionFacts, node: ast.AST) -> _FunctionMatch | None:
+    return _single_call(facts, node, "erf")
+
+
+def _match_sigmoid(facts: FunctionFacts, node: ast.AST) -> _FunctionMatch | None:
+    """`tl.sigmoid(x)`, `1 / (1 + tl.exp(-x))` and `y / (1 + tl.exp(-x))`."""
+    if found := _single_call(facts, node, "sigmoid"):
+        return found
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+        return None
+    below = node.right
+    if not isinstance(below, ast.BinOp) or not isinstance(below.op, ast.Add):
+        return None
+    power = below.right if _is_one(below.left) else below.left if _is_one(below.right) else None
+    inner = None if power is None else _single_call(facts, power, "exp")
+    if inner is None or not isinstance(inner.argument, ast.UnaryOp):
+        return None
+    if not isinstance(inner.argument.op, ast.USub):
+        return None
+    if _is_one(node.left):
+        return _FunctionMatch(inner.argument.operand)
+    return _FunctionMatch(inner.argument.operand, node.left) if facts.is_float32(node.left) else None
+
+
+def _single_call(facts: FunctionFacts, node: ast.AST, name: str) -> _FunctionMatch | None:
+    if not isinstance(node, ast.Call) or facts.unit.callee_name(node) != name:
+        return None
+    alone = len(node.args) == 1 and not node.keywords
+    return _FunctionMatch(node.args[0]) if alone and facts.is_float32(node.args[0]) else None
+
+
+def _is_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 1
+
+
+def _replace_calls(
+    unit: SourceUnit,
+    context: RewriteContext,
+    wanted: str,
+    source: str,
+    known: Callable[[FunctionFacts, ast.AST], _FunctionMatch | None],
+) -> SourceUnit | None:
+    """A copy that calls a function of its own in place of others; None where there are none."""
+    jit = unit.entry.decorator_list[-1] if unit.entry.decorator_list else None
+    jit = jit.func if isinstance(jit, ast.Call) else jit
+    if jit is None or not unit.tl:
+        return None
+    name = fresh_name(wanted, names(unit.tree) | set(unit.functions))
+    places = []
+    for function in unit.kernels:
+        facts = context.facts(unit, function)
+        places += [(node, found) for node in nodes_in_order(function) if (found := known(facts, node))]
+    if not places:
+        return None
+    draft = unit.copy()
+    # The innermost first: an argument may hold another place.
+    for node, found in reversed(places):
+        call: ast.expr = ast.Call(ast.Name(name, ast.Load()), [draft.twin(found.argument)], [])
+        if found.times is not None:
+            call = ast.BinOp(draft.twin(found.times), ast.Mult(), call)
+        swap_expressions(draft.tree, {id(draft.twin(node)): call})
+    (helper,) = parse_statements(source.format(name=name, tl=unit.tl, log2_e=LOG2_E))
+    assert isinstance(helper, ast.FunctionDef)
+    helper.decorator_list = [copy.deepcopy(jit)]
+    at = next(i for i, s in enumerate(draft.tree.body) if isinstance(s, ast.FunctionDef))
+    draft.tree.body.insert(at, helper)
+    return draft

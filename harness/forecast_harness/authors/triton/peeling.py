@@ -1,0 +1,212 @@
+"""Split a loop where its masks stop being true for every element: the long part needs no masks."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.authors.triton.analysis.loops import (
+    MemoryAccess,
+    RangeLoop,
+    accesses,
+    keep_conditions,
+    loops,
+)
+from forecast_harness.authors.triton.analysis.polynomials import (
+    CounterBound,
+    NotProvable,
+    Polynomial,
+    PolynomialReader,
+    counter_bound,
+    induction_variables,
+    mask_conditions,
+)
+from forecast_harness.authors.triton.analysis.source_unit import (
+    SourceUnit,
+    assigned_names,
+    fresh_name,
+    names,
+    parse_expression,
+    parse_statements,
+    replace_statement,
+)
+from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
+
+
+@dataclass(frozen=True)
+class _MaskedAccess:
+    """An access whose mask has conditions that end with the loop's counter."""
+
+    access: MemoryAccess
+    bounds: tuple[tuple[ast.expr, CounterBound | None], ...]
+    """Each condition of the mask, with its bound where one can be shown."""
+
+    def holds(self, chosen: CounterBound) -> bool:
+        return any(b == chosen for _, b in self.bounds)
+
+    def rest(self, chosen: CounterBound) -> list[ast.expr]:
+        return [test for test, b in self.bounds if b != chosen]
+
+
+def _masked(facts: FunctionFacts, loop: RangeLoop) -> list[_MaskedAccess]:
+    body = loop.node.body
+    assigned = Counter(assigned_names(body))
+    varying = frozenset(assigned) | {loop.counter}
+    local: dict[str, Polynomial | None] = {loop.counter: Polynomial.of(loop.counter)}
+    reader = PolynomialReader(facts, varying, loop.node.lineno, local)
+    local |= induction_variables(reader, loop)
+    masks: dict[str, ast.expr] = {}
+    found = []
+    for statement in body:
+        for access in accesses(facts.unit, statement):
+            if access.plain and access.mask is not None and not _has_nested_block(statement):
+                pairs = [
+                    (test, _bound(reader, test, loop.counter)) for test in mask_conditions(access.mask, masks)
+                ]
+                if any(b is not None for _, b in pairs):
+                    found.append(_MaskedAccess(access, tuple(pairs)))
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target = statement.targets[0]
+            parts = assigned_names(statement) + [n for n in names(statement.value) if n in assigned]
+            if isinstance(target, ast.Name) and all(assigned[n] <= 1 for n in parts):
+                masks[target.id] = statement.value
+        reader.assign(statement)
+    return found
+
+
+def _has_nested_block(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If | ast.For | ast.While | ast.With)
+
+
+def _bound(reader: PolynomialReader, test: ast.expr, counter: str) -> CounterBound | None:
+    inner = test.value if isinstance(test, ast.Subscript) else test
+    try:
+        return counter_bound(reader, inner, counter)
+    except NotProvable:
+        return None
+
+
+def _is_sum(facts: FunctionFacts, loop: RangeLoop, text: str, other: str) -> bool:
+    """Whether two texts are the same sum where the loop begins."""
+    reader = PolynomialReader(facts, frozenset(assigned_names(loop.node)), loop.node.lineno)
+    try:
+        return reader.polynomial(parse_expression(text)) == reader.polynomial(parse_expression(other))
+    except NotProvable:
+        return False
+
+
+def _is_count(facts: FunctionFacts, loop: RangeLoop, text: str, limit: str, side: str) -> bool:
+    """Whether a text is `cdiv(limit, side)`, perhaps by the name it was given."""
+    node: ast.expr | None = parse_expression(text)
+    if isinstance(node, ast.Name):
+        node = facts.single_value(node.id)
+    if not isinstance(node, ast.Call) or len(node.args) != 2 or not ast.unparse(node.func).endswith("cdiv"):
+        return False
+    first, second = map(ast.unparse, node.args)
+    return _is_sum(facts, loop, first, limit) and _is_sum(facts, loop, second, side)
+
+
+def _split_bounds(
+    facts: FunctionFacts, loop: RangeLoop, chosen: CounterBound, full: str
+) -> tuple[str, str, str]:
+    """Statement that computes where the masks stop being all true, end of the long part, begin of the rest.
+
+    `full` is the name to compute. Raises `NotProvable` for loops of another form.
+    """
+    first, end, step = loop.range_bounds
+    limit, side = chosen.limit, chosen.side
+    if facts.shape(parse_expression(limit)):
+        raise NotProvable(f"{limit} is not one number")
+    size = limit if parse_expression(limit).__class__ is ast.Name else f"max({limit}, 0)"
+    if chosen.factor == "1" and first == "0" and step == side and _is_sum(facts, loop, end, limit):
+        return f"{full} = {size} // {side} * {side}", full, full
+    if chosen.factor == "1":
+        tl = facts.unit.tl
+        last = (
+            f"{limit} - ({side} - 1)"
+            if _is_sum(facts, loop, end, limit)
+            else f"min({end}, {limit} - ({side} - 1))"
+        )
+        rest = f"{first} + {tl}.cdiv(max({full} - ({first}), 0), {step}) * ({step})"
+        return f"{full} = {last}", full, rest
+    if step != "1":
+        raise NotProvable(f"the counter moves by {step}")
+    count = f"{size} // {side}"
+    if not _is_count(facts, loop, end, limit, side):
+        count = f"min({end}, {count})"
+    return f"{full} = {count}", full, full if first == "0" else f"max({first}, {full})"
+
+
+def _unmask(draft: SourceUnit, masked: _MaskedAccess, chosen: CounterBound) -> None:
+    """Drop the conditions that hold from an access of the copy."""
+    rest = [copy.deepcopy(test) for test in masked.rest(chosen)]
+    keep_conditions(draft.twin(masked.access.call), masked.access.kind, rest)
+
+
+def peel(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """Run the iterations whose masks are all true without masks, then the rest as it was."""
+    draft = unit.copy()
+    peeled = dots = 0
+    for function in unit.kernels:
+        facts = FunctionFacts(unit, function)
+        taken = names(function)
+        for loop in loops(unit, function):
+            if loop.may_exit_early or not loop.innermost or not loop.ascending or _reads_counter(loop):
+                continue
+            masked = _masked(facts, loop)
+            if not masked:
+                continue
+            chosen = Counter(b for m in masked for _, b in m.bounds if b is not None).most_common(1)[0][0]
+            full = fresh_name(f"{loop.counter}_full", taken)
+            try:
+                compute, end, begin = _split_bounds(facts, loop, chosen, full)
+            except NotProvable:
+                continue
+            _split_loop(draft, loop, [m for m in masked if m.holds(chosen)], chosen, (compute, end, begin))
+            peeled, dots = peeled + 1, dots + loop.has_dots
+    if peeled:
+        count = "the loop" if peeled == 1 else f"{peeled} loops"
+        yield SourceEdit(
+            draft,
+            f"{count} without masks as long as tiles are full; the last tile as before",
+            4.0 + 2.0 * bool(dots),
+        )
+
+
+def _reads_counter(loop: RangeLoop) -> bool:
+    """Whether the counter's last value matters after the loop."""
+    other = [n for n in ast.walk(loop.function) if isinstance(n, ast.For) and n is not loop.node]
+    again = any(loop.counter in assigned_names(n.target) for n in other)
+    return not again and loop.used_after({loop.counter})
+
+
+def _split_loop(
+    draft: SourceUnit,
+    loop: RangeLoop,
+    masked: list[_MaskedAccess],
+    chosen: CounterBound,
+    where: tuple[str, str, str],
+) -> None:
+    compute, end, begin = where
+    first, stop, step = loop.range_bounds
+    node = draft.twin(loop.node)
+    tail = copy.deepcopy(node)
+    for one in masked:
+        _unmask(draft, one, chosen)
+    assert isinstance(node.iter, ast.Call)
+    assert isinstance(tail.iter, ast.Call)
+    node.iter.args = [parse_expression(first), parse_expression(end), parse_expression(step)]
+    node.iter.keywords = [k for k in node.iter.keywords if k.arg != "step"]
+    # The rest is one tile at most: pipelining it would only cost shared memory.
+    tail.iter = draft.language_call(
+        "range",
+        parse_expression(begin),
+        parse_expression(stop),
+        parse_expression(step),
+        num_stages=ast.Constant(1),
+    )
+    replace_statement(draft.twin(loop.block), node, [*parse_statements(compute), node, tail])

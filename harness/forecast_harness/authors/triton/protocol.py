@@ -1,0 +1,67 @@
+"""What a rewrite is: a function from one source to edited sources, each with a note."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from forecast_autotune.records import Argument, Config
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.authors.triton.analysis.source_unit import Function, SourceUnit
+
+
+@dataclass(frozen=True)
+class RewriteContext:
+    """What is known besides the source. Nothing has to be: a rewrite then does without."""
+
+    arch: int = 90
+    """Compute capability times ten of the device the variants are for."""
+    configs: tuple[Config, ...] = ()
+    """The base's configs; a rewrite that adds a meta-parameter, or wants larger tiles, extends them."""
+    arguments: tuple[Argument, ...] = ()
+    """One call's arguments: types and sizes make some rewrites promising and others impossible."""
+    multiprocessors: int = 132
+    """Of the device the variants are for; a persistent kernel starts a multiple of it."""
+
+    def dtype(self, name: str) -> str:
+        """Data type of a tensor argument as torch names it; empty if not known."""
+        return next((a.dtype or "" for a in self.arguments if a.name == name and a.kind == "tensor"), "")
+
+    def facts(self, unit: SourceUnit, function: Function) -> FunctionFacts:
+        """Facts about a function; those about the entry include the types of its arguments."""
+        known = [a.name for a in self.arguments if a.kind == "tensor" and a.dtype == "float32"]
+        return FunctionFacts(unit, function, frozenset(known) if function is unit.entry else frozenset())
+
+    def value(self, name: str) -> int | None:
+        """Value of a scalar argument; None if not known."""
+        given = next((a.value for a in self.arguments if a.name == name), None)
+        return given if isinstance(given, int) and not isinstance(given, bool) else None
+
+
+@dataclass(frozen=True)
+class SourceEdit:
+    """One edited source."""
+
+    unit: SourceUnit
+    note: str
+    """What was changed and why, in a sentence."""
+    expected_gain: float
+    """How much faster one may hope it is, in percent: orders variants, and claims nothing."""
+    configs: tuple[Config, ...] = ()
+    """In place of the base's; empty: the base's."""
+
+
+@dataclass(frozen=True)
+class TritonRewrite:
+    """A named rewrite; see `registry`."""
+
+    name: str
+    summary: str
+    """What it does, in a clause."""
+    apply: Callable[[SourceUnit, RewriteContext], Iterable[SourceEdit]]
+    """Yields nothing where its preconditions do not show in the text. Never changes its argument."""
+    approximate: bool = False
+    """Whether results may differ by rounding, as sums in another order do."""
+    incompatible: frozenset[str] = frozenset()
+    """Rewrites that gain nothing on top of this one."""
+    version: int = 1

@@ -1,0 +1,295 @@
+"""Every rewrite, and the variants they make of a source, alone and together."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from forecast_autotune.records import Argument, Config, digest
+from forecast_autotune.variants.records import Origin, Provenance, Variant
+from forecast_harness.authors.triton import (
+    arithmetic,
+    cache_hints,
+    descriptors,
+    fast_paths,
+    load_motion,
+    math_functions,
+    peeling,
+    pipelining,
+    program_count,
+    program_order,
+    repeated_passes,
+    split_k,
+    split_reductions,
+)
+from forecast_harness.authors.triton.analysis.source_unit import MAX_EDITS, SourceUnit
+from forecast_harness.authors.triton.inlining import inline_helpers
+from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit, TritonRewrite
+
+_STRUCTURAL_REWRITES = frozenset(("exchange", "interior", "persist", "two-tiles"))
+
+REWRITES: tuple[TritonRewrite, ...] = (
+    # In the order in which they are applied to one another: structure first, hints last. Functions touch
+    # nothing else, and stand first so that what only adds code to them is left out.
+    TritonRewrite("erf", "erf without branches", math_functions.erf, True, incompatible=_STRUCTURAL_REWRITES),
+    TritonRewrite(
+        "sigmoid",
+        "sigmoid without a division",
+        math_functions.sigmoid,
+        True,
+        incompatible=_STRUCTURAL_REWRITES,
+    ),
+    TritonRewrite(
+        "one-pass",
+        "a row that fits one tile is loaded once",
+        repeated_passes.one_pass,
+        incompatible=frozenset(("turn-back", "lane-sums", "peel", "hoist", "pipeline", "unroll")),
+    ),
+    TritonRewrite(
+        "turn-back", "the later pass over a row runs backwards", repeated_passes.reverse_later_pass
+    ),
+    TritonRewrite(
+        "lane-sums", "one reduction after a loop, not one in each iteration", arithmetic.lane_sums, True
+    ),
+    TritonRewrite("peel", "full tiles without masks", peeling.peel, incompatible=frozenset(("describe",))),
+    TritonRewrite("hoist", "invariant loads before the loop", load_motion.hoist),
+    TritonRewrite("load-early", "loads before reductions", load_motion.load_early),
+    TritonRewrite(
+        "one-row",
+        "one division for each program",
+        fast_paths.one_row_fast_path,
+        incompatible=frozenset(("interior", "two-tiles", "persist")),
+    ),
+    TritonRewrite(
+        "interior",
+        "whole tiles without masks",
+        fast_paths.interior_fast_path,
+        incompatible=frozenset(("two-tiles", "persist", "describe")),
+    ),
+    TritonRewrite("two-tiles", "two neighbouring tiles in each program", program_count.two_tiles),
+    TritonRewrite(
+        "spread",
+        "more programs that take tile after tile",
+        program_count.spread,
+        incompatible=frozenset(("persist",)),
+    ),
+    TritonRewrite("persist", "programs that stay and take tile after tile", program_count.persist),
+    TritonRewrite("split-sum", "several programs share a sum of dots", split_k.split_sum, True),
+    TritonRewrite(
+        "split-reduction",
+        "several programs share a reduction, the last adds their parts",
+        split_reductions.split_reduction,
+        True,
+        incompatible=frozenset(("describe",)),
+    ),
+    TritonRewrite(
+        "stream-k",
+        "programs share the iterations of all tiles evenly",
+        split_reductions.stream_k,
+        True,
+        incompatible=frozenset(("describe",)),
+    ),
+    TritonRewrite("describe", "tiles through tensor descriptors", descriptors.use_descriptors),
+    TritonRewrite("group", "tiles in bands that share the cache", program_order.group),
+    TritonRewrite("exchange", "the second grid axis varies fastest", program_order.exchange),
+    TritonRewrite("reverse", "the longest programs first", program_order.reverse),
+    TritonRewrite("accumulate", "dots add to their accumulator", arithmetic.accumulate, True),
+    TritonRewrite("exp2", "exp as exp2 of a multiply-add", arithmetic.exp2, True),
+    TritonRewrite("reciprocal", "products for quotients", arithmetic.reciprocal, True),
+    TritonRewrite("flatten", "a loop nest in one pipeline", pipelining.flatten),
+    TritonRewrite("pipeline", "loads run iterations ahead", pipelining.pipeline),
+    TritonRewrite("unroll", "loops unrolled", pipelining.unroll),
+    TritonRewrite("single-buffer", "one accumulator in tensor memory", pipelining.single_buffer),
+    TritonRewrite("specialise-warps", "loads and dots in warps of their own", pipelining.specialise_warps),
+    TritonRewrite("evict", "eviction policies by reuse", cache_hints.evict),
+    TritonRewrite("bypass-l1", "loads read once do not fill L1", cache_hints.bypass_l1),
+    TritonRewrite("stream-stores", "results past the cache", cache_hints.stream_stores),
+)
+
+_REPEAT_DISCOUNT = 0.7
+"""A variant's promise counts this much for each one already taken with the same rewrites."""
+_PARTNER_SHARE = 0.3
+"""Share of the smaller promise that counts where two rewrites are combined: gains rarely add up."""
+_MAX_PARTNERS = 6
+"""Rewrites that are combined with one another: all pairs of so many would be too many to order well."""
+_MIN_GAIN = 0.4
+"""The least promise of a rewrite that joins another one, as a share of the other's."""
+
+
+@dataclass(frozen=True)
+class AppliedRewrites:
+    """One edited source, and the rewrites that made it."""
+
+    rewrites: tuple[TritonRewrite, ...]
+    edit: SourceEdit
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its rewrites."""
+        return tuple(r.name for r in self.rewrites)
+
+    @property
+    def leading_name(self) -> str:
+        """The first of its rewrites."""
+        return self.names[0]
+
+
+def variants_of(
+    source: str,
+    entry: str,
+    base_sha256: str,
+    *,
+    limit: int = 12,
+    combine: bool = True,
+    only: Sequence[str] = (),
+    configs: Iterable[Config] = (),
+    arguments: Iterable[Argument] = (),
+    arch: int = 90,
+    multiprocessors: int = 132,
+) -> list[Variant]:
+    """Variants that known rewrites make of a kernel; most promising first, always in the same order.
+
+    Args:
+        source: one self-contained module: imports, helpers, the entry.
+        entry: name of the kernel.
+        base_sha256: `Kernel.source_sha256` of the base.
+        limit: the most variants.
+        combine: whether rewrites are applied to the results of other rewrites, too.
+        only: names of rewrites to use; all by default.
+        configs: the base's configs; rewrites that need other tiles extend them.
+        arguments: one call's arguments, where known.
+        arch: compute capability times ten.
+        multiprocessors: of the device.
+
+    Returns:
+        Variants without duplicates. `extra["rewrites"]` names the rewrites, `extra["approximate"]` says
+        whether results may differ from the base's by rounding.
+
+    Raises:
+        RecordError: the source is not Python or does not define the entry.
+        ValueError: `only` names a rewrite that does not exist.
+    """
+    names = [r.name for r in REWRITES]
+    if unknown := [n for n in only if n not in names]:
+        raise ValueError(f"no rewrite is named {unknown}; there are {names}")
+    context = RewriteContext(arch, tuple(configs), tuple(arguments), multiprocessors)
+    unit = inline_helpers(SourceUnit.parse(source, entry))
+    chosen = [r for r in REWRITES if not only or r.name in only]
+    singles = [found for rewrite in chosen for found in _apply(rewrite, unit, context)]
+    every = [*singles, *(_combined(singles, context) if combine else ())]
+    seen = {_normal_form(unit)}
+    distinct = []
+    for found in every:
+        form = _normal_form(found.edit.unit, found.edit.configs)
+        if form not in seen and found.edit.unit.runtime_parameters() == unit.runtime_parameters():
+            seen.add(form)
+            distinct.append(found)
+    return [_variant(found, base_sha256) for found in _rank(distinct)[:limit]]
+
+
+def _apply(rewrite: TritonRewrite, unit: SourceUnit, context: RewriteContext) -> Iterator[AppliedRewrites]:
+    try:
+        edits = list(itertools.islice(rewrite.apply(unit, context), MAX_EDITS))
+        for edit in edits:
+            compile(edit.unit.text(), "<variant>", "exec")
+    except Exception as error:
+        # One rewrite that a kernel's text confuses must not cost the others.
+        warnings.warn(
+            f"the rewrite {rewrite.name} failed on {unit.entry_name} and is left out: "
+            f"{type(error).__name__}: {error}",
+            stacklevel=3,
+        )
+        return
+    for edit in edits:
+        # Texts are read again, so that every tree has the line numbers of its own text.
+        yield AppliedRewrites(
+            (rewrite,), replace(edit, unit=SourceUnit.parse(edit.unit.text(), unit.entry_name))
+        )
+
+
+def _combined(singles: Sequence[AppliedRewrites], context: RewriteContext) -> Iterator[AppliedRewrites]:
+    """Pairs of rewrites, and the best pairs with a third."""
+    best: dict[str, AppliedRewrites] = {}
+    for found in singles:
+        if (
+            found.leading_name not in best
+            or found.edit.expected_gain > best[found.leading_name].edit.expected_gain
+        ):
+            best[found.leading_name] = found
+    order = {r.name: i for i, r in enumerate(REWRITES)}
+    partners = sorted(best.values(), key=lambda f: (-f.edit.expected_gain, order[f.leading_name]))[
+        :_MAX_PARTNERS
+    ]
+    pairs = []
+    for first in partners:
+        for second in partners:
+            if order[first.leading_name] < order[second.leading_name]:
+                pairs += _apply_on_top(first, second, context)
+    yield from pairs
+    for pair in sorted(pairs, key=lambda f: -f.edit.expected_gain)[:_MAX_PARTNERS]:
+        for third in partners:
+            if order[pair.rewrites[-1].name] < order[third.leading_name]:
+                yield from _apply_on_top(pair, third, context)
+
+
+def _apply_on_top(
+    first: AppliedRewrites, second: AppliedRewrites, context: RewriteContext
+) -> list[AppliedRewrites]:
+    """The best edit of a rewrite on top of others; nothing where it would hardly add to them."""
+    (rewrite,) = second.rewrites
+    low, high = sorted((first.edit.expected_gain, second.edit.expected_gain))
+    if low < _MIN_GAIN * high or any(rewrite.name in r.incompatible for r in first.rewrites):
+        return []
+    known = replace(context, configs=first.edit.configs or context.configs)
+    found = list(_apply(rewrite, first.edit.unit, known))
+    if not found:
+        return []
+    edit = max(found, key=lambda f: f.edit.expected_gain).edit
+    promises = sorted((first.edit.expected_gain, edit.expected_gain))
+    joined = SourceEdit(
+        edit.unit,
+        f"{first.edit.note}; {edit.note}",
+        promises[1] + _PARTNER_SHARE * promises[0],
+        edit.configs or first.edit.configs,
+    )
+    return [AppliedRewrites((*first.rewrites, rewrite), joined)]
+
+
+def _normal_form(unit: SourceUnit, configs: Sequence[Config] = ()) -> str:
+    """Digest of a source and its configs; formatting does not count."""
+    return digest(ast.dump(unit.tree), [c.to_json() for c in configs])
+
+
+def _rank(found: Sequence[AppliedRewrites]) -> list[AppliedRewrites]:
+    """Most promising first, in turns: a rewrite that was just taken waits for others a little."""
+    left, taken = list(found), Counter[str]()
+    ranked = []
+    while left:
+        promise = [
+            f.edit.expected_gain * _REPEAT_DISCOUNT ** (sum(taken[n] for n in f.names) / len(f.names))
+            for f in left
+        ]
+        one = left.pop(promise.index(max(promise)))
+        taken.update(one.names)
+        ranked.append(one)
+    return ranked
+
+
+def _variant(found: AppliedRewrites, base_sha256: str) -> Variant:
+    names = list(found.names)
+    author = "+".join(f"{r.name}/{r.version}" for r in found.rewrites)
+    approximate = any(r.approximate for r in found.rewrites)
+    note = found.edit.note + (" (approximate: rounds in another order)" if approximate else "")
+    variant = Variant.of(
+        found.edit.unit.entry_name,
+        base_sha256,
+        found.edit.unit.text(),
+        Provenance(Origin.REWRITE, author=author, note=note),
+        title="+".join(names),
+        configs=found.edit.configs,
+    )
+    return replace(variant, extra={"rewrites": names, "approximate": approximate})

@@ -1,0 +1,335 @@
+"""Kernels that go over the same data more than once: keep it in registers, or meet it in the cache."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace as with_
+from itertools import count, pairwise
+
+from forecast_autotune.records import Config
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.authors.triton.analysis.loops import (
+    MemoryAccess,
+    RangeLoop,
+    accesses,
+    all_accesses_known,
+    always_executes,
+    loads_may_move,
+    loops,
+)
+from forecast_harness.authors.triton.analysis.polynomials import (
+    NotProvable,
+    Polynomial,
+    PolynomialReader,
+    arange_atom,
+)
+from forecast_harness.authors.triton.analysis.source_unit import (
+    Block,
+    SourceUnit,
+    assigned_names,
+    fresh_name,
+    names,
+    parse_expression,
+    swap_expressions,
+)
+from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
+
+_WARPS = (4, 8, 16, 32)
+_MAX_TILE = 65536
+
+
+def _row_loops(unit: SourceUnit) -> Iterator[list[RangeLoop]]:
+    """Loops of the entry that stand side by side and run over the same `range(0, n, TILE)`."""
+    groups: dict[tuple[int, tuple[str, str, str]], list[RangeLoop]] = {}
+    constant = unit.constexprs(unit.entry)
+    assigned = set(assigned_names(unit.entry))
+    for loop in loops(unit, unit.entry):
+        first, end, step = loop.range_bounds
+        fits = first == "0" and step in constant and end.isidentifier() and end not in assigned | constant
+        if fits and loop.innermost and not loop.may_exit_early:
+            groups.setdefault((id(loop.block), loop.range_bounds), []).append(loop)
+    yield from (found for found in groups.values() if len(found) > 1)
+
+
+# --- one tile holds the whole row ---
+
+
+def one_pass(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """Where one tile holds a whole row, keep it in registers instead of loading it in every loop.
+
+    The kernel asks for `n <= TILE` itself and keeps its loops for all other rows.
+    """
+    for found in _row_loops(unit):
+        first, (_, end, step) = found[0], found[0].range_bounds
+        at = next(i for i, s in enumerate(first.block) if s is first.node)
+        rest = first.block[at:]
+        if any(isinstance(n, ast.Return | ast.Break | ast.Continue) for s in rest for n in ast.walk(s)):
+            continue
+        straight: Block = []
+        once = {id(loop.node): loop for loop in found}
+        for statement in rest:
+            loop = once.get(id(statement))
+            if loop is None:
+                straight.append(copy.deepcopy(statement))
+            else:
+                straight.append(ast.Assign([ast.Name(loop.counter, ast.Store())], ast.Constant(0)))
+                straight += copy.deepcopy(loop.node.body)
+        kept = reuse_loads(unit, straight, names(unit.entry), (end, step))
+        if not kept:
+            continue
+        draft = unit.copy()
+        block = draft.twin(first.block)
+        test = parse_expression(f"({end} <= {step}) & ({end} > 0)")
+        block[at:] = [ast.If(test, straight, block[at:])]
+        note = f"rows of up to {step} elements stay in registers: {kept} loads fewer"
+        configs = _wider_configs(context, step, context.value(end))
+        yield SourceEdit(draft, note, 9.0, configs)
+
+
+def reuse_loads(unit: SourceUnit, block: Block, taken: set[str], row: tuple[str, str]) -> int:
+    """Reuse values that straight-line code has loaded before; returns how many loads are gone.
+
+    `row` is the length of a row and the side of the tile that holds it. A store ends the reuse of what
+    was loaded through the same argument.
+    """
+    facts = FunctionFacts(unit, unit.entry)
+    numbers = _ValueNumbering(unit, facts, row)
+    gone, at = 0, 0
+    while at < len(block):
+        statement = block[at]
+        simple = isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign)
+        # The innermost first: an address may itself be loaded.
+        for access in reversed(accesses(unit, statement)) if simple else []:
+            if access.kind != "load" or not access.plain or not always_executes(statement, access.call):
+                continue
+            name = numbers.known(access)
+            if name is not None:
+                swap_expressions(statement, {id(access.call): ast.Name(name, ast.Load())})
+                gone += 1
+            else:
+                name = fresh_name("kept", taken)
+                numbers.remember(access, name)
+                swap_expressions(statement, {id(access.call): ast.Name(name, ast.Load())})
+                block.insert(at, ast.Assign([ast.Name(name, ast.Store())], access.call))
+                at += 1
+        numbers.assign(statement, simple)
+        if unit.effects(statement) - {"load"}:
+            written = [
+                facts.root_parameters(a.pointer) for a in accesses(unit, statement) if a.kind != "load"
+            ]
+            clear = all_accesses_known(unit, statement) and "other" not in unit.effects(statement)
+            numbers.forget([roots if clear else None for roots in written] if written else [None])
+        at += 1
+    return gone
+
+
+class _ValueNumbering:
+    """Value numbering: equal numbers mean equal values."""
+
+    def __init__(self, unit: SourceUnit, facts: FunctionFacts, row: tuple[str, str]) -> None:
+        self._unit, self._facts, self._row = unit, facts, row
+        self._names: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self._next = count()
+        self._known: dict[int, int] = {}
+        """Values of the numbers that are integer constants."""
+        self._loads: dict[str, list[tuple[int | None, str, frozenset[str] | None]]] = {}
+
+    def number(self, node: ast.AST | None) -> int:
+        """The number of an expression."""
+        if isinstance(node, ast.Name):
+            if node.id not in self._names:
+                self._names[node.id] = next(self._next)
+            return self._names[node.id]
+        if isinstance(node, ast.Call) and self._unit.effects(node):
+            return next(self._next)
+        if node is None:
+            return -1
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return self._constant(node.value)
+        if isinstance(node, ast.Call) and ast.unparse(node).endswith(f"cdiv({', '.join(self._row)})"):
+            return self._constant(1)  # one tile holds the row
+        if isinstance(node, ast.IfExp) and self.number(node.body) == self.number(node.orelse):
+            return self.number(node.body)
+        if isinstance(node, ast.BinOp) and (folded := self._folded(node)) is not None:
+            return folded
+        parts = [type(node).__name__]
+        for _, value in ast.iter_fields(node):
+            if isinstance(value, ast.AST):
+                parts.append(str(self.number(value)))
+            elif isinstance(value, list):
+                parts += [str(self.number(v)) if isinstance(v, ast.AST) else repr(v) for v in value]
+            else:
+                parts.append(repr(value))
+        return self._seen.setdefault(" ".join(parts), next(self._next))
+
+    def _constant(self, value: int) -> int:
+        number = self._seen.setdefault(f"int {value}", next(self._next))
+        self._known[number] = value
+        return number
+
+    def _folded(self, node: ast.BinOp) -> int | None:
+        """What is left of adding zero, multiplying by one, and arithmetic on constants."""
+        left, right = self.number(node.left), self.number(node.right)
+        a, b = self._known.get(left), self._known.get(right)
+        if isinstance(node.op, ast.Mult):
+            if 0 in (a, b):
+                return self._constant(0)
+            neutral = 1
+        elif isinstance(node.op, ast.Add | ast.Sub):
+            neutral = 0
+        else:
+            return None
+        if a is not None and b is not None:
+            sign = -1 if isinstance(node.op, ast.Sub) else 1
+            return self._constant(a * b if neutral else a + sign * b)
+        if b == neutral:
+            return left
+        return right if a == neutral and not isinstance(node.op, ast.Sub) else None
+
+    def assign(self, statement: ast.stmt, simple: bool) -> None:
+        """Take note of what a statement assigns."""
+        if simple and isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            value = self.number(statement.value)
+            for name in assigned_names(statement):
+                self._names[name] = value
+            return
+        for name in assigned_names(statement):
+            self._names[name] = next(self._next)
+
+    def _key(self, access: MemoryAccess) -> tuple[str, int | None]:
+        other = next((k.value for k in access.call.keywords if k.arg == "other"), None)
+        if len(access.call.args) > 2:
+            other = access.call.args[2]
+        key = f"{self.number(access.pointer)} {self.number(access.mask)}"
+        return key, None if other is None else self.number(other)
+
+    def known(self, access: MemoryAccess) -> str | None:
+        """The name that holds what a load would give; elements it masks out may be anything."""
+        key, other = self._key(access)
+        found = self._loads.get(key, [])
+        return next((name for given, name, _ in found if other in (None, given)), None)
+
+    def remember(self, access: MemoryAccess, name: str) -> None:
+        """A load's value is now held by a name."""
+        key, other = self._key(access)
+        self._loads.setdefault(key, []).append((other, name, self._facts.root_parameters(access.pointer)))
+
+    def forget(self, written: Sequence[frozenset[str] | None]) -> None:
+        """Memory behind these arguments has changed; None: behind any of them."""
+        for found in self._loads.values():
+            found[:] = [
+                one for one in found if one[2] and all(roots and not roots & one[2] for roots in written)
+            ]
+
+
+def _wider_configs(context: RewriteContext, tile: str, size: int | None) -> tuple[Config, ...]:
+    """The base's configs, and ones whose tile holds longer rows."""
+    given = [c for c in context.configs if isinstance(dict(c.kwargs).get(tile), int)]
+    if not given:
+        return ()
+
+    def side(config: Config) -> int:
+        value = dict(config.kwargs)[tile]
+        assert isinstance(value, int)
+        return value
+
+    widest = max(map(side, given))
+    rest = {tuple((k, v) for k, v in c.kwargs if k != tile): c for c in reversed(given)}
+    least = sorted(rest.values(), key=lambda c: _product(c, tile))[:2]
+    wanted = [w for w in (widest * 2**i for i in range(1, 8)) if w <= _MAX_TILE]
+    if size is not None:
+        wanted = [w for w in wanted if w >= size][:1] if size > widest else []
+    added = [
+        with_(c, kwargs=tuple((k, w if k == tile else v) for k, v in c.kwargs), num_warps=warps)
+        for c in least
+        for w in wanted
+        for warps in _WARPS
+        if 8 <= w * _product(c, tile) // (32 * warps) <= 128
+    ]
+    kept = [c for c in given if size is None or side(c) >= size]
+    return tuple(dict.fromkeys([*kept, *added])) or context.configs
+
+
+def _product(config: Config, without: str) -> int:
+    found = 1
+    for name, value in config.kwargs:
+        if name != without and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            found *= value
+    return found
+
+
+# --- the last pass runs backwards ---
+
+
+def reverse_later_pass(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """Run a later pass from the end to the beginning: what was read last is still in the cache."""
+    facts = FunctionFacts(unit, unit.entry)
+    for found in _row_loops(unit):
+        draft, turned = unit.copy(), 0
+        for before, loop in pairwise(found):
+            if _same_order(unit, before, loop) and _reversible(facts, loop):
+                _reverse_loop(draft, loop, names(unit.entry))
+                turned += 1
+                break  # the pass after this one meets the beginning in the cache
+        if turned:
+            yield SourceEdit(draft, "the later pass starts where the earlier one ended, in the cache", 3.0)
+
+
+def _same_order(unit: SourceUnit, before: RangeLoop, loop: RangeLoop) -> bool:
+    first, second = (
+        {ast.unparse(a.pointer) for a in accesses(unit, x.node.body) if a.kind == "load"}
+        for x in (before, loop)
+    )
+    return bool(first & second)
+
+
+def _reversible(facts: FunctionFacts, loop: RangeLoop) -> bool:
+    """Whether iterations are independent of one another, and write different elements."""
+    body = loop.node.body
+    if (
+        loop.carried_names
+        or not loads_may_move(facts, body)
+        or set(assigned_names(body)) & _live_after_loop(facts)
+    ):
+        return False
+    local: dict[str, Polynomial | None] = {loop.counter: Polynomial.of(loop.counter)}
+    reader = PolynomialReader(facts, frozenset(assigned_names(loop.node)), loop.node.lineno, local)
+    for statement in body:
+        for access in accesses(facts.unit, statement):
+            if access.kind == "atomic" or (
+                access.kind == "store" and not _writes_distinct_elements(reader, access, loop)
+            ):
+                return False
+        reader.assign(statement)
+    return True
+
+
+def _live_after_loop(facts: FunctionFacts) -> set[str]:
+    """Names that exist outside of the innermost loops: what a loop assigns to them is seen after it."""
+    found = loops(facts.unit, facts.function)
+    inside = {id(n) for loop in found if loop.innermost for s in loop.node.body for n in ast.walk(s)}
+    every = [n for n in ast.walk(facts.function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    return {n.id for n in every if id(n) not in inside} | set(facts.parameters)
+
+
+def _writes_distinct_elements(reader: PolynomialReader, access: MemoryAccess, loop: RangeLoop) -> bool:
+    try:
+        at = reader.polynomial(access.pointer)
+        moved, across = at.coefficient_of(loop.counter), at.coefficient_of(arange_atom(loop.range_bounds[2]))
+    except NotProvable:
+        return False
+    return bool(moved.terms) and moved == across
+
+
+def _reverse_loop(draft: SourceUnit, loop: RangeLoop, taken: set[str]) -> None:
+    node = draft.twin(loop.node)
+    _, end, step = loop.range_bounds
+    back = fresh_name(f"{loop.counter}_back", taken)
+    forward = ast.Assign(
+        [ast.Name(loop.counter, ast.Store())], parse_expression(f"({end} - 1) // {step} * {step} - {back}")
+    )
+    node.target = ast.Name(back, ast.Store())
+    node.body.insert(0, forward)

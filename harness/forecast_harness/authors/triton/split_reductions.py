@@ -1,0 +1,374 @@
+"""Several programs share a reduction; the last of them to finish adds their parts and stores the result.
+
+Each leaves its part in the launch's own memory and counts itself as done. Parts are added in the order of the loop, by
+whoever comes last: results are the same in every launch, of any type, and what follows the loop (a bias, an
+activation, a division) is computed once. Nobody waits for anybody.
+
+`stream_k` shares all iterations of all tiles evenly: a program may end one tile and begin the next. See Osama et al.,
+"Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU" (PPoPP 2023).
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from forecast_autotune.variants.contract import COUNTERS, MEMORY, WORKSPACE
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.authors.triton.analysis.loops import RangeLoop, all_accesses_known, loops
+from forecast_harness.authors.triton.analysis.source_unit import (
+    BASE_GRID,
+    Block,
+    SourceUnit,
+    arguments,
+    assigned_names,
+    fresh_name,
+    names,
+    parse_expression,
+    parse_statements,
+    read_names,
+    swap_expressions,
+)
+from forecast_harness.authors.triton.program_count import (
+    add_base_grid_parameters,
+    add_grid_function,
+    add_parameters,
+    on_one_axis,
+    statements_of_tile,
+)
+from forecast_harness.authors.triton.program_order import docstring_length, exchangeable_program_ids
+from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
+from forecast_harness.authors.triton.split_k import (
+    adding_statement,
+    adds_in_place,
+    move_to_part,
+    moved_offsets,
+    run_from,
+)
+
+_MOST_PARTS = {True: 16, False: 32}
+"""Programs that share a tile at most, with dots and without: each part is written and read once more."""
+_PROGRAMS = {True: (1, 2), False: (4, 16)}
+"""Programs for each multiprocessor that a launch is filled up to."""
+_MOST_STATEMENTS_AFTER = 60
+"""What follows the loop is executed by one program of those that share a tile."""
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """One block, or number, that the loop adds to, from zero."""
+
+    name: str
+    zero: str
+    """What it begins with."""
+    sides: tuple[str, ...]
+
+    @property
+    def elements(self) -> str:
+        return " * ".join(self.sides) or "1"
+
+    def places(self, tl: str) -> str:
+        """Where its elements lie in a part."""
+        if not self.sides:
+            return "0"
+        if len(self.sides) == 1:
+            return f"{tl}.arange(0, {self.sides[0]})"
+        rows, columns = self.sides
+        return f"({tl}.arange(0, {rows})[:, None] * {columns} + {tl}.arange(0, {columns})[None, :])"
+
+
+@dataclass(frozen=True)
+class _SharedLoop:
+    """The one loop of a kernel, and what programs that share it hand over."""
+
+    unit: SourceUnit
+    facts: FunctionFacts
+    loop: RangeLoop
+    sums: tuple[_Sum, ...]
+    moved: frozenset[str]
+    """Offsets that it moves by the same amount in every iteration."""
+    axes: dict[int, list[ast.Call]]
+
+    @property
+    def elements(self) -> str:
+        """Of one part."""
+        return " + ".join(s.elements for s in self.sums)
+
+    def part(self, number: str, which: int) -> str:
+        """Addresses of one of the sums in the part with a number."""
+        before = "".join(f" + {s.elements}" for s in self.sums[:which])
+        return f"{WORKSPACE} + {number} * ({self.elements}){before} + {self.sums[which].places(self.unit.tl)}"
+
+    def take_part(
+        self,
+        draft: SourceUnit,
+        before: Sequence[str],
+        after: Sequence[str],
+        *,
+        skipped: str,
+        count: str,
+        last: str,
+    ) -> None:
+        """Have a copy of the kernel run `count` iterations after the `skipped` ones, or until the loop ends.
+
+        Lines `before` and `after` stand around the loop; what followed it is executed only where `last` is true.
+        """
+        node, block = draft.twin(self.loop.node), draft.twin(self.loop.block)
+        first, end, step = self.loop.range_bounds
+        run_from(node, self.loop, skipped, f"min({end}, {first} + ({skipped} + {count}) * ({step}))")
+        at = next(i for i, s in enumerate(block) if s is node)
+        block[at:] = [
+            *parse_statements("\n".join([*before, *move_to_part(self.loop, self.moved, skipped)])),
+            node,
+            *parse_statements("\n".join(after)),
+            ast.If(ast.Name(last, ast.Load()), block[at + 1 :], []),
+        ]
+
+    def hand_over(self, *, tile: str, own: str, last: str, others: str, each: str, parts: str) -> list[str]:
+        """Leave the part `own`, count as done, and where all `others` have, add all parts.
+
+        `each` is the head of a loop over all of them, `parts` the number of a part in it; `last` is the name that then
+        tells whether this program was the last one.
+        """
+        tl = self.unit.tl
+        stores = [f"{tl}.store({self.part(f'({own})', i)}, {s.name})" for i, s in enumerate(self.sums)]
+        adds = [
+            f"{s.name} += {tl}.load({self.part(f'({parts})', i)}, cache_modifier='.cg')"
+            for i, s in enumerate(self.sums)
+        ]
+        return [
+            *stores,
+            # Every thread's part is written before the program counts itself as done.
+            f"{tl}.debug_barrier()",
+            f"{last} = {tl}.atomic_add({COUNTERS} + {tile}, 1, sem='acq_rel') == {others}",
+            f"if {last}:",
+            *(f"    {s.name} = {s.zero}" for s in self.sums),
+            f"    for {each}:",
+            *(f"        {line}" for line in adds),
+        ]
+
+
+def split_reduction(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """Programs along one more grid axis each take a part of the loop, as many as fill the device."""
+    shared = _shared_loop(unit)
+    if shared is None:
+        return
+    dots = shared.loop.has_dots
+    for place, each in enumerate(_PROGRAMS[dots]):
+        programs = context.multiprocessors * each
+        note = (
+            f"as many programs as fill the device ({programs}) share each sum; the last one adds their parts"
+        )
+        yield SourceEdit(_split(shared, programs, _MOST_PARTS[dots]), note, 3.2 - 0.4 * place)
+
+
+def stream_k(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """Programs that stay on the device share the iterations of all tiles evenly."""
+    shared = _shared_loop(unit)
+    if shared is None or not shared.loop.has_dots or _leaves_early(unit.entry.body):
+        return
+    bounds = [_outside(shared, text) for text in shared.loop.range_bounds]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) != len(bounds):
+        return
+    for place, each in enumerate(_PROGRAMS[True]):
+        draft = _streamed(shared, known, context.multiprocessors * each)
+        if draft is not None:
+            note = f"{context.multiprocessors * each} programs share the iterations of all tiles evenly"
+            yield SourceEdit(draft, note, 2.8 - 0.4 * place)
+
+
+def _shared_loop(unit: SourceUnit) -> _SharedLoop | None:
+    """The loop whose iterations may be shared; None where that does not show in the text."""
+    axes, body = exchangeable_program_ids(unit), unit.entry.body
+    taken = names(unit.tree) | set(unit.functions)
+    if not axes or max(axes) > 1 or taken & {"grid", "workspace", "RESET_TO_ZERO", *MEMORY}:
+        return None
+    found = list(loops(unit, unit.entry))
+    every = [n for n in ast.walk(unit.entry) if isinstance(n, ast.For | ast.While)]
+    if len(found) != 1 or len(every) != 1 or found[0].block is not body or not unit.tl:
+        return None
+    (loop,) = found
+    at = next(i for i, s in enumerate(body) if s is loop.node)
+    before, after = body[docstring_length(body) : at], body[at + 1 :]
+    if not loop.innermost or loop.may_exit_early or not loop.ascending or not all_accesses_known(unit, body):
+        return None
+    if unit.effects([*before, loop.node]) - {"load"} or "other" in unit.effects(after) or not after:
+        return None
+    if _leaves_early(after) or len(after) > _MOST_STATEMENTS_AFTER or not unit.effects(after):
+        return None
+    facts = FunctionFacts(unit, unit.entry)
+    moved = moved_offsets(facts, loop)
+    sums = [_sum(unit, facts, loop, before, name) for name in sorted(loop.carried_names - moved)]
+    known = [s for s in sums if s is not None]
+    if not known or len(known) != len(sums):
+        return None
+    if loop.used_after(set(assigned_names(loop.node)) - {s.name for s in known}):
+        return None
+    return _SharedLoop(unit, facts, loop, tuple(known), moved, axes)
+
+
+def _leaves_early(body: Block) -> bool:
+    return any(isinstance(n, ast.Return) for s in body for n in ast.walk(s))
+
+
+def _sum(unit: SourceUnit, facts: FunctionFacts, loop: RangeLoop, before: Block, name: str) -> _Sum | None:
+    """What a name is summed from and to; None unless it begins at zero, in float32, and is only added to."""
+    begins = [s for s in before if name in assigned_names(s)]
+    if len(begins) != 1 or not isinstance(begins[0], ast.Assign) or len(begins[0].targets) != 1:
+        return None
+    zero, itself = begins[0].value, ast.Name(name, ast.Load())
+    sides = facts.shape(zero)
+    if isinstance(zero, ast.Constant):
+        number = isinstance(zero.value, float) and zero.value == 0.0 and facts.shape(itself) == ()
+        if not number or not facts.is_float32(itself):
+            return None
+    elif unit.callee_name(zero) != "zeros" or not ast.unparse(zero).endswith("float32)"):
+        return None
+    constants = unit.constexprs(unit.entry) & {a.arg for a in arguments(unit.entry)}
+    if sides is None or len(sides) > 2 or not all(s.isdigit() or s in constants for s in sides):
+        return None
+    adds = adding_statement(loop, name)
+    if adds is None or not (adds_in_place(unit, adds, name) or _is_sum_with(adds, name)):
+        return None
+    return _Sum(name, ast.unparse(zero), sides)
+
+
+def _is_sum_with(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement assigns a name its sum with what does not depend on it."""
+    value = statement.value if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
+        return False
+    sides = [value.left, value.right]
+    alone = [s for s in sides if isinstance(s, ast.Name) and s.id == name]
+    return len(alone) == 1 and sum(name in read_names(s) for s in sides) == 1
+
+
+def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
+    unit, axis = shared.unit, max(shared.axes) + 1
+    draft, tl = unit.copy(), unit.tl
+    taken = names(unit.entry) | set(unit.functions)
+    parts, skipped, each, tile, last, part = (
+        fresh_name(n, taken) for n in ("parts", "skipped", "each", "tile", "last", "part")
+    )
+    first, end, step = shared.loop.range_bounds
+    before = [
+        f"{parts} = {tl}.num_programs({axis})",
+        f"{each} = {tl}.cdiv({tl}.cdiv({end} - ({first}), {step}), {parts})",
+        f"{skipped} = {tl}.program_id({axis}) * {each}",
+    ]
+    number = f"{tl}.program_id(0)"
+    if axis == 2:
+        number += f" + {tl}.num_programs(0) * {tl}.program_id(1)"
+    over = shared.hand_over(
+        tile=tile,
+        own=f"{tile} * {parts} + {tl}.program_id({axis})",
+        last=last,
+        others=f"{parts} - 1",
+        each=f"{part} in range({tile} * {parts}, ({tile} + 1) * {parts})",
+        parts=part,
+    )
+    after = [f"{last} = {parts} == 1", f"if {parts} > 1:", f"    {tile} = {number}"]
+    after += [f"    {line}" for line in over]
+    shared.take_part(draft, before, after, skipped=skipped, count=each, last=last)
+    tiles = "first * second" if axis == 2 else "first"
+    shape = ", ".join([*["first", "second"][:axis], f"max(1, min({most}, {programs} // max(1, {tiles})))"])
+    add_grid_function(draft, f"return ({shape},)")
+    of_grid = " * ".join(f"grid[{i}]" for i in range(axis))
+    # Nothing is shared where there are programs enough: then no counters are set to zero before a launch.
+    sharing = f"({of_grid} if grid[{axis}] > 1 else 0)"
+    _add_workspace(draft, shared, f"{sharing} * grid[{axis}]", sharing)
+    return draft
+
+
+def _streamed(shared: _SharedLoop, bounds: Sequence[str], programs: int) -> SourceUnit | None:
+    unit, axes = shared.unit, max(shared.axes) + 1
+    first, end, step = bounds
+    inner, tl = unit.copy(), unit.tl
+    taken = names(unit.entry) | set(unit.functions)
+    whole, tiles, each, at, stop, tile, skipped, count, last, program, begins, ends, other = (
+        fresh_name(n, taken)
+        for n in (
+            *("iterations", "tiles", "each", "at", "stop", "tile", "skipped", "count", "last"),
+            *("program", "begins", "ends", "other"),
+        )
+    )
+    # A program's first piece may be the end of a tile, its last one the beginning of another: two places each.
+    over = shared.hand_over(
+        tile=tile,
+        own=f"{program} * 2 + ({skipped} > 0)",
+        last=last,
+        others=f"{ends} - {begins}",
+        each=f"{other} in range({begins}, {ends} + 1)",
+        parts=f"{other} * 2 + ({other} > {begins})",
+    )
+    after = [
+        f"{last} = {count} == {whole}",
+        f"if {count} < {whole}:",
+        f"    {begins} = {tile} * {whole} // {each}",
+        f"    {ends} = ({tile} * {whole} + {whole} - 1) // {each}",
+        *(f"    {line}" for line in over),
+    ]
+    shared.take_part(inner, (), after, skipped=skipped, count=count, last=last)
+    body = inner.entry.body[docstring_length(inner.entry.body) :]
+    found = statements_of_tile(unit, shared.axes, body, tile, taken)
+    if found is None:
+        return None
+    constants, statements = found
+    head = parse_statements(
+        f"{whole} = {tl}.maximum({tl}.cdiv({end} - ({first}), {step}), 1)\n"
+        f"{tiles} = {' * '.join(BASE_GRID[:axes])}\n"
+        f"{program} = {tl}.program_id(0)\n"
+        f"{each} = {tl}.cdiv({tiles} * {whole}, {tl}.num_programs(0))\n"
+        f"{at} = {program} * {each}\n"
+        f"{stop} = {tl}.minimum({at} + {each}, {tiles} * {whole})\n"
+        f"while {at} < {stop}:\n"
+        f"    {tile} = {at} // {whole}\n"
+        f"    {skipped} = {at} % {whole}\n"
+        f"    {count} = {tl}.minimum({whole} - {skipped}, {stop} - {at})\n"
+    )
+    turn = head[-1]
+    assert isinstance(turn, ast.While)
+    turn.body += [*statements, *parse_statements(f"{at} += {count}")]
+    draft = unit.copy()
+    entry = draft.entry
+    entry.body[docstring_length(entry.body) :] = [*constants, *head]
+    add_base_grid_parameters(draft, axes)
+    add_grid_function(draft, f"return {on_one_axis(str(programs), axes)}")
+    _add_workspace(draft, shared, "2 * grid[0]", " * ".join(f"base[{i}]" for i in range(axes)))
+    return draft
+
+
+def _outside(shared: _SharedLoop, text: str, depth: int = 4) -> str | None:
+    """A bound of the loop by parameters alone, which no tile changes; None where it depends on more."""
+    node = parse_expression(text)
+    changed = set(assigned_names(shared.unit.entry))
+    for _ in range(depth):
+        inner = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in changed]
+        if not inner:
+            break
+        values = {id(n): shared.facts.single_value(n.id) for n in inner}
+        if None in values.values():
+            return None
+        node = swap_expressions(node, {k: copy.deepcopy(v) for k, v in values.items() if v is not None})
+    left = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in changed]
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    if left or any(shared.unit.callee_name(c) not in ("cdiv", "min", "max") for c in calls):
+        return None
+    return f"({ast.unparse(node)})"
+
+
+def _add_workspace(draft: SourceUnit, shared: _SharedLoop, parts: str, tiles: str) -> None:
+    """Add the parameters of a launch's own memory, and the function that sizes it."""
+    add_parameters(draft, (WORKSPACE, COUNTERS), None)
+    sides: Sequence[str] = sorted({s for one in shared.sums for s in one.sides if not s.isdigit()})
+    elements = shared.elements
+    body = "".join(f"    {side} = given['{side}']\n" for side in sides)
+    draft.tree.body += parse_statements(
+        "def workspace(meta, arguments, base, grid):\n"
+        "    given = {**arguments, **meta}\n"
+        f"{body}"
+        f"    return {parts} * ({elements}), {tiles}\n"
+    )

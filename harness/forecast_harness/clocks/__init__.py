@@ -1,0 +1,1 @@
+"""Clocks: the trusted runner of machine code, its compilation, and paired comparisons."""

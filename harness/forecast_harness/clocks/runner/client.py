@@ -1,0 +1,376 @@
+"""The handle on a runner: asks, watches the time, says who is to blame, and starts another one."""
+
+from __future__ import annotations
+
+import secrets
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from forecast_harness.clocks.records import MachineCodeError, Program
+from forecast_harness.clocks.runner.gpu.driver import LIBRARY
+from forecast_harness.clocks.runner.known_results import ElementKind
+from forecast_harness.clocks.runner.launch_outputs import KnownOutputs
+from forecast_harness.clocks.runner.messages import (
+    CheckAnswer,
+    FaultRecord,
+    ProgramFault,
+    ProgramInputs,
+    RunnerFaultKind,
+    TimingAnswer,
+    TimingRequest,
+)
+from forecast_harness.clocks.runner.process import RunnerLost, RunnerProcess
+from forecast_harness.clocks.runner.run_marks import NOBODY
+from forecast_harness.clocks.runner.session import TimingLimits, Violation
+from forecast_harness.sandbox import wire
+from forecast_harness.sandbox.jobs import TensorBytes, WireError
+
+LAUNCH_S = 4.0
+"""Seconds of one launch after which its program is said to hang; a driver may need two to tell of an error."""
+_POLL_S = 0.1
+_MOST_INPUT_SETS = 16
+
+
+class RunnerClient:
+    """A runner of one device; use as a context manager. Requests wait for each other.
+
+    `library`: the driver, by name or path. `launch_s`: seconds of one launch after which its program is said to
+    hang. `answer_s`: of a whole request, after which the runner is given up.
+    `flush_bytes`: what is written to empty the caches; 0: three times the L2. `visible`: the only device that the
+    runner is to see, by its UUID; '': those that this process sees. `spare`: whether another process is started ahead,
+    as a driver may need seconds for that; while it starts, it may disturb what is timed.
+    """
+
+    def __init__(
+        self,
+        library: str = LIBRARY,
+        device: int = 0,
+        *,
+        launch_s: float = LAUNCH_S,
+        answer_s: float = 120.0,
+        start_s: float = 60.0,
+        flush_bytes: int = 0,
+        visible: str = "",
+        spare: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._orders = {"library": library, "device": device, "flush_bytes": flush_bytes}
+        self._visible = visible
+        self._launch_s, self._answer_s, self._start_s, self._clock = launch_s, answer_s, start_s, clock
+        self._lock = threading.Lock()
+        self._keeps_spare = spare
+        self._runner: RunnerProcess | None = None
+        self._spare: RunnerProcess | None = None
+        self._known: list[str] = []
+        self._learned: dict[str, tuple[Program, ProgramInputs, Mapping[str, ElementKind]]] = {}
+        self._outputs = KnownOutputs()
+        self._number = 0
+        self._closed = True
+        self.facts: Mapping[str, Any] = {}
+        """`name`, `arch` and `multiprocessors` of the device."""
+        self.faults: list[FaultRecord] = []
+        self.restarts = 0
+        self.busy_s = 0.0
+        """Seconds that processes have worked on what was asked of them."""
+
+    def __enter__(self) -> RunnerClient:
+        self._closed = False
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self._closed = True
+        with self._lock:
+            self._stop()
+            spare, self._spare = self._spare, None
+            if spare is not None:
+                spare.stop()
+
+    @property
+    def pid(self) -> int:
+        """The runner's process id; 0 while there is none."""
+        return self._runner.pid if self._runner else 0
+
+    # --- requests ---
+
+    def check(self, program: Program, given: ProgramInputs, launches: int = 3) -> CheckAnswer:
+        """Launch a program in several placements. Raises `ProgramFault`, `RunnerLost`."""
+        known = self._outputs.of_call(given.key)
+        more = {"launches": launches, "known": list(known)}
+        value, arrays = self._ask("check", [([program], given, more)])
+        (told,) = value["parts"]
+        observed = self._outputs.decode(given.key, known, told, arrays, "0")
+        return CheckAnswer(observed, self._violations(told, given))
+
+    def learn(
+        self, program: Program, given: ProgramInputs, kinds: Mapping[str, ElementKind]
+    ) -> tuple[tuple[str, ...], tuple[Violation, ...]]:
+        """Have a right program show what it changes at a call; launches there are compared with that from then on.
+
+        `kinds`: of every input. Which inputs it changes; with `given.updates`, these, and it may change no others.
+        Raises `ProgramFault`, `RunnerLost`.
+        """
+        self._learned.pop(given.key, None)
+        value, _ = self._ask("learn", [([program], given, _learning(kinds, 0))])
+        (told,) = value["parts"]
+        names = tuple(told["names"])
+        if not told["violations"]:
+            self._learned[given.key] = program, replace(given, updates=names), kinds
+        return names, self._violations(told, given)
+
+    def time(
+        self, programs: Sequence[Program], given: ProgramInputs, limits: TimingLimits | None = None
+    ) -> TimingAnswer:
+        """Time one program, or two side by side: the second is on trial. Raises `ProgramFault`, `RunnerLost`."""
+        return self.time_calls([TimingRequest(programs, given, limits or TimingLimits())])[0]
+
+    def time_calls(self, requests: Sequence[TimingRequest]) -> list[TimingAnswer]:
+        """Time at several calls, one after the other, of the same candidates; the first violation is the last answer.
+
+        Raises `ProgramFault`, `RunnerLost`.
+        """
+        known = [self._outputs.of_call(one.given.key) for one in requests]
+        parts = [
+            (one.programs, one.given, {"limits": one.limits.to_json(), "known": list(have)})
+            for one, have in zip(requests, known, strict=True)
+        ]
+        value, arrays = self._ask("time", parts)
+        answers = []
+        for number, told in enumerate(value["parts"]):
+            key = requests[number].given.key
+            answers.append(
+                TimingAnswer(
+                    tuple(tuple(float(s) for s in one) for one in told["seconds"]),
+                    told["stopped"],
+                    told["recorded"],
+                    self._outputs.decode(key, known[number], told, arrays, f"{number}"),
+                    self._violations(told, requests[number].given),
+                )
+            )
+        return answers
+
+    def check_health(self) -> str:
+        """'' if the runner's own kernel computes what it should, else what is wrong."""
+        with self._lock:
+            return self._health()
+
+    def renew(self) -> float:
+        """Replace the process: whatever programs left in memory of the driver's own is gone with it.
+
+        The seconds that it took. Raises `RunnerLost`.
+        """
+        with self._lock:
+            return self._restart()
+
+    def timed_pauses(self, cycles: Sequence[int]) -> list[tuple[float, float]]:
+        """Seconds of pauses of so many clock cycles: by the device, and by the host's clock around each.
+
+        Raises `RunnerLost` where they cannot be timed.
+        """
+        with self._lock:
+            try:
+                value, _ = self._converse({"op": "clock", "cycles": list(cycles)}, {})
+            except _RunnerEnded as ended:
+                raise RunnerLost(f"the runner's own pause: {ended.detail}") from None
+        if "failed" in value:
+            raise RunnerLost(f"the runner's own pause: {value['failed']}")
+        return [(float(device), float(host)) for device, host in value["pauses"]]
+
+    # --- one request ---
+
+    def _ask(
+        self, operation: str, parts: Sequence[tuple[Sequence[Program], ProgramInputs, dict[str, Any]]]
+    ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+        asked, code = self._encoded(parts)
+        programs = parts[0][0]
+        with self._lock:
+            for attempt in (0, 1):
+                try:
+                    for _, given, _ in parts:
+                        self._give(given)
+                    return self._answered(programs, {"op": operation, "parts": asked}, code)
+                except _RunnerEnded as ended:
+                    restart_s = self._restart()
+                    blamed = ended.contestant if ended.contestant != NOBODY else None
+                    if blamed is not None and (ended.certain or attempt):
+                        raise self._fault(ended.kind, programs[blamed], ended.detail, restart_s) from None
+                    self.faults.append(FaultRecord("", ended.kind, ended.detail, restart_s))
+                    if attempt:
+                        raise RunnerLost(f"the runner was lost twice: {ended.detail}") from None
+        raise AssertionError("unreachable")
+
+    def _encoded(
+        self, parts: Sequence[tuple[Sequence[Program], ProgramInputs, dict[str, Any]]]
+    ) -> tuple[list[dict[str, Any]], dict[str, TensorBytes]]:
+        asked = [
+            {
+                "inputs": given.key,
+                "outputs": dict(given.outputs),
+                "rotate": dict(given.rotate),
+                "updated": list(given.updates),
+                "compared": given.key in self._learned,
+                "programs": [p.to_json() for p in programs],
+                **more,
+            }
+            for programs, given, more in parts
+        ]
+        code = {
+            f"code-{part}-{n}-{m}": TensorBytes("uint8", (len(k.image),), k.image)
+            for part, (programs, _, _) in enumerate(parts)
+            for n, p in enumerate(programs)
+            for m, k in enumerate(p.kernels)
+        }
+        return asked, code
+
+    def _answered(
+        self, programs: Sequence[Program], asked: dict[str, Any], code: Mapping[str, TensorBytes]
+    ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+        value, arrays = self._converse(asked, code)
+        if "failed" not in value:
+            return value, arrays
+        contestant = int(value["contestant"])
+        if value["lost"]:
+            certain = contestant != NOBODY
+            raise _RunnerEnded(RunnerFaultKind.DEVICE_ERROR, contestant, value["failed"], certain)
+        if contestant == NOBODY and not value["code"]:
+            raise RunnerLost(f"the runner: {value['failed']}")
+        # Memory that cannot be had is asked for by the plan, whose sizes are the candidate's.
+        blamed = programs[contestant if contestant != NOBODY else len(programs) - 1]
+        restart_s = self._restart() if self._health() else 0.0
+        raise self._fault(RunnerFaultKind.REFUSED, blamed, value["failed"], restart_s)
+
+    def _fault(self, kind: RunnerFaultKind, program: Program, detail: str, seconds: float) -> ProgramFault:
+        self.faults.append(FaultRecord(program.candidate, kind, detail, seconds))
+        return ProgramFault(kind, program.candidate, detail)
+
+    def _give(self, given: ProgramInputs) -> None:
+        if given.key in self._known:
+            return
+        while len(self._known) >= _MOST_INPUT_SETS:
+            self._converse({"op": "forget", "key": self._known.pop(0)}, {})
+        arrays = {n: TensorBytes("uint8", (len(b.data),), b.data) for n, b in given.inputs.items()}
+        sizes = {n: b.size for n, b in given.inputs.items()}
+        self._converse({"op": "inputs", "key": given.key, "sizes": sizes}, arrays)
+        if given.key in self._learned:
+            self._learn_again(*self._learned[given.key])
+        self._known.append(given.key)
+
+    def _learn_again(self, program: Program, given: ProgramInputs, kinds: Mapping[str, ElementKind]) -> None:
+        """In a runner that has not seen it. It was right before, and nobody is to blame for what it does."""
+        asked, code = self._encoded([([program], given, _learning(kinds, NOBODY))])
+        value, _ = self._converse({"op": "learn", "parts": asked}, code)
+        if said := value.get("failed") or value["parts"][0]["violations"]:
+            raise RunnerLost(f"the right program, launched again: {said}")
+
+    def _violations(self, value: Mapping[str, Any], given: ProgramInputs) -> tuple[Violation, ...]:
+        """What a program did that a right one does not; what it may have spoilt is sent anew."""
+        try:
+            found = tuple(Violation.from_json(v) for v in value["violations"])
+        except (KeyError, TypeError) as error:
+            raise MachineCodeError(f"the runner's answer has no list of violations: {error}") from error
+        # The runner sends spoilt inputs anew itself; results are learned again with them.
+        if found and given.key in self._learned and given.key in self._known:
+            self._known.remove(given.key)
+        return found
+
+    def _health(self) -> str:
+        try:
+            value, _ = self._converse({"op": "health", "seed": secrets.randbits(31)}, {})
+        except _RunnerEnded as ended:
+            return ended.detail
+        return str(value.get("failed") or value.get("wrong", ""))
+
+    def _converse(
+        self, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+        """One request and its answer. Raises `_RunnerEnded`."""
+        if self._runner is None:
+            raise RunnerLost("the runner is closed; use `with RunnerClient() as runner:`")
+        channel, marks = self._runner.channel, self._runner.marks
+        self._number += 1
+        began = since = self._clock()
+        seen = marks.read()
+
+        def wait() -> None:
+            nonlocal since, seen
+            while not select.select([channel], [], [], _POLL_S)[0]:
+                now, marked = self._clock(), marks.read()
+                if marked != seen:
+                    since, seen = now, marked
+                elif marked[0] != NOBODY and now - since > self._launch_s:
+                    said = f"a launch did not end within {self._launch_s:g} s"
+                    raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], said, True)
+                elif now - began > self._answer_s:
+                    said = f"no answer within {self._answer_s:g} s"
+                    raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], said, False)
+
+        try:
+            wire.send(channel, {**asked, "number": self._number}, dict(arrays))
+            value, given = wire.receive(channel, wire.TRUSTED_LIMIT, wait, wire.TRUSTED_LIMIT)
+        except (EOFError, OSError, WireError) as error:
+            detail = f"the runner ended: {error or type(error).__name__}"
+            raise _RunnerEnded(RunnerFaultKind.CRASH, marks.read()[0], detail, False) from None
+        if not isinstance(value, dict) or value.get("number") != self._number:
+            raise _RunnerEnded(RunnerFaultKind.CRASH, marks.read()[0], "an answer to another request", False)
+        self.busy_s += float(value.get("busy_s", 0.0))
+        return value, given
+
+    # --- the process ---
+
+    def _start(self) -> None:
+        """Have a process: the spare one where there is one, and it lives."""
+        self._known.clear()
+        spare, self._spare = self._spare, None
+        for runner in (spare, None):
+            try:
+                found = runner or self._spawn()
+                self.facts, self._runner = found.greeting(self._start_s), found
+                break
+            except RunnerLost:
+                if runner is None:
+                    raise
+        if self._keeps_spare:
+            self._spare = self._spawn()
+
+    def _spawn(self) -> RunnerProcess:
+        return RunnerProcess(self._orders, self._visible)
+
+    def _stop(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.stop()
+
+    def _restart(self) -> float:
+        """Another runner, shown to be healthy; the seconds that it took. Raises `RunnerLost`."""
+        if self._closed:
+            raise RunnerLost("the runner is closed")
+        began = self._clock()
+        self._stop()
+        self.restarts += 1
+        self._start()
+        if said := self._health():
+            raise RunnerLost(f"the device is not healthy after a restart: {said}")
+        return self._clock() - began
+
+
+class _RunnerEnded(Exception):
+    """The process ended or has to be ended; `certain` where the contestant marked is known to have done it."""
+
+    def __init__(self, kind: RunnerFaultKind, contestant: int, detail: str, certain: bool) -> None:
+        super().__init__(detail)
+        self.kind, self.contestant, self.detail, self.certain = kind, contestant, detail, certain
+
+
+def _learning(kinds: Mapping[str, ElementKind], blamed: int) -> dict[str, Any]:
+    return {"kinds": {n: k.to_json() for n, k in kinds.items()}, "blamed": blamed}

@@ -1,0 +1,187 @@
+"""The runner: a process that launches what it is asked to. It imports no candidate, torch or Triton."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_harness.clocks.records import MOST_STEPS, CompiledKernel, MachineCodeError, Program
+from forecast_harness.clocks.runner.buffer_contents import BufferContents
+from forecast_harness.clocks.runner.contestant import Contestant, LoadedKernel
+from forecast_harness.clocks.runner.gpu.driver import (
+    ATTRIBUTE_L2_BYTES,
+    ATTRIBUTE_MAJOR,
+    ATTRIBUTE_MINOR,
+    ATTRIBUTE_MULTIPROCESSORS,
+    LIMIT_HEAP_BYTES,
+    LIMIT_PRINTF_BYTES,
+    CudaDriver,
+    DriverError,
+)
+from forecast_harness.clocks.runner.known_results import ElementKind
+from forecast_harness.clocks.runner.launch_outputs import encode_launches
+from forecast_harness.clocks.runner.run_marks import NOBODY, RunMarks
+from forecast_harness.clocks.runner.session import CallInputs, LaunchSession, TimingLimits
+from forecast_harness.sandbox import wire
+from forecast_harness.sandbox.jobs import TensorBytes
+
+_MOST_LOADED = 4 * MOST_STEPS
+_LEAST_FLUSH_BYTES, _FLUSH_FACTOR = 256 << 20, 3
+_HEAP_BYTES = 1 << 20
+
+
+class RunnerService:
+    """Answers requests, one at a time."""
+
+    def __init__(self, driver: CudaDriver, flush_bytes: int, marks: RunMarks) -> None:
+        self._driver, self._marks = driver, marks
+        self._session = LaunchSession(driver, flush_bytes, self._mark)
+        self._inputs: dict[str, dict[str, BufferContents]] = {}
+        self._loaded: OrderedDict[str, LoadedKernel] = OrderedDict()
+
+    def _mark(self, contestant: int) -> None:
+        self._marks.set(contestant)
+
+    def answer(
+        self, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+        """What was asked for: its value and arrays. Raises `DriverError`, `ForecastAutotuneError`."""
+        if asked["op"] == "health":
+            return {"wrong": self._session.kernels.check_health(int(asked["seed"]))}, {}
+        if asked["op"] == "clock":
+            return {"pauses": [list(p) for p in self._session.timed_pauses(asked["cycles"])]}, {}
+        if asked["op"] == "inputs":
+            self._inputs[asked["key"]] = {
+                n: BufferContents(bytes(a.data), int(asked["sizes"][n])) for n, a in arrays.items()
+            }
+            return {}, {}
+        if asked["op"] == "forget":
+            self._inputs.pop(asked["key"], None)
+            self._session.forget(asked["key"])
+            return {}, {}
+        parts, outputs = list[dict[str, Any]](), dict[str, TensorBytes]()
+        for number, part in enumerate(asked["parts"]):
+            told, found = self._part(asked["op"], f"{number}", part, arrays)
+            parts.append(told)
+            outputs |= found
+            if told["violations"]:
+                break
+        return {"parts": parts}, outputs
+
+    def _part(
+        self, operation: str, name: str, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+        """One call's: what was asked for, and the outputs that the host has not."""
+        contestants = [
+            self._contestant(n, f"code-{name}-{n}", told, arrays) for n, told in enumerate(asked["programs"])
+        ]
+        given = CallInputs(
+            self._inputs[asked["inputs"]],
+            asked["outputs"],
+            asked["rotate"],
+            tuple(asked["updated"]),
+            asked["inputs"],
+        )
+        if operation == "learn":
+            kinds = {n: ElementKind.from_json(k) for n, k in asked["kinds"].items()}
+            names, broken = self._session.learn(contestants[0], given, kinds, int(asked["blamed"]))
+            return {"names": names, "violations": [v.to_json() for v in broken]}, {}
+        if asked["compared"] and not self._session.knows_results(given.key):
+            raise MachineCodeError(f"what is right at the call {given.key} has not been learned")
+        if operation == "check":
+            launches, violations = self._session.check(contestants[0], given, int(asked["launches"]))
+            value, outputs = encode_launches(launches, name, asked["known"])
+            return value | {"violations": [v.to_json() for v in violations]}, outputs
+        found = self._session.time(contestants, given, TimingLimits.from_json(asked["limits"]))
+        value, outputs = encode_launches(found.checked, name, asked["known"])
+        value |= {"seconds": found.seconds, "stopped": found.stopped, "recorded": found.recorded}
+        return value | {"violations": [v.to_json() for v in found.violations]}, outputs
+
+    def _contestant(
+        self, number: int, code: str, told: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> Contestant:
+        program = Program.from_json(told)
+        self._mark(number)  # loading is the candidate's doing
+        loaded = [
+            self._load(replace(kernel, image=bytes(arrays[f"{code}-{n}"].data)))
+            for n, kernel in enumerate(program.kernels)
+        ]
+        self._mark(NOBODY)
+        return Contestant(self._driver, program, loaded, f"{number}/")
+
+    def _load(self, kernel: CompiledKernel) -> LoadedKernel:
+        key = kernel.id
+        if key in self._loaded:
+            self._loaded.move_to_end(key)
+            return self._loaded[key]
+        while len(self._loaded) >= _MOST_LOADED:
+            self._loaded.popitem(last=False)[1].unload()
+        made = self._loaded[key] = LoadedKernel(self._driver, kernel)
+        return made
+
+
+def _leave_with(parent: int) -> None:
+    """End this process once its parent has ended, whatever the device is doing."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(3)
+
+
+def main(text: str) -> NoReturn:
+    """Serve on the socket that `text` names, until it is closed or the device is lost."""
+    orders = json.loads(text)
+    threading.Thread(target=_leave_with, args=(int(orders["parent"]),), daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    channel = socket.socket(fileno=orders["channel"])
+    marks = RunMarks(orders["marks"])
+    marks.set(NOBODY)
+    try:
+        driver = CudaDriver(orders["library"], int(orders["device"]))
+        driver.limit(LIMIT_HEAP_BYTES, _HEAP_BYTES)
+        driver.limit(LIMIT_PRINTF_BYTES, _HEAP_BYTES)
+        flush = orders["flush_bytes"] or max(
+            _LEAST_FLUSH_BYTES, _FLUSH_FACTOR * driver.attribute(ATTRIBUTE_L2_BYTES)
+        )
+        service = RunnerService(driver, flush, marks)
+        arch = 10 * driver.attribute(ATTRIBUTE_MAJOR) + driver.attribute(ATTRIBUTE_MINOR)
+        facts = {
+            "name": driver.device_name,
+            "arch": arch,
+            "multiprocessors": driver.attribute(ATTRIBUTE_MULTIPROCESSORS),
+        }
+    except (DriverError, OSError) as error:
+        wire.send(channel, {"broken": str(error)}, {})
+        os._exit(1)
+    wire.send(channel, {"hello": facts}, {})
+    while True:
+        try:
+            asked, arrays = wire.receive(channel, wire.TRUSTED_LIMIT, header_limit=wire.TRUSTED_LIMIT)
+        except (EOFError, OSError):
+            os._exit(0)
+        value: dict[str, Any]
+        given: dict[str, TensorBytes] = {}
+        lost = False
+        contestant, began = NOBODY, time.perf_counter()
+        try:
+            value, given = service.answer(asked, arrays)
+        except DriverError as error:
+            contestant, _ = marks.read()
+            lost = error.sticky
+            value = {"failed": str(error), "code": error.code, "contestant": contestant}
+        except (ForecastAutotuneError, KeyError, RuntimeError) as error:
+            contestant, _ = marks.read()
+            value = {"failed": f"{type(error).__name__}: {error}"[:2000], "code": 0, "contestant": contestant}
+        marks.set(NOBODY)
+        busy = time.perf_counter() - began
+        wire.send(channel, {"number": asked["number"], **value, "lost": lost, "busy_s": busy}, given)
+        if lost:
+            os._exit(2)

@@ -1,0 +1,408 @@
+"""Launches of programs on placed buffers: checked, or timed. Runs in the runner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from forecast_autotune.records.codec import Record
+from forecast_autotune.timing.pauses import (
+    SHORT_LAUNCH_S,
+    mean_without_strays,
+    pause_lengths,
+    pause_seconds,
+)
+from forecast_harness.clocks.runner.buffer_contents import BufferContents
+from forecast_harness.clocks.runner.contestant import Contestant
+from forecast_harness.clocks.runner.gpu.arena import CanaryArena
+from forecast_harness.clocks.runner.gpu.driver import CudaDriver, DriverError
+from forecast_harness.clocks.runner.gpu.graphs import DriverEvents, LaunchRecorder
+from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner.input_reserves import InputReserve, InputReserves
+from forecast_harness.clocks.runner.known_results import ElementKind, KnownResults
+from forecast_harness.clocks.runner.run_marks import NOBODY
+from forecast_harness.clocks.runner.system_chance import SystemChance
+from forecast_harness.clocks.runner.work_inputs import WorkInputs
+
+_MOST_MOVED_BYTES = 16 << 20
+"""Of a call's inputs: larger ones are compared on the device, after a launch that is checked."""
+INPUT_CHANGED = "input changed"
+"""The rule against writing into an input that a call does not update."""
+_LEAST_S = 1e-7
+"""Of a launch behind a pause: what pauses take is known to within some 0.1 us."""
+PAUSES = len(pause_lengths())
+_FAR_BEYOND, _FIRST_S = 5.0, 2e-3
+"""A first launch that takes so many times the bound, and so much longer, is timed no more: it loads code, too."""
+
+
+@dataclass(frozen=True)
+class CallInputs:
+    """What a call is given, and what may become of it."""
+
+    inputs: Mapping[str, BufferContents]
+    """By buffer."""
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of buffers that are given to be written."""
+    rotate: Mapping[str, int] = field(default_factory=dict)
+    """Inputs whose contents may be rotated, by multiples of so many bytes."""
+    updated: Sequence[str] = ()
+    """Inputs that may be written."""
+    key: str = ""
+    """Names the bytes: calls of one key have the same inputs."""
+
+
+@dataclass(frozen=True)
+class Violation(Record, label="violation"):
+    """What a right program does not do."""
+
+    contestant: int
+    rule: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class CheckedLaunch:
+    """What one launch left behind, and how its inputs were rotated, in bytes."""
+
+    contestant: int
+    rotation: Mapping[str, int]
+    outputs: Sequence[bytes] = ()
+    """None of a call whose results are known."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """The largest error in each buffer, relative to the largest value that is right: of a call whose results are known,
+    on inputs that are not rotated."""
+
+
+@dataclass(frozen=True)
+class TimingLimits(Record, label="timing limits"):
+    """When to stop timing."""
+
+    least: int = 5
+    """Launches of each contestant before any is given up; behind pauses in whole rounds of those."""
+    most: int = 24
+    bound_s: float = 0.0
+    """Seconds that a contestant must be able to beat; 0: those of the first contestant, if there are two."""
+    checks: int = 2
+    """Launches of the last contestant whose outputs are kept, at random."""
+
+
+@dataclass
+class TimedLaunches:
+    """Seconds of each contestant's launches."""
+
+    seconds: list[list[float]]
+    stopped: str = ""
+    """Why timing ended early; '' where it did not."""
+    recorded: bool = False
+    """Whether launches were replayed behind pauses."""
+    checked: list[CheckedLaunch] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+
+
+class LaunchSession:
+    """A device, with the runner's own kernels. `mark` is called with the contestant about to be launched."""
+
+    def __init__(self, driver: CudaDriver, flush_bytes: int, mark: Callable[[int], None]) -> None:
+        self.driver, self.kernels = driver, TrustedKernels(driver)
+        self._arena, self._mark = CanaryArena(driver, self.kernels), mark
+        self._flush_bytes, self._flush = flush_bytes, driver.allocate(flush_bytes)
+        driver.set_no_l2_aside()  # once: no code of a candidate's runs on the host
+        self._recorder = LaunchRecorder(driver, self.kernels)
+        self._events = DriverEvents(driver)
+        self._chance = SystemChance()
+        self._wiped: list[str] = []
+        self._wiped_with = 0
+        self._given = CallInputs({})
+        self._reserves = InputReserves(driver, self.kernels)
+        self._reserve = InputReserve(0, 0, {}, {})
+        self._results = KnownResults(driver, self.kernels)
+        self._inputs = WorkInputs(driver, self.kernels)
+        self._last_number = 0
+
+    # --- placing ---
+
+    def _place(self, given: CallInputs, contestants: Sequence[Contestant]) -> None:
+        sizes = {name: contents.size for name, contents in given.inputs.items()}
+        self._wiped = list(given.outputs)
+        sizes |= given.outputs
+        for one in contestants:
+            sizes |= one.scratch
+            self._wiped += list(one.scratch)
+        try:
+            places = self._arena.place(sizes)
+        except DriverError:
+            if not self._reserves.forget_all():
+                raise
+            places = self._arena.place(sizes)
+        self._reserve = self._reserves.get(given.key, given.inputs)
+        work = {name: places[name] for name in given.inputs}
+        self._inputs.place(work, self._reserve.places, given.rotate, given.updated)
+        for one in contestants:
+            one.bind(places)
+        self._given = given
+
+    def knows_results(self, key: str) -> bool:
+        """Whether results at a call can be compared with what a right program has left there."""
+        return key in self._results
+
+    def forget(self, key: str) -> None:
+        """Free what the device holds of a call's inputs and results."""
+        self._reserves.forget(key)
+        self._results.forget(key)
+
+    def _launch(self, number: int, contestant: Contestant, rotation: Mapping[str, int]) -> None:
+        """Launch a contestant once, on inputs that are rotated so, and wait for it."""
+        self._inputs.copy(rotation)
+        self._wipe()
+        self.driver.synchronize()
+        self._mark(number)
+        contestant.launch()
+        self.driver.synchronize()
+        self._mark(NOBODY)
+
+    def _wipe(self) -> None:
+        """Queue that outputs, scratch, shared memory and caches hold nothing of earlier launches.
+
+        Never with the same value twice in a row: what is not written differs from one launch to the next.
+        """
+        values = (0xFF, 0x7F, self._chance.randrange(256))
+        self._wiped_with = self._chance.choice([v for v in values if v != self._wiped_with])
+        self._arena.wipe(self._wiped, self._wiped_with)
+        self.kernels.overwrite(self._chance.randrange(1 << 32))
+
+    def _outputs(self, contestant: Contestant) -> list[bytes]:
+        found = []
+        for one in contestant.plan.returned:
+            place = self._arena.places[contestant.buffer(one.buffer)]
+            found.append(bytes(self.driver.download(place.address + one.offset, one.size)))
+        if not contestant.plan.returned:
+            places = (self._arena.places[name] for name in self._given.outputs)
+            found = [bytes(self.driver.download(p.address, p.size)) for p in places]
+        return found
+
+    def _left_behind(self, number: int, contestant: Contestant, rotation: Mapping[str, int]) -> CheckedLaunch:
+        """What the launch that has just ended left in its buffers."""
+        if self._given.key not in self._results:
+            return CheckedLaunch(number, rotation, self._outputs(contestant))
+        # What is right on other inputs is not known.
+        rotated = any(rotation.values())
+        errors = {} if rotated else self._results.errors(self._given.key, self._arena.places)
+        return CheckedLaunch(number, rotation, errors=errors)
+
+    def _changed_on_device(self, rotation: Mapping[str, int]) -> list[str]:
+        """As `_changed_inputs`, without moving the bytes: what a call of many costs a thousandth of."""
+        changed = []
+        spoilt = self._reserves.changed(self._reserve, self._given.inputs)
+        for name in self._given.inputs:
+            place, reserve = self._arena.places[name], self._reserve.places[name]
+            where = place.address, reserve, place.size, rotation.get(name, 0)
+            if name not in self._given.updated and self.kernels.differ(*where):
+                changed.append(name)
+            elif name in spoilt:
+                changed.append(f"the copy of {name}")
+        if self._results.changed(self._given.key):
+            changed.append("what its results are compared with")
+        return changed
+
+    def _changed_inputs(self, rotation: Mapping[str, int]) -> list[str]:
+        """Inputs, or what they are copied from, that are not what the host has sent."""
+        moved = sum(contents.size for contents in self._given.inputs.values())
+        if moved > _MOST_MOVED_BYTES or self._given.key in self._results:
+            return self._changed_on_device(rotation)
+        changed = []
+        for name, contents in self._given.inputs.items():
+            data, turn = contents.whole(), rotation.get(name, 0)
+            place, reserve = self._arena.places[name], self._reserve.places[name]
+            wanted = data[turn:] + data[:turn]
+            if name not in self._given.updated and self.driver.download(place.address, place.size) != wanted:
+                changed.append(name)
+            elif self.driver.download(reserve, len(data)) != data:
+                changed.append(f"the copy of {name}")
+        return changed
+
+    def _violations(
+        self, number: int, rotation: Mapping[str, int], changes: Callable[[Mapping[str, int]], list[str]]
+    ) -> list[Violation]:
+        if broken := self._out_of_bounds(number):
+            return broken
+        if changed := changes(rotation):
+            return [Violation(number, INPUT_CHANGED, f"it wrote into {', '.join(changed)}")]
+        return []
+
+    def _out_of_bounds(self, number: int) -> list[Violation]:
+        broken = self._arena.broken_canaries()
+        said = f"{broken} bytes beside its buffers were changed"
+        return [Violation(number, "out of bounds", said)] if broken else []
+
+    # --- what is asked ---
+
+    def timed_pauses(self, cycles: Sequence[int]) -> list[tuple[float, float]]:
+        """Seconds of pauses of so many clock cycles: by the device's events, and by the host's clock around them."""
+        found = []
+        for count in cycles:
+            self.driver.synchronize()
+            began = time.perf_counter()
+            start = self._events.mark()
+            self.kernels.pause(count)
+            end = self._events.mark()
+            self.driver.synchronize()
+            found.append((start.elapsed_time(end) * 1e-3, time.perf_counter() - began))
+            self._events.take_back()
+        return found
+
+    def check(
+        self, contestant: Contestant, given: CallInputs, launches: int
+    ) -> tuple[list[CheckedLaunch], list[Violation]]:
+        """Launch several times, each in another placement; the first two on the same inputs.
+
+        Ends with the first violation.
+        """
+        done: list[CheckedLaunch] = []
+        for number in range(launches):
+            self._place(given, [contestant])
+            rotation = self._inputs.random_rotation() if number > 1 else {}
+            self._launch(0, contestant, rotation)
+            if broken := self._violations(0, rotation, self._changed_inputs):
+                return done, broken
+            done.append(self._left_behind(0, contestant, rotation))
+        return done, []
+
+    def learn(
+        self, contestant: Contestant, given: CallInputs, kinds: Mapping[str, ElementKind], blamed: int
+    ) -> tuple[list[str], list[Violation]]:
+        """Launch a right program once: what it leaves in the inputs that it changes is what others have to.
+
+        The changed inputs, in order; those of `given.updated` are taken as they are, where there are any. `blamed` is
+        the contestant whose launch it is said to be.
+        """
+        self._results.forget(given.key)
+        any_of_them = replace(given, updated=given.updated or tuple(given.inputs))
+        self._place(any_of_them, [contestant])
+        self._launch(blamed, contestant, {})
+        if broken := self._violations(0, {}, self._changed_on_device):
+            return [], broken
+        places, copies = self._arena.places, self._reserve.places
+        names = list(given.updated) or [
+            n for n in given.inputs if self.kernels.differ(places[n].address, copies[n], places[n].size, 0)
+        ]
+        self._results.keep(given.key, {n: places[n] for n in names}, kinds)
+        return names, []
+
+    def time(
+        self, contestants: Sequence[Contestant], given: CallInputs, limits: TimingLimits
+    ) -> TimedLaunches:
+        """Time launches of all contestants in turn, in a new order each round, until the last cannot win."""
+        self._place(given, contestants)
+        found = TimedLaunches([[] for _ in contestants])
+        last = len(contestants) - 1
+        first: list[float] = []
+        for n, one in enumerate(contestants):  # loads, warms up
+            first.append(self._timed(n, one.launch, watch=last > 0))
+            if last and self._arena.are_broken():
+                found.violations = self._out_of_bounds(n)
+                return found
+        if last and (broken := self._timed_violations(contestants)):
+            found.violations = broken
+            return found
+        if limits.bound_s and last == 0 and first[0] > _FAR_BEYOND * limits.bound_s + _FIRST_S:
+            found.seconds = [first]
+            found.stopped = f"its first launch took {first[0]:.3g} s, the bound is {limits.bound_s:.3g} s"
+            found.violations = self._timed_violations(contestants)
+            return found
+        found.recorded = min(first) < SHORT_LAUNCH_S or any(len(c.plan.steps) > 1 for c in contestants)
+        replays = [
+            self._recorder.replays(c.launch) if found.recorded else [(c.launch, 0)] for c in contestants
+        ]
+        pausing = self._recorder.pause_cost(self._flush_caches) if found.recorded else 0.0
+        rounds = -(-limits.most // PAUSES) * PAUSES if found.recorded else limits.most
+        checked = set(self._chance.sample(range(rounds), min(limits.checks, rounds)))
+        # Of two, each launch says whose doing it was; of one, all were its own, and canaries stay broken.
+        watched = (
+            range(rounds) if len(contestants) > 1 else self._chance.sample(range(rounds), min(2, rounds))
+        )
+        try:
+            for number in range(rounds):
+                for n in self._chance.sample(range(len(contestants)), len(contestants)):
+                    launch, pause = replays[n][number % len(replays[n])]
+                    kept, watch = n == last and number in checked, number in watched
+                    seconds = self._timed(n, launch, kept=kept, watch=watch)
+                    if found.recorded:
+                        seconds = max(seconds - pause_seconds(pause) - pausing, _LEAST_S)
+                    found.seconds[n].append(seconds)
+                    if watch and self._arena.are_broken():
+                        found.violations = self._out_of_bounds(n)
+                        return found
+                    if kept:
+                        rotation = dict(self._inputs.rotation)
+                        found.checked.append(self._left_behind(n, contestants[n], rotation))
+                found.stopped = cannot_win(found.seconds, limits, found.recorded)
+                if found.stopped:
+                    break
+            found.violations = self._timed_violations(contestants)
+        finally:
+            self._recorder.forget()
+        return found
+
+    def _timed(
+        self, number: int, launch: Callable[[], None], *, kept: bool = False, watch: bool = False
+    ) -> float:
+        """Seconds of one launch with cold caches, by the device's events.
+
+        `kept`: its results will be looked at; `watch`: canaries are, behind it.
+        """
+        self._last_number = number
+        if self._given.key in self._results:  # which are those of inputs as they are
+            self._inputs.renew(clean=kept)
+        else:
+            self._inputs.copy(self._inputs.random_rotation())
+        self._wipe()
+        self._flush_caches()
+        self._mark(number)
+        start = self._events.mark()
+        launch()
+        end = self._events.mark()
+        if watch:
+            self._arena.queue_watch()
+        self.driver.synchronize()
+        self._mark(NOBODY)
+        seconds = start.elapsed_time(end) * 1e-3
+        self._events.take_back()
+        return seconds
+
+    def _timed_violations(self, contestants: Sequence[Contestant]) -> list[Violation]:
+        """What launches that were timed have done: the last one, unless one of several spoilt inputs before."""
+        self._inputs.restore()
+        found = self._violations(self._last_number, self._inputs.rotation, self._changed_on_device)
+        if found and found[0].rule == INPUT_CHANGED and self._given.key in self._results:
+            # Such inputs last for many launches: whose doing it is shows when each is launched alone.
+            for number in reversed(range(len(contestants))):
+                self._launch(number, contestants[number], {})
+                if self._changed_on_device({}):
+                    return [replace(found[0], contestant=number)]
+            return [replace(found[0], contestant=len(contestants) - 1)]
+        return found
+
+    def _flush_caches(self) -> None:
+        self.driver.release_persisting_l2()
+        self.driver.fill(self._flush, self._chance.randrange(256), 1, self._flush_bytes)
+
+
+def cannot_win(seconds: Sequence[Sequence[float]], limits: TimingLimits, recorded: bool) -> str:
+    """Why the last contestant cannot beat the bound or the first one any more; '' while it can.
+
+    Behind pauses one time tells little, a whole round of them is one; else the fastest of all launches counts.
+    """
+    mine = seconds[-1]
+    if recorded:
+        whole = len(mine) // PAUSES
+        mine = [mean_without_strays(mine[n * PAUSES : (n + 1) * PAUSES]) for n in range(whole)]
+    least = max(1, limits.least // PAUSES) if recorded else limits.least
+    if len(mine) < least or (len(seconds) < 2 and not limits.bound_s):
+        return ""
+    bound = limits.bound_s
+    if len(seconds) > 1 and not bound:
+        bound = mean_without_strays(seconds[0])
+    return (
+        f"its fastest launch took {min(mine):.3g} s, the bound is {bound:.3g} s" if min(mine) > bound else ""
+    )

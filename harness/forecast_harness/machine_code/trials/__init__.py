@@ -1,1 +1,0 @@
-"""What is launched of a kernel or a pack that is judged through machine code."""

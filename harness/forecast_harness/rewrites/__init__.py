@@ -1,1 +1,0 @@
-"""Rewrites of sources without a language model, for Triton kernels and for PyTorch code."""

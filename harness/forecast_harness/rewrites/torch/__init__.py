@@ -1,9 +1,0 @@
-"""Rewrites of PyTorch sources without a language model.
-
-Each is small and means to keep what a source computes; what it makes is verified like anything else, and some
-round otherwise. Nothing here imports torch or runs a source.
-"""
-
-from forecast_harness.rewrites.torch.registry import REWRITES, RewrittenSource, rewrites_of
-
-__all__ = ["REWRITES", "RewrittenSource", "rewrites_of"]

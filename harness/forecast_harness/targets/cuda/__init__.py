@@ -1,0 +1,1 @@
+"""CUDA kernels: their declaration, signature and the rules of their sources."""

@@ -1,0 +1,109 @@
+"""Kernels to be advised on: a source as one module, with calls of it that are recorded or described."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_autotune import frameworks
+from forecast_autotune.commands.output import CommandError
+from forecast_autotune.llm.advice.checks import DEVICES
+from forecast_autotune.llm.advice.question import MAX_PROBLEMS, AdviceSample
+from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem
+from forecast_autotune.records.table import Table
+from forecast_autotune.store import Store
+from forecast_autotune.tuning.advice_samples import stored_samples, tables_of_source
+from forecast_autotune.variants.entry import known
+from forecast_harness.targets.kernels.grids import fit_grid
+from forecast_harness.targets.kernels.user_kernel import UserKernel
+
+
+@dataclass(frozen=True)
+class AdvisedKernel:
+    """A kernel to be advised on: its record, its whole source, calls of it, and what was measured of it."""
+
+    kernel: Kernel
+    source: str
+    samples: tuple[AdviceSample, ...]
+    tables: tuple[Table, ...] = ()
+
+    @classmethod
+    def of(cls, target: UserKernel, store: Store) -> AdvisedKernel:
+        """A kernel with its recorded calls, else with those that its file describes.
+
+        Raises `CommandError` where nothing says how it is called.
+        """
+        tables = tuple(tables_of_source(store, target.kernel.name, target.kernel.source_sha256))
+        samples = stored_samples(tables) or tuple(_described_samples(target, store))
+        if not samples:
+            raise CommandError(
+                f"advice needs sizes that {target.name} is called with: {target.path.name} has neither "
+                f"inputs(random) nor CASES with configs, and the store at {store.root} no problem of this source. Run "
+                "the program that uses it once under `forecast-autotune run`, or define one of the two"
+            )
+        return cls(target.kernel, target.text, samples, tables)
+
+    @classmethod
+    def of_tables(cls, tables: Iterable[Table]) -> Iterator[AdvisedKernel]:
+        """Every kernel source that was measured, as far as its text was recorded."""
+        found: dict[str, list[Table]] = {}
+        for table in tables:
+            found.setdefault(table.problem.kernel.source_sha256, []).append(table)
+        for source, its in found.items():
+            record, samples = its[0].problem.kernel, stored_samples(its)
+            if source and record.source and samples:
+                yield cls(record, record.source, samples, tuple(its))
+
+
+def _described_samples(target: UserKernel, store: Store) -> Iterator[AdviceSample]:
+    draw = getattr(target.module, "inputs", None)
+    if callable(draw):
+        yield from _drawn_sample(target, dict(draw(random.Random(0))))
+        return
+    try:
+        subjects = target.subjects(store)
+    except CommandError:
+        return
+    for subject in subjects[:MAX_PROBLEMS]:
+        formula = fit_grid(subject.launches)
+        if not subject.configs:
+            continue
+        arguments = subject.calls[0]
+        constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
+        grids = {}
+        for config in subject.configs if formula is not None else ():
+            try:
+                assert formula is not None
+                grids[Candidate(config)] = formula(arguments, {**constants, **dict(config.kwargs)})
+            except (KeyError, TypeError):
+                continue
+        yield _sample(target.kernel, arguments, subject.configs, grids)
+
+
+def _drawn_sample(target: UserKernel, given: dict[str, Any]) -> Iterator[AdviceSample]:
+    """A call that the file's own function draws, as it hands it to whoever verifies variants."""
+    grid = given.pop("grid", None)
+    arguments = frameworks.triton().arguments_of(target.fn, given)
+    grids = {}
+    for config in target.configs:
+        if (extent := known(grid, given, config.parameters())) is not None:
+            grids[Candidate(config)] = extent
+    if target.configs:
+        yield _sample(target.kernel, arguments, target.configs, grids)
+
+
+def _sample(
+    kernel: Kernel,
+    arguments: Sequence[Argument],
+    configs: Sequence[Config],
+    grids: dict[Candidate, tuple[int, ...]],
+) -> AdviceSample:
+    return AdviceSample(Problem.of(kernel, arguments, _device()), [Candidate(c) for c in configs], grids)
+
+
+def _device() -> Device:
+    """This machine's accelerator; where there is none, the one that most recorded problems are of."""
+    triton = frameworks.triton()
+    return triton.current_device() if triton.has_device() else DEVICES[0]

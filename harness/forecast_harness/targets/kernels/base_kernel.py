@@ -1,0 +1,94 @@
+"""What is verified against what: plain data for the judge. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Argument, Config
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import LARGEST_INTEGER, read_integer
+from forecast_harness.targets.kernels.grids import GridSample
+from forecast_harness.targets.kernels.sizes import CallSizes
+
+
+def _read_launches(listed: Sequence[Any]) -> tuple[GridSample, ...]:
+    return tuple(GridSample(sizes, meta, tuple(grid)) for sizes, meta, grid in listed)
+
+
+def _read_words(words: Mapping[str, Any]) -> dict[str, str | int]:
+    # A size that keeps its recorded value has that as its word, and it may be negative: an index to ignore, say.
+    return {place: _read_word(place, word) for place, word in words.items()}
+
+
+def _read_word(place: str, word: Any) -> str | int:
+    if isinstance(word, str):
+        return word
+    try:
+        return read_integer(word, f".{place}", -LARGEST_INTEGER)
+    except RecordError as error:
+        raise RecordError(f"{error}, or a text") from error
+
+
+def _write_launches(launches: Sequence[GridSample]) -> list[Any]:
+    return [[dict(launch.sizes), dict(launch.meta), list(launch.grid)] for launch in launches]
+
+
+@dataclass(frozen=True)
+class BaseKernel(Record, label="base kernel", complete=True):
+    """A base kernel, and how it is called. All of it is the user's own, and trusted."""
+
+    kernel: str
+    source: str = field(repr=False)
+    """Its self-contained module."""
+    configs: tuple[Config, ...]
+    """The base's, of which the first one that works serves as the reference."""
+    calls: tuple[tuple[Argument, ...], ...] = ()
+    """Recorded calls: the first is to be covered, others tell its sizes apart."""
+    launches: tuple[GridSample, ...] = field(
+        default=(), metadata=json_option(read=_read_launches, write=_write_launches)
+    )
+    """Recorded launch grids of any of the calls."""
+    zeroed: tuple[str, ...] = ()
+    """Tensors that a caller hands over as zeros."""
+    file: str = ""
+    """The user's file, where heuristics or `inputs` are needed of it; empty: it is not imported."""
+    name: str = ""
+    """The kernel's name in that file."""
+    inputs: bool = False
+    """Whether the file's `inputs(random)` draws the calls."""
+
+
+@dataclass(frozen=True)
+class KernelSurvey(Record, label="survey"):
+    """What was found out about a base kernel, by running it alone."""
+
+    writes: tuple[str, ...]
+    """Tensors that it writes."""
+    updates: tuple[str, ...]
+    """Of these, the ones whose contents before the launch matter."""
+    config: Config
+    """The config that it serves as the reference with."""
+    deterministic: bool
+    """Whether equal inputs give equal bits."""
+    words: Mapping[str, str | int] = field(default_factory=dict, metadata=json_option(read=_read_words))
+    """Class of every size, by its first place."""
+    evidence: int = 0
+    """What was asked for before sizes counted as multiples of others; see `CallSizes.of`."""
+    untied: tuple[str, ...] = ()
+    """Scalars that were equal to some size by chance, and keep their value."""
+    most: int = 0
+    """Elements of a tensor beyond which launches take too long."""
+    signature: str = ""
+    """What a variant that passes is verified for."""
+    grid: str = ""
+    """How launch grids of other sizes are calculated, for a person."""
+
+    def sizes(self, calls: Sequence[Sequence[Argument]]) -> CallSizes:
+        """The sizes of recorded calls, with the classes that were found to work."""
+        made = CallSizes.of(calls, evidence=self.evidence)
+        for place in self.untied:
+            made = made.untied(place)
+        return made.with_classes({s: self.words.get(s.places[0], s.recorded) for s in made.sizes})

@@ -1,0 +1,267 @@
+"""The kernel that a command names: its text, and the calls that variants must survive.
+
+How a kernel is called is learnt from the first of these that there is: a function `inputs(random)` in its
+file; `CASE` or `CASES` there, as `forecast_harness.targets.packs.pack_from_case` describes them; problems in the store,
+recorded when the kernel was tuned.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune import frameworks
+from forecast_autotune.commands.console.extras import missing_package_text
+from forecast_autotune.commands.output import CommandError, UsageError
+from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.records import Argument, Config, Kernel, Problem, digest
+from forecast_autotune.store import Store
+from forecast_autotune.store.files import write_atomically
+from forecast_harness.targets.cuda.declaration import CUDA_PLACE
+from forecast_harness.targets.kernels.grids import GridSample, grid_samples
+from forecast_harness.targets.kernels.inductor_output import is_inductor_output, kernel_names, standalone_file
+from forecast_harness.targets.kernels.kernel_file import KERNEL_PLACE, find_kernel, import_place
+
+if TYPE_CHECKING:
+    from forecast_harness.targets.kernels.base_kernel import BaseKernel
+
+_MAX_CONFIGS = 48
+"""Configs of a case that its grid function is asked about."""
+
+
+@dataclass(frozen=True)
+class UserKernel:
+    """A kernel of the user's, imported."""
+
+    path: Path
+    name: str
+    module: ModuleType = field(repr=False)
+    fn: Any = field(repr=False)
+    """What the name stands for: a kernel, or a tuner over one."""
+    kernel: Kernel
+    text: str = field(repr=False)
+    """Its self-contained module."""
+    configs: tuple[Config, ...]
+    zeroed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, what: str) -> UserKernel:
+        """Import `KERNEL.py:FN` or `package.module:FN`.
+
+        Raises `UsageError` for anything else and for a file that is no Python, `CommandError` for a file that fails,
+        and `RecordError` for a kernel of torch.compile's whose call cannot be told. A package that the file needs and
+        that is not installed is an `ImportError`.
+        """
+        found = KERNEL_PLACE.match(what)
+        if CUDA_PLACE.match(what):
+            raise UsageError(
+                f"{what} is a CUDA kernel, and this is for Triton kernels: `forecast-autotune search {what}` looks for "
+                "a faster source of it, `verify` and `bench` judge sources"
+            )
+        if not found:
+            raise UsageError(
+                f"{what} is no KERNEL.py:FN or package.module:FN: name a Python file or a module, and a kernel in it"
+            )
+        check_syntax(what)
+        where, name = found["where"], found["name"]
+        own = _own_file(where, name)
+        try:
+            module, path = import_place(own)
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SettingsError) or (
+                isinstance(error, ImportError) and missing_package_text(error)
+            ):
+                raise
+            what = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise CommandError(f"{where} cannot be imported: {what}") from error
+        return cls.of_function(path, module, name, find_kernel(module, name))
+
+    @classmethod
+    def of_function(
+        cls, path: Path, module: ModuleType, name: str, fn: Any, *, partial: bool = False
+    ) -> UserKernel:
+        """A kernel, or a tuner over one, of a module that is imported already.
+
+        Raises `RecordError` for one that no self-contained module can be made of; with `partial`, the text of its
+        own function takes the place of that module.
+        """
+        triton = frameworks.triton()
+        below = fn
+        while hasattr(below, "configs") and hasattr(below, "fn"):
+            below = below.fn
+        listed = tuple(dict.fromkeys(triton.config_of(c) for c in getattr(fn, "configs", [])))
+        zeroed = tuple(n for n in getattr(fn, "reset_to_zero", ()) or () if isinstance(n, str))
+        record = triton.kernel_record(below)
+        try:
+            text = triton.standalone_source(below)
+        except RecordError:
+            if not partial:
+                raise
+            text = record.source
+        return cls(path, name, module, fn, record, text, listed, zeroed)
+
+    def subjects(self, store: Store, device: str | None = None) -> list[BaseKernel]:
+        """What variants are verified against, one per kind of call that is to be covered.
+
+        `device` is a substring of the device whose recorded problems count. Raises `CommandError` where it is not
+        known how the kernel is called, with what would help.
+        """
+        from forecast_harness.targets.kernels.base_kernel import BaseKernel
+
+        heuristic = _has_heuristics(self.fn)
+        made = BaseKernel(
+            self.kernel.name,
+            self.text,
+            self.configs,
+            zeroed=self.zeroed,
+            file=str(self.path.absolute()) if heuristic else "",
+            name=self.name,
+        )
+        if callable(getattr(self.module, "inputs", None)):
+            return [replace(made, file=str(self.path.absolute()), inputs=True)]
+        found = list(self._cases(made)) or list(self._stored(made, store, device))
+        if not found:
+            raise CommandError(
+                f"how is {self.name} called? {self.path} defines neither inputs(random) nor CASES, and the "
+                f"store at {store.root} holds no problem of this source. Run the program that uses it once "
+                "under `forecast-autotune run`, or define a function inputs(random) that returns the "
+                'arguments of one call by name, and under "grid" its launch grid'
+            )
+        return found
+
+    def _stored(self, made: BaseKernel, store: Store, device: str | None) -> Iterator[BaseKernel]:
+        """Recorded problems of this very source; each is a call to be covered, and explains the others."""
+        sha = self.kernel.source_sha256
+        tables = [t for t in store.tables(self.kernel.name, device) if t.problem.kernel.source_sha256 == sha]
+        calls = [t.problem.arguments for t in tables]
+        known = tuple(x for t in tables for x in grid_samples(t))
+        measured = [m.candidate.config for t in tables for m in t.measurements if m.candidate.is_base_variant]
+        configs = made.configs or tuple(dict.fromkeys(measured))
+        for i, call in enumerate(calls):
+            others = tuple(c for j, c in enumerate(calls) if j != i)
+            yield replace(made, configs=configs, calls=(call, *others), launches=known)
+
+    def _cases(self, made: BaseKernel) -> Iterator[BaseKernel]:
+        """Cases of this kernel in its file: their real shapes to be covered, small ones to explain them."""
+        listed = [
+            *getattr(self.module, "CASES", ()),
+            *([self.module.CASE] if hasattr(self.module, "CASE") else ()),
+        ]
+        mine = [
+            c for c in listed if _unwrapped_kernel(getattr(c, "kernel", None)) is _unwrapped_kernel(self.fn)
+        ]
+        triton = frameworks.triton()
+        calls: list[tuple[Argument, ...]] = []
+        known: list[GridSample] = []
+        zeroed = tuple(dict.fromkeys(n for c in mine for n in getattr(c, "reset_to_zero", ())))
+        configs = made.configs or tuple(dict.fromkeys(c for case in mine for c in _case_configs(case)))
+        step = max(1, len(configs) // _MAX_CONFIGS)
+        for case in mine:
+            for small in (False, True):
+                data = case.make("meta", small=small)
+                named = {**dict(zip(self.fn.arg_names, data["args"], strict=False)), **data["kwargs"]}
+                # A tensor without memory has no address; torch's allocators align to 64 bytes and more.
+                arguments = tuple(
+                    replace(a, aligned=True) if a.kind == "tensor" else a
+                    for a in triton.arguments_of(self.fn, named)
+                )
+                calls.append(arguments)
+                known += _grid_samples(arguments, data["grid"], named, configs[::step])
+        for i in range(0, len(calls), 2):
+            others = tuple(c for j, c in enumerate(calls) if j != i)
+            yield replace(
+                made, configs=configs, zeroed=zeroed, calls=(calls[i], *others), launches=tuple(known)
+            )
+
+
+def check_syntax(what: str) -> None:
+    """Raises `UsageError` for the file of a KERNEL.py:FN that is no Python, before anything is done for it."""
+    path = Path(what.rpartition(":")[0])
+    if path.suffix != ".py" or not path.is_file():
+        return
+    try:
+        # It is imported next: limits on what others wrote protect nobody here.
+        ast.parse(path.read_bytes(), path.name)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        why = str(error) or "it nests too deeply"
+        raise UsageError(f"a kernel's file must be Python, and {path} is none: {why}") from error
+
+
+def _own_file(where: str, name: str) -> str:
+    """The place, or a file of this kernel alone where it is one of many in an output of torch.compile's.
+
+    Raises `RecordError` where that cannot be made of it, and `SettingsError` for a kernel that it has not.
+    """
+    path = Path(where)
+    if path.suffix != ".py" or not path.is_file():
+        return where
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not is_inductor_output(text):
+        return where
+    if (made := standalone_file(text, name)) is None:
+        raise SettingsError(
+            f"{where} has no kernel {name!r}; it has {', '.join(kernel_names(text)) or 'none'}"
+        )
+    root = Store.default().root
+    assert root is not None, "the default store is a directory's"
+    own = root / "inductor_kernels" / f"inductor_{digest(made)[:16]}.py"
+    write_atomically(own, made.encode())
+    return str(own)
+
+
+def is_covered(subject: BaseKernel, signatures: Sequence[str]) -> bool:
+    """Whether checks with these signatures say something about the call to be covered."""
+    from forecast_autotune.records import Device
+    from forecast_autotune.variants import covers
+
+    if not subject.calls:
+        return bool(signatures)
+    problem = Problem("", Kernel(subject.kernel), subject.calls[0], Device(""))
+    return any(covers(signature, problem) for signature in signatures)
+
+
+def _grid_samples(
+    arguments: Sequence[Argument], grid: Any, named: Mapping[str, Any], configs: Sequence[Config]
+) -> Iterator[GridSample]:
+    from forecast_autotune.variants.entry import known
+    from forecast_harness.targets.kernels.grids import sizes_of
+
+    constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
+    for config in configs:
+        extent = known(grid, named, config.parameters())
+        if extent is not None:
+            yield GridSample(sizes_of(arguments), {**constants, **dict(config.kwargs)}, extent)
+
+
+def _case_configs(case: Any) -> list[Config]:
+    """The configs of a case that has them: `configs`, or a `space` of meta-parameters, warps and stages."""
+    import itertools
+
+    space = getattr(case, "space", None)
+    if not isinstance(space, Mapping):
+        return []
+    names = [*space["kwargs"]]
+    values = [*space["kwargs"].values(), space["num_warps"], space["num_stages"]]
+    where = space.get("where", lambda point: True)
+    found = []
+    for *meta, warps, stages in itertools.product(*values):
+        kwargs = dict(zip(names, meta, strict=True))
+        if where({**kwargs, "num_warps": warps, "num_stages": stages}):
+            found.append(Config.of(kwargs, num_warps=warps, num_stages=stages))
+    return found
+
+
+def _unwrapped_kernel(fn: Any) -> Any:
+    return frameworks.triton().innermost(fn)
+
+
+def _has_heuristics(fn: Any) -> bool:
+    while hasattr(fn, "fn"):
+        if isinstance(getattr(fn, "values", None), dict):
+            return True
+        fn = fn.fn
+    return False

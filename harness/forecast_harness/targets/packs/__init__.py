@@ -1,0 +1,32 @@
+"""Problem packs: what a kernel must compute, at which sizes, and solutions that do."""
+
+from __future__ import annotations
+
+from forecast_harness.targets.packs.cases import pack_from_case
+from forecast_harness.targets.packs.load import (
+    builtin_names,
+    load_pack,
+    load_solution,
+    make_solution,
+    parse_task_yml,
+)
+from forecast_harness.targets.packs.schema import Definition, Language, Pack, PackFormat, Solution, Workload
+from forecast_harness.targets.packs.specs import AxisSpec, TensorSpec, ToleranceSpec
+
+__all__ = [
+    "AxisSpec",
+    "Definition",
+    "Language",
+    "Pack",
+    "PackFormat",
+    "Solution",
+    "TensorSpec",
+    "ToleranceSpec",
+    "Workload",
+    "builtin_names",
+    "load_pack",
+    "load_solution",
+    "make_solution",
+    "pack_from_case",
+    "parse_task_yml",
+]

@@ -1,0 +1,221 @@
+"""Read packs from disk: our own folders, KernelBench tasks, GPU MODE tasks. Runs none of their code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from forecast_autotune import python_parser
+from forecast_autotune.errors import RecordError
+from forecast_autotune.python_parser import MAX_SOURCE_CHARACTERS
+from forecast_autotune.records.named_lines import read_document
+from forecast_harness.targets.packs.schema import (
+    Definition,
+    Language,
+    Pack,
+    PackFormat,
+    Solution,
+    Workload,
+    parse_json,
+)
+from forecast_harness.targets.packs.specs import ToleranceSpec
+
+
+class _TraversableFolder(Protocol):
+    """What a `Path` and a folder inside a wheel have in common."""
+
+    def joinpath(self, *names: str) -> Any: ...
+
+    def iterdir(self) -> Any: ...
+
+
+def builtin_names() -> list[str]:
+    """The packs that ship with this release."""
+    folder = resources.files("forecast_harness.targets.packs") / "builtin"
+    return sorted(f.name for f in folder.iterdir() if f.joinpath("definition.json").is_file())
+
+
+def load_pack(name: str | Path) -> Pack:
+    """The pack of this name, folder or file.
+
+    A name means a shipped pack; a folder with `definition.json` is one of our own, with `task.yml` one of
+    GPU MODE; a Python file is a KernelBench task. Raises `RecordError` when it is none of these.
+    """
+    if isinstance(name, str) and name in builtin_names():
+        return _load_native(resources.files("forecast_harness.targets.packs") / "builtin" / name)
+    path = Path(name)
+    if path.joinpath("definition.json").is_file():
+        return _load_native(path)
+    if path.joinpath("task.yml").is_file():
+        return _load_gpumode(path)
+    if path.suffix == ".py" and path.is_file():
+        return _load_kernelbench(path)
+    raise RecordError(
+        f"{name} is neither a shipped pack ({', '.join(builtin_names())}), nor a folder with definition.json "
+        "or task.yml, nor a KernelBench file"
+    )
+
+
+def load_solution(path: str | Path, pack: Pack, language: Language | None = None) -> Solution:
+    """A solution of `pack`: one it ships, by name, or a file.
+
+    The language is told by a `# language: triton` line, else by what the file imports. Raises
+    `RecordError` for a name that is neither, and for a file that holds no text.
+    """
+    if str(path) in {s.name for s in pack.solutions}:
+        return pack.solution(str(path))
+    file = Path(path)
+    if not file.is_file():
+        known = [s.name for s in pack.solutions]
+        raise RecordError(f"{path} is neither a file nor a solution of {pack.definition.name} ({known})")
+    try:
+        with file.open("rb") as stream:
+            # One character takes at most four bytes: what is longer is not read to its end.
+            text = stream.read(4 * MAX_SOURCE_CHARACTERS + 1).decode().replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path} is no source: {error}") from error
+    return make_solution(file.stem, text, pack.definition.format, language)
+
+
+def make_solution(
+    name: str, source: str, format: PackFormat = PackFormat.OWN, language: Language | None = None
+) -> Solution:
+    """A solution from its text, with the entry point that the pack's format asks for."""
+    entry = {
+        PackFormat.OWN: "run",
+        PackFormat.KERNELBENCH: "ModelNew",
+        PackFormat.GPUMODE: "custom_kernel",
+    }.get(format, "run")
+    if language is None:
+        stated = re.search(r"^# language: (\w+)$", source, re.MULTILINE)
+        if stated and stated[1] in list(Language):
+            language = Language(stated[1])
+        elif re.search(r"\bload_inline\b|__global__", source):
+            language = Language.CUDA
+        else:
+            language = Language.TRITON if re.search(r"^[ \t]*@triton\.jit", source, re.M) else Language.TORCH
+    return Solution(name, language, source, entry)
+
+
+def _text_of(file: Any) -> str:
+    """The text of a file on disk or inside a wheel. Raises `RecordError` for what is none, and `OSError`."""
+    if isinstance(file, Path):
+        return read_document(file).replace("\r\n", "\n")
+    return str(file.read_text(encoding="utf-8"))
+
+
+def _load_native(folder: _TraversableFolder) -> Pack:
+    where = folder.joinpath("definition.json")
+    definition = Definition.from_json(parse_json(_text_of(where), str(where)))
+    where = folder.joinpath("workloads.json")
+    listed = parse_json(_text_of(where), str(where))
+    if not isinstance(listed, list) or not listed:
+        raise RecordError(f"{where} must be a list of at least one workload")
+    works = tuple(Workload.from_json(w) for w in listed)
+    found = []
+    place = folder.joinpath("solutions")
+    if place.is_dir():
+        for file in sorted(place.iterdir(), key=lambda f: f.name):
+            if file.name.endswith(".py"):
+                found.append(make_solution(file.name[:-3], _text_of(file), definition.format))
+    return Pack(definition, _text_of(folder.joinpath("reference.py")), works, tuple(found))
+
+
+def _defined_names(source: str, what: str) -> set[str]:
+    try:
+        tree = python_parser.parse_module(source)
+    except SyntaxError as error:
+        raise RecordError(f"{what} is not Python: {error}") from error
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {a.asname or a.name for a in node.names}
+    return found
+
+
+def _load_kernelbench(path: Path) -> Pack:
+    source = _text_of(path)
+    if missing := {"Model", "get_inputs", "get_init_inputs"} - _defined_names(source, str(path)):
+        raise RecordError(f"{path} is no KernelBench task: it lacks {sorted(missing)}")
+    definition = Definition(
+        path.stem,
+        ast.get_docstring(python_parser.parse_module(source)) or "",
+        "KernelBench task",
+        PackFormat.KERNELBENCH,
+        # The task does not say how long its sums are: a generous length, still far from half precision.
+        tolerance=ToleranceSpec("float32", "4096", 8.0),
+    )
+    return Pack(definition, source, (Workload("task", {}),))
+
+
+def _load_gpumode(folder: Path) -> Pack:
+    source = _text_of(folder.joinpath("reference.py"))
+    names = _defined_names(source, str(folder / "reference.py"))
+    if missing := {"generate_input", "check_implementation"} - names:
+        raise RecordError(f"{folder}/reference.py is no GPU MODE reference: it lacks {sorted(missing)}")
+    task = parse_task_yml(_text_of(folder.joinpath("task.yml")))
+    helpers = []
+    for name in ("task", "utils"):
+        file = folder / f"{name}.py"
+        if file.is_file():
+            helpers.append(f"# --- file: {name}\n{_text_of(file)}")
+    works = [
+        Workload(f"{kind}-{n}", spec) for kind in ("tests", "benchmarks") for n, spec in enumerate(task[kind])
+    ]
+    if not works:
+        raise RecordError(f"{folder}/task.yml lists neither tests nor benchmarks")
+    definition = Definition(folder.name, task["description"], "GPU MODE task", PackFormat.GPUMODE)
+    return Pack(definition, "\n".join([*helpers, "# --- file: reference", source]), tuple(works))
+
+
+def parse_task_yml(text: str) -> dict[str, Any]:
+    """Description, tests and benchmarks of a GPU MODE `task.yml`.
+
+    Reads the part of YAML that those files use for cases: a list of flow mappings, one per line. Raises
+    `RecordError` for a case written otherwise.
+    """
+    found: dict[str, Any] = {"tests": [], "benchmarks": [], "description": ""}
+    section, block = "", False
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = line.strip()
+        top = re.match(r"^(\w+):\s*(.*)$", line)
+        if top:
+            section, block = top[1], top[2] in ("|", ">", "|-", ">-")
+            if section == "description" and not block:
+                found["description"] = top[2].strip("\"'")
+        elif section == "description" and block:
+            found["description"] = f"{found['description']}\n{bare}".strip()
+        elif section in ("tests", "benchmarks") and bare and not bare.startswith("#"):
+            case = re.match(r"^-\s*(\{.*\})\s*(#.*)?$", bare)
+            if not case:
+                raise RecordError(
+                    f"task.yml line {number}: a case must be `- {{name: value, ...}}` on one line"
+                )
+            found[section].append(_parse_flow_mapping(case[1], number))
+    return found
+
+
+_YAML_WORDS = {"true": "True", "false": "False", "null": "None", "yes": "True", "no": "False"}
+
+
+def _parse_flow_mapping(text: str, number: int) -> dict[str, Any]:
+    quoted = re.sub(r"([{,]\s*)([A-Za-z_]\w*)\s*:", r'\1"\2":', text)
+    quoted = re.sub(
+        r":\s*([A-Za-z_]\w*)\s*(?=[,}])",
+        lambda m: ": " + _YAML_WORDS.get(m[1].lower(), repr(m[1])),
+        quoted,
+    )
+    try:
+        case = python_parser.parse_literal(quoted)
+    except (ValueError, SyntaxError) as error:
+        raise RecordError(f"task.yml line {number}: cannot read the case {text!r:.80}: {error}") from error
+    if not isinstance(case, dict) or not all(isinstance(k, str) for k in case):
+        raise RecordError(f"task.yml line {number}: a case must map names to values")
+    return case

@@ -1,0 +1,221 @@
+"""A problem pack: what is computed (`Definition`), at which sizes (`Workload`), by whom (`Solution`).
+
+The schema follows flashinfer-bench (definition, workloads, solutions, traces): JSON for facts, Python
+text for code, nothing else. A pack is plain data. Reading one never imports or runs any of its code; that
+happens in a worker only, see `forecast_harness.verify`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from operator import attrgetter
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.python_parser import MAX_SOURCE_CHARACTERS
+from forecast_autotune.records import digest
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import decode_json, read_integer
+from forecast_harness.targets.packs.expressions import evaluate
+from forecast_harness.targets.packs.specs import AxisSpec, TensorSpec, ToleranceSpec
+
+PACK_SCHEMA = 1
+
+
+class Language(StrEnum):
+    """What a solution is written in."""
+
+    TORCH = "torch"
+    TRITON = "triton"
+    CUDA = "cuda"
+
+
+class PackFormat(StrEnum):
+    """Whose convention reference and solutions of a pack follow."""
+
+    OWN = "own"
+    """`reference(**inputs)` and `run(**inputs)`, or with outputs as further arguments."""
+    KERNELBENCH = "kernelbench"
+    """`Model`, `ModelNew`, `get_inputs`, `get_init_inputs`."""
+    GPUMODE = "gpumode"
+    """`generate_input`, `ref_kernel`, `check_implementation`, `custom_kernel`."""
+    CASE = "case"
+    """A module with `CASE`: a Triton kernel with its own inputs, reference and tolerance; see `from_case`."""
+
+
+@dataclass(frozen=True)
+class Definition(Record, schema=PACK_SCHEMA, label="definition", unknown="refuse"):
+    """What is computed, without saying how."""
+
+    name: str
+    description: str = ""
+    source: str = ""
+    """Where the operation was published."""
+    format: PackFormat = PackFormat.OWN
+    axes: Mapping[str, AxisSpec] = field(default_factory=dict)
+    inputs: Mapping[str, TensorSpec] = field(default_factory=dict)
+    outputs: Mapping[str, TensorSpec] = field(default_factory=dict)
+    destination: bool = False
+    """Whether a solution writes into given outputs instead of returning new ones."""
+    deterministic: bool = True
+    """Whether equal inputs must give equal bits."""
+    tolerance: ToleranceSpec = ToleranceSpec()
+    flops: str = field(default="0", metadata=json_option(read=str))
+    """Useful floating-point operations: an axis expression."""
+    bytes: str = field(default="", metadata=json_option(read=str))
+    """Bytes that must cross the memory bus, where that is not every input and output once."""
+
+    @classmethod
+    def from_json(cls, data: Any) -> Definition:
+        """Read a `definition.json`. Raises `RecordError` saying which field breaks which rule."""
+        found = super().from_json(data)
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        # Of files alone: what a kernel's own arguments define has neither inputs nor outputs here.
+        if self.format is PackFormat.OWN and not (self.inputs and self.outputs):
+            raise RecordError("definition needs at least one input and one output")
+        for name in ("axes", "inputs", "outputs"):
+            if strange := [n for n in getattr(self, name) if not n.isidentifier()]:
+                raise RecordError(f"definition.{name} must map identifiers to objects, not {strange}")
+        ones = {n: (1 if a.value is None else a.value) for n, a in self.axes.items()}
+        for tensor in (*self.inputs.values(), *self.outputs.values()):
+            tensor.sizes(ones)
+        evaluate(self.flops, ones)
+        evaluate(self.bytes or "0", ones)
+        evaluate(self.tolerance.reduction, ones)
+
+
+def _read_axes(value: object) -> dict[str, Any]:
+    # Of any value: foreign generators take more than sizes.
+    if not isinstance(value, dict):
+        raise RecordError(f" must be an object, not {value!r:.60}")
+    return dict(value)
+
+
+@dataclass(frozen=True)
+class Workload(Record, label="workload", unknown="refuse"):
+    """One public size at which solutions are compared; `values` name arguments of foreign generators."""
+
+    name: str
+    axes: Mapping[str, int] = field(metadata=json_option(read=_read_axes, write=dict))
+    large: bool = field(default=False, metadata=json_option(when=attrgetter("large")))
+    """Only timed, and only on a device: too large to be drawn and checked often."""
+    host: bool = field(default=False, metadata=json_option(when=attrgetter("host")))
+    """Only timed, and only on a CPU: what takes milliseconds there and would be nothing to a device."""
+
+    def check_axes(self, definition: Definition) -> None:
+        """An own-format pack needs a size for every variable axis. Raises `RecordError`."""
+        if definition.format is not PackFormat.OWN:
+            return
+        wanted = {n for n, a in definition.axes.items() if a.value is None}
+        if set(self.axes) != wanted:
+            raise RecordError(f"workload {self.name} gives axes {sorted(self.axes)}, not {sorted(wanted)}")
+        for name, size in self.axes.items():
+            read_integer(size, f"workload {self.name}: {name}")
+
+
+def source_problem(text: str) -> str:
+    """Why a text cannot be handed to anybody as a source; '' where it can, though it may be no program."""
+    if len(text) > MAX_SOURCE_CHARACTERS:
+        return f"the source has {len(text)} characters; at most {MAX_SOURCE_CHARACTERS} are read"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start} of the source is a lone surrogate, which no file holds"
+    return ""
+
+
+@dataclass(frozen=True)
+class Solution(Record, label="solution", unknown="refuse"):
+    """A candidate's source. Immutable; its identity is the hash of its text and language."""
+
+    name: str
+    language: Language
+    source: str
+    entry: str = "run"
+    """The function (KernelBench: the class) that is called."""
+    author: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What `source` imports beside installed packages: relative path -> text."""
+
+    def __post_init__(self) -> None:
+        for name, text in {self.name: self.source, **self.files}.items():
+            if said := source_problem(text):
+                raise RecordError(f"solution {name!r:.80}: {said}")
+
+    @property
+    def id(self) -> str:
+        """A stable name of what would be executed."""
+        return digest(str(self.language), self.entry, self.source, dict(self.files))
+
+
+@dataclass(frozen=True)
+class Pack(Record, label="pack", unknown="refuse"):
+    """A definition with its reference code, public workloads and known solutions."""
+
+    definition: Definition
+    reference: str
+    """Python text: `reference(**inputs)` and optionally `make(axes, draw)`; or a foreign module."""
+    workloads: tuple[Workload, ...]
+    solutions: tuple[Solution, ...] = field(default=(), metadata=json_option(private=True))
+    """Known here, and no part of what a worker is told."""
+
+    def __post_init__(self) -> None:
+        for workload in self.workloads:
+            workload.check_axes(self.definition)
+
+    @property
+    def id(self) -> str:
+        """A stable name of what is asked: equal packs give comparable traces."""
+        return digest(self.definition.to_json(), self.reference, [w.to_json() for w in self.workloads])
+
+    @property
+    def checked_workloads(self) -> tuple[Workload, ...]:
+        """Those at which results are checked many times."""
+        return tuple(w for w in self.workloads if not w.large and not w.host)
+
+    def timed_workloads(self, device: str, *languages: Language) -> tuple[Workload, ...]:
+        """Those at which solutions in these languages are compared: those meant for the device, if any.
+
+        On a CPU Triton is interpreted, which takes minutes at any size that would say something; and what
+        one solution cannot be timed at, none is that it is compared with.
+        """
+        if device == "cpu" and Language.TRITON in languages:
+            return self.checked_workloads
+        meant = tuple(w for w in self.workloads if (w.host if device == "cpu" else w.large))
+        return meant or self.checked_workloads
+
+    def solution(self, name: str) -> Solution:
+        """The solution of this name. Raises `RecordError` listing those there are."""
+        for one in self.solutions:
+            if one.name == name:
+                return one
+        names = [s.name for s in self.solutions]
+        raise RecordError(f"pack {self.definition.name} has no solution {name!r}; it has {names}")
+
+    def with_(self, **changes: Any) -> Pack:
+        """A copy with some fields replaced."""
+        return replace(self, **changes)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Pack:
+        """Read what `to_json` wrote: all but the solutions. Raises `RecordError`."""
+        pack = super().from_json(data)
+        if all(w.large or w.host for w in pack.workloads):
+            raise RecordError(
+                f"pack {pack.definition.name} has only workloads that are large or for the host"
+            )
+        return pack
+
+
+def parse_json(text: str, what: str) -> Any:
+    """JSON text -> object, without NaN. Raises `RecordError` naming the file."""
+    try:
+        return decode_json(text)
+    except (ValueError, json.JSONDecodeError) as error:
+        raise RecordError(f"{what} is not JSON: {error}") from error

@@ -1,0 +1,165 @@
+"""A target in words: what is computed, at which sizes, how near, and the rules for a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from forecast_autotune.records import Argument, Config
+from forecast_harness.targets.cuda.signature import KernelSignature
+from forecast_harness.targets.packs.schema import Definition, Pack, PackFormat
+from forecast_harness.targets.packs.specs import AxisSpec, TensorSpec
+
+_MAX_LISTED = 12
+"""Workloads or calls that a statement lists."""
+_LAYOUTS = {
+    "padded": "rows further apart than their length",
+    "offset": "one element off alignment",
+    "transposed": "last two axes swapped",
+}
+
+
+def pack_statement(pack: Pack, language: str, entry: str, device: str) -> str:
+    """The statement of a pack for new sources in `language`, ending with the reference's text."""
+    about = pack.definition
+    lines = [f"Problem {about.name}: {about.description or 'as its reference computes it'}"]
+    if about.axes:
+        lines += ["", "Sizes; results are checked at hidden ones drawn from these ranges:"]
+        lines += [f"- {name}: {_axis_text(axis)}" for name, axis in about.axes.items()]
+    for title, tensors in (("Inputs", about.inputs), ("Outputs", about.outputs)):
+        if tensors:
+            lines += ["", f"{title}:", *(_tensor_text(name, t) for name, t in tensors.items())]
+    timed = pack.timed_workloads(device)
+    lines += ["", "Timed at (geometric mean over all of them, one launch each):"]
+    lines += [f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items())}" for w in timed[:_MAX_LISTED]]
+    lines += ["", "Rules for a source:", *(f"- {rule}" for rule in _rules(about, language, entry, device))]
+    lines += ["", "Reference, evaluated in higher precision:", "```python", pack.reference.strip(), "```"]
+    return "\n".join(lines)
+
+
+def cuda_statement(pack: Pack, signature: KernelSignature, device: str) -> str:
+    """The statement of a CUDA kernel for new sources, ending with the reference's text."""
+    about = pack.definition
+    lines = [f"CUDA kernel {signature.entry}: {about.description or 'as its reference computes it'}", ""]
+    lines += ["Sizes; results are checked at hidden ones drawn from these ranges:"]
+    lines += [f"- {name}: {_axis_text(axis)}" for name, axis in about.axes.items()]
+    for title, tensors in (("Inputs", about.inputs), ("Outputs", about.outputs)):
+        lines += ["", f"{title}, contiguous:", *(_tensor_text(name, t) for name, t in tensors.items())]
+    if numbers := [p for p in signature.parameters if p.is_number]:
+        lines += ["", "Numbers:", *(f"- {p.name}: {p.dtype}, {p.value}" for p in numbers)]
+    timed = pack.timed_workloads(device)
+    lines += ["", "Timed at (geometric mean over all of them, one launch each):"]
+    lines += [f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items())}" for w in timed[:_MAX_LISTED]]
+    axes = ", ".join(about.axes)
+    rules = [
+        f"One CUDA C++17 file that defines {signature.text}",
+        "It has one comment that says how it is launched, in TOML:\n"
+        '  /* launch\n  grid = ["(rows + ROWS - 1) // ROWS"]\n  block = ["THREADS"]\n'
+        '  shared_bytes = "4 * THREADS"\n  [macros]\n  THREADS = [256, 128, 512]\n  ROWS = [1, 2]\n  */',
+        f"Sizes there are integers or expressions of axes ({axes}) and macros with + - * // % min max. Macros are "
+        "defined by the compiler (-DTHREADS=256), never by the source; the fastest choice is found for you",
+        "One launch computes everything: no other kernel, no host code, no memory that outlives a launch: neither "
+        "__device__ nor __constant__ nor static variables, neither printf nor assert nor malloc",
+        "Headers of CUDA and of C++ only, such as <cuda_fp16.h>",
+        *_result_rules(about),
+    ]
+    lines += ["", "Rules for a source:", *(f"- {rule}" for rule in rules)]
+    lines += ["", "Reference, evaluated in higher precision:", "```python", pack.reference.strip(), "```"]
+    return "\n".join(lines)
+
+
+def kernel_statement(
+    name: str, source: str, calls: Sequence[Sequence[Argument]], configs: Sequence[Config]
+) -> str:
+    """The statement of a Triton kernel whose source is to be rewritten."""
+    lines = [f"Triton kernel {name}, to be rewritten so that it runs faster and computes the same.", ""]
+    lines += ["Calls:", *(f"- {_call_text(c)}" for c in calls[:_MAX_LISTED])] if calls else []
+    lines += ["Some of its configs:", *(f"- {c}" for c in configs[:_MAX_LISTED])] if configs else []
+    lines += [
+        "",
+        "Rules for a source:",
+        "- One self-contained module: imports of triton and its language, @triton.jit functions, constants.",
+        f"- {name} keeps its runtime parameters by name and order; tl.constexpr parameters may change.",
+        '- Optional: CONFIGS = [{"kwargs": {...}, "num_warps": 4, "num_stages": 3}, ...]; a function '
+        "grid(meta, arguments, base); RESET_TO_ZERO = [names of arguments]; a function "
+        "workspace(meta, arguments, base, grid) that returns how many float32 and int32 elements (zeros) a launch "
+        "needs at its parameters WORKSPACE and COUNTERS.",
+        "- It is compared with the original on hidden shapes and values; precision must not get worse.",
+        "",
+        "```python",
+        source.strip(),
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def _axis_text(axis: AxisSpec) -> str:
+    if axis.value is not None:
+        return f"always {axis.value}"
+    step = f", multiples of {axis.multiple}" if axis.multiple > 1 else ""
+    return f"{axis.low} to {axis.high}{step}"
+
+
+def _tensor_text(name: str, tensor: TensorSpec) -> str:
+    odd = [f"{x} ({_LAYOUTS[x]})" for x in tensor.layouts if x in _LAYOUTS]
+    text = f"- {name}: {tensor.dtype} [{', '.join(tensor.shape)}]"
+    if odd:
+        text += f", contiguous or {', '.join(odd)}"
+    if values := [v for v in tensor.values if v not in ("normal", "uniform", "offset")]:
+        text += f"; values may be {', '.join(values)}"
+    return text + ("; a weight, the same for all launches" if tensor.static else "")
+
+
+def _rules(about: Definition, language: str, entry: str, device: str) -> list[str]:
+    given = list(about.inputs)
+    found = [f"One Python module in {language} for {device}; it may import torch" + _imports(language)]
+    if about.format is PackFormat.OWN:
+        if about.destination:
+            names = ", ".join([*given, *about.outputs])
+            call = f"{entry}({names}) writes its results into {_joined_names(about.outputs)}"
+        else:
+            call = f"{entry}({', '.join(given)}) returns {_joined_names(about.outputs)}, new tensors"
+        found.append(f"It defines {call}; arguments come by name")
+    elif about.format is PackFormat.KERNELBENCH:
+        found.append(f"It defines a class {entry} with the constructor, parameters and forward of Model")
+    else:
+        found.append(f"It defines {entry}(data), which returns what ref_kernel(data) returns")
+    found += _result_rules(about)
+    found.append(
+        "Optional: constants in upper case at the top level, and CONFIGS, a list of objects with values for "
+        'them, e.g. CHUNK = 64 and CONFIGS = [{"CHUNK": 32}, {"CHUNK": 64}]; the fastest is chosen'
+    )
+    return found
+
+
+def _result_rules(about: Definition) -> list[str]:
+    """What holds for results in any language."""
+    rule = about.tolerance
+    found = [
+        f"Results may differ from the exact ones by {rule.safety:g} times the rounding that {rule.compute} "
+        f"arithmetic over sums of {rule.reduction} terms explains, plus that of the output's own dtype",
+        "Inputs stay as they are, nothing outside of the outputs is written, no threads are left running, no "
+        "global setting is changed, nothing is kept from earlier launches but facts of shapes",
+    ]
+    if about.deterministic:
+        found.append("Equal inputs give equal bits")
+    return found
+
+
+def _imports(language: str) -> str:
+    return {"triton": ", triton and triton.language; its own kernels must do the arithmetic"}.get(
+        language, ""
+    )
+
+
+def _joined_names(names: Iterable[str]) -> str:
+    return " and ".join(names)
+
+
+def _call_text(arguments: Sequence[Argument]) -> str:
+    shown = []
+    for a in arguments:
+        if a.kind == "tensor":
+            shown.append(f"{a.name}: {a.dtype}{list(a.shape)} strides {list(a.stride)}")
+        else:
+            shown.append(f"{a.name}={a.value!r}")
+    return ", ".join(shown)

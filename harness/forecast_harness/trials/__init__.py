@@ -1,0 +1,1 @@
+"""The judge: one source on its way to a verdict."""

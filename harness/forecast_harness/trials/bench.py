@@ -1,0 +1,183 @@
+"""Which of several solutions is faster: verified, timed in pairs, confirmed in fresh processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from forecast_autotune.records.codec import Record
+from forecast_harness.clocks.comparison.device import device_facts, exclusive
+from forecast_harness.clocks.comparison.paired_comparison import (
+    DEFAULT_RULES,
+    ComparisonOutcome,
+    StoppingRules,
+)
+from forecast_harness.clocks.comparison.timing_record import TimingSummary
+from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.targets.packs.schema import Pack, Solution
+from forecast_harness.verify.cell_limits import cell_limits_for
+from forecast_harness.verify.checked_launches import CheckedLaunches
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import DEFAULT_PLAN, harness_hash, verify
+from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
+
+Contest = Callable[[Solution, Solution], Mapping[str, Any]]
+"""Times a candidate, the second, beside an incumbent in a fresh process: `duel`, `seconds`, `protocols` and `checked`;
+or who was `caught`, and the `reasons`."""
+
+
+class ContestUnavailable(Exception):
+    """A way to the clock that two solutions cannot take; the text says why, and nothing is said of them."""
+
+
+_CONTESTS = 2
+BENCH_LIMITS = ResourceLimits(wall_s=600.0, trusted_s=600.0, cpu_s=1200.0)
+
+
+@dataclass(frozen=True)
+class BenchResult(Record):
+    """One solution's standing."""
+
+    solution: str
+    verdict: SolutionVerdict
+    outcome: str = ""
+    """`incumbent`, `faster`, `slower`, `undecided`, `unconfirmed`, or empty when it was not timed."""
+    gain: float | None = None
+    """Ratio of the incumbent's time to its own, minus 1; of the confirmation, where there was one."""
+    duels: tuple[Mapping[str, Any], ...] = ()
+    """The contests in the order they were run; the second is the confirmation."""
+    labels: Mapping[str, TimingSummary] = field(default_factory=dict)
+    """Times per workload."""
+    checked: CheckedLaunches = CheckedLaunches()
+    """Launches checked in its verification and its contests together."""
+
+
+def compare_solutions(
+    pack: Pack,
+    solutions: Sequence[Solution],
+    lane: SandboxLane,
+    *,
+    against: Solution | None = None,
+    plan: VerificationPlan = DEFAULT_PLAN,
+    rules: StoppingRules = DEFAULT_RULES,
+    limits: ResourceLimits = BENCH_LIMITS,
+    first_contest: Contest | None = None,
+) -> list[BenchResult]:
+    """Judge all solutions, then time those accepted against `against` (default: the first accepted one).
+
+    A solution is called faster only if two contests, in separate fresh processes with separate seeds, both
+    find it so; the gain that is kept is the second one's, which was not selected for being large. Solutions
+    that fail verification, or are caught during a contest, have no times. `first_contest` is another way to the clock
+    for the first of the two, where no candidate can touch it; where it raises `ContestUnavailable`, and for the
+    second, it is the sandbox.
+    """
+    in_sandbox = partial(_run_timing_job, pack, lane, plan, rules, limits)
+    everyone = [against, *solutions] if against is not None else list(solutions)
+    verdicts = [verify(pack, one, lane, plan=plan) for one in everyone]
+    accepted = [n for n, verdict in enumerate(verdicts) if verdict.accepted]
+    found = {
+        n: BenchResult(everyone[n].name, verdict, checked=verdict.checked)
+        for n, verdict in enumerate(verdicts)
+    }
+    if accepted and (against is None or accepted[0] == 0):
+        first = accepted[0]
+        found[first] = replace(found[first], outcome="incumbent")
+        for n in accepted[1:]:
+            found[n], labels = _compare_candidate(
+                everyone[first], everyone[n], verdicts[n], plan, first_contest, in_sandbox
+            )
+            if labels and not found[first].labels:
+                found[first] = replace(found[first], labels=labels)
+    return [found[n] for n in range(len(everyone))]
+
+
+def _compare_candidate(
+    incumbent: Solution,
+    candidate: Solution,
+    verdict: SolutionVerdict,
+    plan: VerificationPlan,
+    first_contest: Contest | None,
+    in_sandbox: Callable[[Solution, Solution, float | None], Mapping[str, Any]],
+) -> tuple[BenchResult, dict[str, TimingSummary]]:
+    """One candidate's contest and, if it wins, its confirmation; its entry and the incumbent's labels."""
+    duels: list[Mapping[str, Any]] = []
+    checked = verdict.checked
+    outcome, gain = "", None
+    labels: tuple[dict[str, TimingSummary], dict[str, TimingSummary]] = ({}, {})
+    trusted_gain: float | None = None
+    for number in range(_CONTESTS):
+        value: Mapping[str, Any] | None = None
+        if number == 0 and first_contest is not None:
+            with contextlib.suppress(ContestUnavailable):
+                value = first_contest(incumbent, candidate)
+                trusted_gain = value["duel"]["gain"] if "duel" in value else None
+        if value is None:
+            value = in_sandbox(incumbent, candidate, trusted_gain)
+        if "caught" in value:
+            reasons = tuple(Reason.from_json(r) for r in value["reasons"])
+            if value["caught"] == 0:
+                reasons = (Reason(ReasonCode.HARNESS, f"the incumbent was caught: {reasons[0].detail}"),)
+            caught = SolutionVerdict(
+                verdict.pack,
+                verdict.solution,
+                reasons,
+                verdict.hints,
+                verdict.trials,
+                seconds=verdict.seconds,
+            )
+            return BenchResult(candidate.name, caught, "", None, tuple(duels)), {}
+        duels.append(value["duel"])
+        checked += CheckedLaunches.from_json(value["checked"])
+        labels = (_timing_summaries(value, 0, plan), _timing_summaries(value, 1, plan))
+        before, outcome, gain = outcome, value["duel"]["outcome"], value["duel"]["gain"]
+        if outcome != ComparisonOutcome.FASTER:
+            outcome = "unconfirmed" if before == ComparisonOutcome.FASTER else outcome
+            break
+    found = BenchResult(candidate.name, verdict, str(outcome), gain, tuple(duels), labels[1], checked)
+    return found, labels[0]
+
+
+def _run_timing_job(
+    pack: Pack,
+    lane: SandboxLane,
+    plan: VerificationPlan,
+    rules: StoppingRules,
+    limits: ResourceLimits,
+    incumbent: Solution,
+    candidate: Solution,
+    trusted_gain: float | None,
+) -> Mapping[str, Any]:
+    files: dict[str, str] = {}
+    contestants = []
+    for folder, one in (("incumbent", incumbent), ("candidate", candidate)):
+        files |= {f"{folder}/{name}": text for name, text in {**one.files, "solution.py": one.source}.items()}
+        file = f"{folder}/solution.py"
+        contestants.append({"file": file, "entry": one.entry, "language": str(one.language)})
+    payload: dict[str, Any] = {"pack": pack.to_json(), "contestants": contestants}
+    payload |= {"plan": plan.to_json(), "rules": rules.to_json()}
+    payload |= {} if trusted_gain is None else {"trusted_gain": trusted_gain}
+    job = SandboxJob("forecast_harness.verify.timing_job:main", payload, files)
+    with exclusive(plan.device_lock):
+        result = lane.run(job, cell_limits_for(pack, limits, plan.device))
+    if result.status is JobStatus.OK:
+        value: Mapping[str, Any] = result.value
+        return value
+    code = ReasonCode.ESCAPE if result.status is JobStatus.SUSPICIOUS else ReasonCode.HARNESS
+    return {"caught": 1, "reasons": [Reason(code, f"{result.fault}: {result.detail}"[:2000]).to_json()]}
+
+
+def _timing_summaries(
+    value: Mapping[str, Any], which: int, plan: VerificationPlan
+) -> dict[str, TimingSummary]:
+    facts = device_facts(None if plan.device == "cpu" else plan.index)
+    found = {}
+    for place, seconds in value["seconds"].items():
+        contestant, _, name = place.partition(":")
+        if contestant == str(which):
+            how = value["protocols"][name]
+            protocol = "host-pairs-1" if plan.device == "cpu" else f"{how}-cold-pairs-1"
+            found[name] = TimingSummary.of(seconds, protocol=protocol, harness=harness_hash(), **facts)
+    return found

@@ -1,0 +1,50 @@
+"""The device that a judge works on: how it is checked there, and its class's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.records import Device
+from forecast_harness.clocks.comparison import device as devices
+from forecast_harness.verify.plan import VerificationPlan
+
+
+def verification_plan(device: str, index: int | None = None) -> VerificationPlan:
+    """Where candidates run: on the device of this number of the driver's, or on the first that this process may use.
+
+    Raises `SettingsError` for a device that is not there.
+    """
+    if device == "cpu":
+        return VerificationPlan()
+    if index is None:
+        index = next(iter(devices.visible_devices()), 0)
+    if device != "cuda" or not 0 <= index < devices.device_count():
+        raise SettingsError(
+            f"device {device} {index}: the driver knows {devices.device_count()} CUDA devices; or say cpu"
+        )
+    name, uuid = devices.identity(index)
+    return VerificationPlan(device="cuda", peaks=devices.device_peaks(name), index=index, uuid=uuid)
+
+
+def device_slug(device: str, index: int | None = None) -> str:
+    """The device class that a search's context names: the same for all cards of one model.
+
+    Raises `SettingsError` for a device that is not there.
+    """
+    plan = verification_plan(device, index)
+    if device == "cpu":
+        return Device(_cpu_model(), "cpu").slug
+    return Device(devices.identity(plan.index)[0], "cuda").slug
+
+
+def _cpu_model() -> str:
+    """The processor's model as the system tells it, or its architecture."""
+    import platform
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine() or "host"

@@ -1,0 +1,112 @@
+"""Nodes of a CUDA kernel in a sandbox lane: compiled there without a device, then judged as a pack's solutions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.records import Device
+from forecast_harness.clocks.cuda.compilation import (
+    COMPILE_LIMITS,
+    CompiledSource,
+    CompilerUnavailable,
+    CudaCompileError,
+    compile_source,
+)
+from forecast_harness.clocks.cuda.host_solution import host_solution
+from forecast_harness.clocks.cuda.source_launch import cuda_configs
+from forecast_harness.records import Node, SearchTarget
+from forecast_harness.sandbox.api import JobResult, SandboxError, SandboxJob, SandboxLane
+from forecast_harness.search.history.events import NodeJob
+from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.targets.packs.schema import Solution
+from forecast_harness.targets.search_target import cuda_signature_of
+from forecast_harness.trials.judging.packs.judge import PackJudge
+from forecast_harness.trials.judging.packs.source_configs import SourceConfig
+from forecast_harness.trials.judging.races.rules import QUICK_RULES, RaceRules
+from forecast_harness.trials.machine_code.cuda_requests import CudaRequests
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
+
+
+class CudaJudge(PackJudge):
+    """A `PackJudge` of CUDA sources. Use from one thread at a time."""
+
+    def __init__(
+        self,
+        target: SearchTarget,
+        plan: VerificationPlan,
+        folder: Path,
+        *,
+        number: int = 0,
+        rules: RaceRules = QUICK_RULES,
+        locks: Path | None = None,
+    ) -> None:
+        """Raises as `PackJudge` does, `SandboxError`, and `SettingsError` where the target's device is not known."""
+        device = Device.from_json(target.payload["device"])
+        if not device.arch.isdigit():
+            raise SettingsError(
+                f"{target.name}: the compute capability of {device.name} is not known, so that nothing can be compiled "
+                "for it: is its driver (libcuda.so.1) there?"
+            )
+        self._signature, self._arch = cuda_signature_of(target), int(device.arch)
+        self.requests = CudaRequests(self._signature)
+        """How the sources of solutions are compiled for contests through machine code."""
+        self._compiled: dict[tuple[str, str], CompiledSource | CudaCompileError] = {}
+        self._compiler = SandboxLane(scratch=folder)
+        super().__init__(target, plan, folder, number=number, rules=rules, locks=locks)
+        try:
+            self._compiler.__enter__()
+        except BaseException:
+            super().close()
+            raise
+
+    def close(self) -> None:
+        """End all processes of both lanes."""
+        try:
+            super().close()
+        finally:
+            self._compiler.__exit__(None, None, None)
+
+    def _own_configs(self, source: str) -> tuple[list[SourceConfig], str]:
+        try:
+            return list(cuda_configs(source)), ""
+        except RecordError:  # told where it is compiled
+            return [], ""
+
+    def _choose_configs(self, job: NodeJob, listed: Sequence[SourceConfig], n: int) -> Sequence[SourceConfig]:
+        """As for packs; without those that do not compile."""
+        chosen = super()._choose_configs(job, listed, n)
+        return [c for c in chosen if isinstance(self._compile(job.node, c), CompiledSource)] or [{}]
+
+    def _verify_node(self, node: Node, config: SourceConfig) -> tuple[SolutionVerdict, float]:
+        began = time.perf_counter()
+        if isinstance(found := self._compile(node, config), CudaCompileError):
+            reason = Reason(ReasonCode.FAILS, f"CompilationError: {found}")
+            return SolutionVerdict(self._target.name, node.id, (reason,)), time.perf_counter() - began
+        return super()._verify_node(node, config)
+
+    def _solution(self, node: Node, config: SourceConfig) -> Solution:
+        if isinstance(found := self._compile(node, config), CudaCompileError):
+            raise LaneFailure(f"{node.id} does not compile: {found}", self.name)
+        made = host_solution(node.id, found, self._signature, config)
+        return self.requests.note(made, node.source, config)
+
+    def _compile(self, node: Node, config: SourceConfig) -> CompiledSource | CudaCompileError:
+        """Machine code of a node in one config, made once. Raises `LaneFailure`."""
+        key = node.id, repr(sorted(config.items()))
+        if key not in self._compiled:
+            try:
+                self._compiled[key] = compile_source(
+                    node.source, self._signature, config, self._arch, self._run_compiler
+                )
+            except CudaCompileError as error:
+                self._compiled[key] = error
+            except (CompilerUnavailable, SandboxError, SettingsError) as error:
+                raise LaneFailure(str(error), self.name) from error
+        return self._compiled[key]
+
+    def _run_compiler(self, job: SandboxJob) -> JobResult:
+        return self._compiler.run(job, COMPILE_LIMITS)

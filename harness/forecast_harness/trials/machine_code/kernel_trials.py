@@ -1,0 +1,267 @@
+"""What is launched of a kernel and its variants: recorded calls; right is what the base kernel leaves behind."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forecast_autotune.records import Config
+from forecast_harness.clocks.comparison.plausibility import impossible_time
+from forecast_harness.clocks.compilation.build_requests import (
+    BuildRequest,
+    BuildResult,
+    CallCase,
+    TensorArgument,
+)
+from forecast_harness.clocks.records import MachineCodeError, Program
+from forecast_harness.clocks.runner.buffer_contents import BufferContents
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.known_results import ElementKind
+from forecast_harness.clocks.runner.messages import ObservedLaunch, ProgramInputs
+from forecast_harness.records import Node, SearchTarget
+from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
+from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS
+from forecast_harness.search.forecasters.timings import Timing
+from forecast_harness.search.forecasters.variant_tracing import VariantTracer
+from forecast_harness.search.history.events import NodeJob
+from forecast_harness.targets.kernels.base_kernel import BaseKernel
+from forecast_harness.targets.search_target import configs_for, decided_config, subjects_of
+from forecast_harness.trials.judging.kernels.call_values import HOST_PERIOD, fill_tensor
+from forecast_harness.trials.judging.kernels.race import MAX_RELATIVE_ERROR
+from forecast_harness.trials.judging.kernels.timed_calls import TimedCall
+from forecast_harness.trials.machine_code.target_trials import (
+    SourceBuilder,
+    TrialCalls,
+    TrialConfig,
+    first_violation,
+)
+from forecast_harness.verify.plan import VerificationPlan
+
+_MOST_INPUT_BYTES = 4 << 30
+"""Of one call: what is larger is judged where it can be made, on the device."""
+_CONFIGS_TRIED = 3
+"""Of the base kernel, until one of them runs."""
+
+
+@dataclass
+class BaseResultCall:
+    """One call of a kernel, on values that every candidate gets; what is right there, the runner has seen."""
+
+    made: TimedCall
+    arguments: CallCase
+    given: ProgramInputs
+    """With the buffers that the base kernel writes, once that is known."""
+    kinds: Mapping[str, ElementKind]
+    """Of every buffer."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(one.size for one in self.given.inputs.values())
+
+    @property
+    def written_bytes(self) -> int:
+        """Of the buffers that the base kernel writes."""
+        return sum(self.given.inputs[name].size for name in self.given.updates)
+
+    def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
+        """What is wrong with these results; '' for nothing. Raises `MachineCodeError` where nothing was compared.
+
+        At the sizes of real calls an error that only a wrong kernel shows: verification is exact.
+        """
+        for one in launches:
+            if any(one.rotation.values()):  # what is right elsewhere is not known
+                continue
+            if missing := set(self.given.updates) - set(one.errors):
+                raise MachineCodeError(f"the runner has not compared {', '.join(sorted(missing))}")
+            for name in self.given.updates:
+                if (error := one.errors[name]) > MAX_RELATIVE_ERROR:
+                    return f"wrong values: {name} differs by {error:.3g} of the base kernel's largest value"
+        return ""
+
+
+class KernelTrials:
+    """`TargetTrials` of a kernel in a user's file."""
+
+    language = "triton"
+
+    def __init__(self, target: SearchTarget, plan: VerificationPlan, folder: Path) -> None:
+        """Draws the calls; `learn_results` comes before all else that is asked of it.
+
+        `folder` is for scratch files. Raises `MachineCodeError` where calls cannot be made.
+        """
+        self._target, self._plan = target, plan
+        self._timed = {str(n): kernel_call(subject) for n, subject in enumerate(subjects_of(target))}
+        self._small = min(self._timed.values(), key=lambda call: call.size)
+        self._calls = TrialCalls(self._small, self._timed)
+        self.base_build: tuple[TrialConfig, BuildResult] | None = None
+        """A config in which the base kernel runs, and what it was compiled to."""
+        self._tracer, self._tracing = VariantTracer(target, folder), threading.Lock()
+        self._to_learn: deque[tuple[str, Mapping[Config, Timing]]] = deque()
+        """What was timed since the last forecast: a verdict does not wait until others' configs are chosen."""
+
+    def learn_results(self, runner: RunnerClient, builder: SourceBuilder) -> None:
+        """Launch the base kernel at every call: what it changes are its results.
+
+        Raises `MachineCodeError` where it does not run, and what the runner raises.
+        """
+        self._tracer.trace_in(lambda jobs: builder.run_jobs(jobs, TRACE_LIMITS), lambda: builder.idle)
+        base, said = subjects_of(self._target)[0], "it has no configs"
+        # Its forecasts are asked for next.
+        threading.Thread(target=self._tracer.prepare_source, args=(base.source,), daemon=True).start()
+        for config in self._base_configs(base):
+            built = builder.submit(self._request("base", base.source, config)).result()
+            if not built.programs:
+                said = built.error or built.host_code or built.infrastructure
+                continue
+            self._learn(runner, built.programs[1:])
+            self.base_build = config.to_json(), built
+            # No launch that is timed is to find the inputs of another one.
+            rotated = {
+                n: replace(c, given=replace(c.given, rotate=_rotatable(c))) for n, c in self._timed.items()
+            }
+            self._calls = TrialCalls(self._small, rotated)
+            return
+        raise MachineCodeError(f"the base kernel cannot be launched as machine code: {said}")
+
+    @property
+    def calls(self) -> TrialCalls:
+        """On what nodes are launched."""
+        return self._calls
+
+    def configs(
+        self, job: NodeJob, check: Callable[[], None] = lambda: None
+    ) -> tuple[Sequence[TrialConfig], str]:
+        """The config that suits the rival's, the best that are forecast, and one more; of the base kernel itself
+        the one that the store has decided on, where it has."""
+        source = job.node.source
+        able = configs_for(self._target, source)
+        beside = Config.from_json(job.against_config) if job.against_config else None
+        if (decided := decided_config(self._target, source)) in able and job.node.id == job.against.id:
+            return ([decided.to_json()] if decided else []), ""
+        most = max(1, job.trials)
+        if len(able) > most:
+            check()
+            # Several threads may do so at a time.
+            self._tracer.prepare_source(source, rival=job.against.source, beside=beside)
+        with self._tracing:  # for which many nodes may wait
+            check()
+            while self._to_learn:
+                self._tracer.learn(*self._to_learn.popleft())
+            chosen = self._tracer.best_configs(source, able, most, beside)
+        return [c.to_json() for c in chosen], ""
+
+    def request(self, node: Node, config: TrialConfig) -> BuildRequest:
+        """How a variant is compiled: for the checked call, then for the timed ones."""
+        chosen = Config.from_json(config) if config else configs_for(self._target, node.source)[0]
+        return self._request(node.id, node.source, chosen)
+
+    def sealed(self, program: Program) -> Program:
+        """Its results are what it leaves in the buffers that the base kernel writes, whatever its cell says."""
+        return replace(program, plan=replace(program.plan, returned=()))
+
+    def implausible(self, workload: str, seconds: float) -> str:
+        """Why one launch of a call cannot have taken so few seconds: it has to write its results at least."""
+        written = self._timed[workload].written_bytes
+        return impossible_time(seconds, written if self._plan.device != "cpu" else 0, 0, self._plan.peaks)
+
+    def learn(
+        self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
+    ) -> None:
+        """Have later choices heed what was timed."""
+        if job.against_config:
+            self._to_learn.append((job.against.source, {Config.from_json(job.against_config): list(rival)}))
+        self._to_learn.append((job.node.source, {Config.from_json(c): list(s) for c, s in timed}))
+
+    def close(self) -> None:
+        """End the sandbox of forecasts."""
+        with self._tracing:
+            self._tracer.close()
+
+    def _request(self, name: str, source: str, config: Config) -> BuildRequest:
+        calls = [self._small, *self._timed.values()]
+        launches = [c.made.launch(source, config) for c in calls]
+        return BuildRequest(
+            name,
+            source,
+            self._target.entry,
+            tuple(c.arguments for c in calls),
+            launches=tuple(launches),
+        )
+
+    def _learn(self, runner: RunnerClient, programs: Sequence[Program]) -> None:
+        """What the base kernel leaves at each call, of the smallest first: that one shows which tensors it writes."""
+        told = dict(zip(self._timed, programs, strict=True))
+        written: tuple[str, ...] = ()
+        for number in sorted(self._timed, key=lambda n: self._timed[n] is not self._small):
+            call = self._timed[number]
+            names, broken = runner.learn(
+                self.sealed(told[number]), replace(call.given, updates=written), call.kinds
+            )
+            if said := first_violation(broken):
+                raise MachineCodeError(f"the base kernel, at one of its calls: {said}")
+            if not names:
+                raise MachineCodeError("the base kernel changes none of its tensors")
+            call.given, written = replace(call.given, updates=names), names
+
+    def _base_configs(self, base: BaseKernel) -> list[Config]:
+        decided = decided_config(self._target, base.source)
+        return [*([decided] if decided else []), *configs_for(self._target, base.source)][:_CONFIGS_TRIED]
+
+
+def kernel_call(subject: BaseKernel) -> BaseResultCall:
+    """A subject's call at its real sizes, with values. Raises `MachineCodeError`, `RecordError`."""
+    made = TimedCall.of(subject)
+    told = made.to_payload()
+    generator = torch.Generator().manual_seed(secrets.randbits(63))
+    tensors: dict[str, TensorArgument] = {}
+    inputs: dict[str, BufferContents] = {}
+    kinds: dict[str, ElementKind] = {}
+    total = sum(int(one["span"]) * getattr(torch, one["dtype"]).itemsize for one in told["tensors"])
+    if total > _MOST_INPUT_BYTES:
+        raise MachineCodeError(f"a call takes {total} bytes of tensors; at most {_MOST_INPUT_BYTES} are sent")
+    for one in told["tensors"]:
+        name, late = one["name"], 0 if one["aligned"] else 1
+        if math.prod(one["shape"]) == 0:
+            raise MachineCodeError(f"{name} has no elements, so that nothing can be told from it")
+        own = made.drawn.memory[name] if told["given"] else None
+        inputs[name] = _contents(one, late, told["least"], own, generator)
+        tensors[name] = TensorArgument(one["dtype"], tuple(one["shape"]), tuple(one["stride"]), late)
+        kinds[name] = ElementKind(one["dtype"], late * getattr(torch, one["dtype"]).itemsize)
+    given = ProgramInputs(secrets.token_hex(16), inputs)
+    return BaseResultCall(made, CallCase(tensors), given, kinds)
+
+
+def _contents(
+    told: Mapping[str, Any], late: int, least: int, own: torch.Tensor | None, generator: torch.Generator
+) -> BufferContents:
+    """Values of a tensor, after `late` elements: the user's `own`, zeros, or some that we draw."""
+    dtype, count = getattr(torch, told["dtype"]), int(told["span"]) + late
+    # Of what we draw, one period is enough.
+    drawn = torch.zeros(count if own is not None else min(count, HOST_PERIOD), dtype=dtype)
+    if own is not None:
+        drawn[late:].copy_(own.reshape(-1))
+    elif not told["zeroed"]:
+        fill_tensor(drawn, least, generator)
+    return BufferContents(bytes(tensor_to_bytes(drawn).data), count * drawn.element_size())
+
+
+def _rotatable(call: BaseResultCall) -> dict[str, int]:
+    """Bytes of an element, of tensors whose values we drew and mean the same in another order."""
+    if call.made.has_values:
+        return {}
+    found = {}
+    for name, tensor in call.arguments.tensors.items():
+        kind = getattr(torch, tensor.dtype)
+        whole = math.prod(tensor.shape) == tensor.elements  # no gap, and nothing before its first element
+        if kind.is_floating_point and whole and name not in call.given.updates:
+            found[name] = kind.itemsize
+    return found

@@ -1,0 +1,275 @@
+"""Nodes of a search judged through machine code: a `NodeJudge` whose candidates run no Python where the clock is.
+
+Many threads share one device: each compiles, checks and times one node, and the runner takes one request after
+the other, so the device works while others compile. What is dear is done for those that may still win: one config
+is compiled, checked on a small call and timed against the rival's seconds before others are. Full verification is a
+job of its own, `verify`, which the search asks for where a node may become the fastest of all, while others are
+judged. What is no solution of kernels alone is judged as host code, and so is everything where the runner fails and
+that is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Outcome
+from forecast_harness.clocks.comparison.device import DeviceBusy
+from forecast_harness.clocks.compilation.build_requests import BuildResult
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.session import PAUSES, TimingLimits
+from forecast_harness.records import FullVerification, NodeResult
+from forecast_harness.sandbox.jobs import SandboxError
+from forecast_harness.search.history.batches import MIN_PROGRESS
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
+from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.trials.judging.lane_judge import HostJudge
+from forecast_harness.trials.judging.races.rules import mean_log2_ratio
+from forecast_harness.trials.machine_code.node_builds import NodeBuilds
+from forecast_harness.trials.machine_code.node_trial import (
+    NodeRefused,
+    NodeTrial,
+    NoMachineCode,
+    PathFailed,
+    RaceResult,
+)
+from forecast_harness.trials.machine_code.node_tuning import NodeTuner
+from forecast_harness.trials.machine_code.shared_host import SharedHostJudge, WorkUnderWay
+from forecast_harness.trials.machine_code.shared_runner import SharedRunner, block_means
+from forecast_harness.trials.machine_code.target_trials import SourceBuilder, TargetTrials, TrialConfig
+
+_UNPAIRED_SD = 0.1
+"""Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
+_RACE = TimingLimits(least=2 * PAUSES, most=4 * PAUSES, checks=0)
+_CHECKED_RACE = TimingLimits(least=2 * PAUSES, most=4 * PAUSES, checks=2)
+_MOST_FAILURES = 3
+"""Failures of our own in a row after which all is judged as host code."""
+PATH = "machine code"
+
+
+class MachineCodeJudge:
+    """Judges nodes of one target on one device. `judge` may be called from many threads.
+
+    `host` makes the judge for all that is no machine code, once it is needed: host code, full verification and
+    confirmations. `on_failure` is told once of a failure of our own, and whether it is the last one that is tried;
+    the node is then judged as host code, unless `insist`, where the lane fails.
+    """
+
+    def __init__(
+        self,
+        runner: RunnerClient,
+        builder: SourceBuilder,
+        trials: TargetTrials,
+        *,
+        host: Callable[[], HostJudge],
+        device: str = "",
+        insist: bool = False,
+        on_failure: Callable[[str], None] = lambda reason: None,
+        device_lock: str = "",
+        locks: Path | None = None,
+    ) -> None:
+        """`device_lock`: the device's name among all processes that time on it; `locks`: where the locks lie."""
+        self._trials, self._device = trials, device
+        self._insist, self._on_failure = insist, on_failure
+        self._work = WorkUnderWay(device)
+        self._host = SharedHostJudge(host, self._work)
+        self._runner = SharedRunner(
+            runner, trials, self._work, self._host, device_lock=device_lock, locks=locks
+        )
+        self._failures_lock = threading.Lock()
+        self._lead = math.inf
+        """Lowest score that was claimed here, and not refused later."""
+        self._builds = NodeBuilds(builder, trials.request)
+        self._tuner = NodeTuner(self._builds, self._runner, trials, self._work)
+        self._failures = 0
+
+    def judge(self, job: NodeJob) -> NodeResult:
+        """Check, tune and time a node beside `job.against`. Raises `LaneFailure`."""
+        self._work.begin()
+        began = self._runner.begin()
+        why = "the runner failed too often" if self._failures >= _MOST_FAILURES else ""
+        found: NodeResult | None = None
+        if not why:
+            try:
+                found = self._judged(job)
+                self._failures = 0
+            except NodeRefused as refused:
+                found = refused.result(self._device, PATH)
+            except CancelledError as error:
+                raise LaneFailure("given up", self._device) from error
+            except (NoMachineCode, RecordError) as error:
+                why = str(error)
+            except (PathFailed, SandboxError, DeviceBusy) as error:  # a lost runner is the second one
+                self._work.check()  # what was given up has not failed
+                if self._insist:
+                    raise LaneFailure(str(error), self._device) from error
+                why = str(error)
+                self._note_failure(why)
+        if found is None:
+            with self._host.held(timing=True) as host:
+                found = host.judge(job)
+            found = replace(found, facts={**found.facts, "path": "host code", "path_reason": why[:300]})
+        else:
+            spent = self._runner.spent
+            found = replace(found, device_seconds=spent["device"], facts={**found.facts, "spent": spent})
+        return replace(found, against=job.against.id, wall_seconds=time.perf_counter() - began)
+
+    def verify(self, job: VerificationJob) -> FullVerification:
+        """Verify a node in a sandbox, on hidden sizes and values. Raises `LaneFailure`."""
+        # It times nothing that is kept, so the device may serve others at the same time.
+        self._work.begin()
+        began = time.perf_counter()
+        with self._host.held(timing=False) as host:
+            waited = time.perf_counter() - began
+            host.prepare_confirmation()  # its lanes open meanwhile: it may be asked for before this has ended
+            found = host.verify(job)
+        if not found.is_right:
+            self._lead = math.inf
+        own = {"waited": round(waited, 3), "verify": round(time.perf_counter() - began - waited, 3)}
+        facts = {**found.facts, "spent_verifying": {**found.facts.get("spent_verifying", {}), **own}}
+        return replace(found, wall_seconds=time.perf_counter() - began, facts=facts)
+
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
+        """As the judge of host code does: in a lane of its own, with the whole protocol. Raises `LaneFailure`."""
+        self._work.begin()
+        began = time.perf_counter()
+        with self._host.held(timing=True) as host:
+            if confirm.seconds is not None:  # what waiting for the judge has left of them
+                left = confirm.seconds - (time.perf_counter() - began)
+                confirm = replace(confirm, seconds=max(0.0, left))
+            return host.confirm(confirm)
+
+    def try_seed(self, job: NodeJob, known: tuple[TrialConfig, BuildResult] | None = None) -> str:
+        """Why this target cannot be judged through machine code, by its seed; '' if it can.
+
+        `known`: the seed in a config, where it is compiled already. It is known to be right: what goes wrong with it
+        is a failure of our own, or of what machine code can express.
+        """
+        try:
+            config = known[0] if known else self._trials.configs(replace(job, trials=1))[0][0]
+            if known:
+                self._builds.keep(job.node, config, known[1])
+            built = self._builds.begin_once(job.node, config, self._runner.began).result()
+            asked = {n: (program, 0.0) for n, program in self._tuner.programs(built).items()}
+            for name, seconds in self._runner.seconds(asked).items():
+                if said := self._trials.implausible(name, seconds):
+                    return said
+        except (NodeRefused, NoMachineCode, PathFailed, SandboxError, DeviceBusy) as error:
+            return str(error)
+        return ""
+
+    def end(self) -> None:
+        """Judge nothing more: nodes under way fail before their next use of the device."""
+        self._work.end()
+        self.give_up()
+        self._builds.end()
+
+    def give_up(self) -> None:
+        """See `NodeJudge`. Nothing more is compiled for nodes under way, and none uses the device again."""
+        self._work.give_up()
+        self._builds.give_up()
+        self._host.give_up()
+
+    def close(self) -> None:
+        """End the judge of host code; another is made when it is needed. Runner and builder are their owner's."""
+        self._host.close()
+
+    def _note_failure(self, reason: str) -> None:
+        with self._failures_lock:
+            self._failures += 1
+            last = self._failures == _MOST_FAILURES
+        self._on_failure(f"{reason}; from here on, all is judged as host code" if last else reason)
+
+    # --- one node ---
+
+    def _judged(self, job: NodeJob) -> NodeResult:
+        wanted = self._trials.language
+        if job.node.language != wanted or job.against.language != wanted:
+            raise NoMachineCode(f"only {wanted} sources of this target are compiled to machine code")
+        trial = self._tuner.tuned(job)
+        found = self._given_up(trial) if self._tuner.is_hopeless(trial) else self._raced(trial)
+        return replace(found, facts={**found.facts, "late_configs": trial.late}) if trial.late else found
+
+    def _given_up(self, trial: NodeTrial) -> NodeResult:
+        ratio = trial.log_ratio(trial.best) / math.log(2)
+        tried = f"{trial.tried} of {len(trial.configs)} configs"
+        text = f"Right on a small call, and given up after {tried}: {2**ratio:.2f} times slower."
+        found = RaceResult(ratio, _UNPAIRED_SD, trial.seconds[trial.best], trial.rival_s, 0)
+        return self._measured(trial, found, text, {"given_up_after": trial.tried})
+
+    def _raced(self, trial: NodeTrial) -> NodeResult:
+        """The best config beside the other node; twice, where it seems to be faster."""
+        best = trial.best
+        if trial.job.node.id == trial.job.against.id:
+            return self._yardstick(trial)
+        found = self._race(trial, best, _RACE)
+        if found.log2_ratio < -MIN_PROGRESS:
+            # What earlier programs may have left in memory of the driver's own lets none take the lead.
+            score = trial.job.against_score
+            leads = score + found.log2_ratio < self._lead - MIN_PROGRESS
+            found = max(found, self._race_again(trial, best, renew=leads), key=lambda f: f.log2_ratio)
+            if found.log2_ratio < -MIN_PROGRESS:
+                self._lead = min(self._lead, score + found.log2_ratio)
+        if found.log2_ratio >= -MIN_PROGRESS:
+            found = replace(found, log2_ratio=max(0.0, found.log2_ratio))
+        ratio = found.log2_ratio
+        each = [
+            f"{n} {1e6 * s:.1f} us against {1e6 * found.theirs[n]:.1f} us" for n, s in found.seconds.items()
+        ]
+        word = "slower" if ratio > 0 else "faster" if ratio < 0 else "faster or slower"
+        text = f"Right at these sizes, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
+        return self._measured(trial, found, text, {"blocks": found.blocks})
+
+    def _yardstick(self, trial: NodeTrial) -> NodeResult:
+        """A node that is timed beside itself: only which of its configs is the best is asked."""
+        taken = trial.seconds[trial.best]
+        for name, seconds in taken.items():
+            self._refuse_impossible(name, seconds)
+        found = RaceResult(0.0, 0.0, taken, taken, 0)
+        return self._measured(
+            trial, found, "Right at these sizes; others are timed beside it.", {"blocks": 0}
+        )
+
+    def _refuse_impossible(self, name: str, seconds: float) -> None:
+        """Raises `NodeRefused` for a time at this size that the device cannot reach."""
+        if said := self._trials.implausible(name, seconds):
+            raise NodeRefused(Outcome.INFRASTRUCTURE, "time", f"impossible: {said}")
+
+    def _measured(
+        self, trial: NodeTrial, found: RaceResult, text: str, facts: Mapping[str, Any]
+    ) -> NodeResult:
+        return trial.result(found, text, {**facts, "path": PATH, "verified_in_full": False}, self._device)
+
+    def _race_again(self, trial: NodeTrial, number: int, *, renew: bool) -> RaceResult:
+        """Beside the rival once more, with outputs compared; with a new runner, if so asked."""
+        if not renew:
+            return self._race(trial, number, _CHECKED_RACE)
+        with self._runner.renewed():
+            return self._race(trial, number, _CHECKED_RACE)
+
+    def _race(self, trial: NodeTrial, number: int, limits: TimingLimits) -> RaceResult:
+        """A config beside the rival.
+
+        Outputs of as many launches as `limits` says are compared with what is right. Raises what timing raises.
+        """
+        blocks: list[list[float]] = []
+        seconds, theirs = {}, {}
+        named = trial.programs[number]
+        answers = self._runner.time({n: ([trial.rivals[n], program], limits) for n, program in named.items()})
+        for name, answer in answers.items():
+            pairs = [block_means(s, answer.recorded, strays=False) for s in answer.seconds]
+            blocks.append([math.log(a / b) for a, b in zip(*pairs, strict=True)])
+            theirs[name], seconds[name] = (statistics.median(p) for p in pairs)
+            self._refuse_impossible(name, seconds[name])
+            if said := self._trials.calls.timed[name].wrong(named[name], answer.launches):
+                raise NodeRefused(Outcome.INCORRECT, "time", said)
+        ratio, error = mean_log2_ratio(blocks)
+        return RaceResult(ratio, error, seconds, theirs, min(len(b) for b in blocks))

@@ -1,0 +1,217 @@
+"""Contests of two solutions of a pack through machine code: no Python of theirs is near the clock."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_harness.clocks.comparison.device import exclusive
+from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.clocks.comparison.paired_comparison import StoppingRules, run_comparison
+from forecast_harness.clocks.comparison.plausibility import impossible_time
+from forecast_harness.clocks.compilation.build_requests import BuildRequest
+from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
+from forecast_harness.clocks.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
+from forecast_harness.clocks.records import Program
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.messages import ProgramFault, RunnerFaultKind
+from forecast_harness.clocks.runner.session import PAUSES, TimingLimits
+from forecast_harness.targets.packs.schema import Language, Pack, Solution
+from forecast_harness.trials.bench import ContestUnavailable
+from forecast_harness.trials.machine_code.pack_calls import PackCalls, PreparedCall
+from forecast_harness.trials.machine_code.shared_runner import block_means
+from forecast_harness.trials.machine_code.target_trials import SourceBuilder, first_violation
+from forecast_harness.verify.checked_launches import CheckedLaunches
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import Reason, ReasonCode
+
+_BATCH = TimingLimits(least=8 * PAUSES, most=8 * PAUSES, bound_s=1e6, checks=2)
+"""Launches that are asked for at once: no bound ends them, the rules of the contest do."""
+_ALWAYS_CHECKED = 4
+"""Batches whose outputs are compared in any case. Of the n-th later one they are with the chance `_ALWAYS_CHECKED` / n:
+to compare takes longer than to launch, and a contest may have hundreds of batches."""
+_LEAST_WALL_S, _MOST_WALL_S = 5.0, 20.0
+"""After which a contest ends undecided, however short its launches are: what of it is not launches takes as long as
+those, and the first where a confirmation has little time."""
+PROTOCOL = "machine-code"
+
+
+class ContestantCaught(Exception):
+    """What a contestant did that a right solution does not: `which` it was, and the reason."""
+
+    def __init__(self, which: int, reason: Reason) -> None:
+        super().__init__(reason.detail)
+        self.which, self.reason = which, reason
+
+
+class ProgramClock:
+    """A `PairedClock` over launches of two programs at all calls in turn.
+
+    A time is the geometric mean over calls of what launches take together: behind each pause once, or some in a row.
+    """
+
+    def __init__(
+        self,
+        runner: RunnerClient,
+        calls: Mapping[str, PreparedCall],
+        programs: Sequence[Sequence[Program]],
+        implausible: Callable[[str, float], str],
+        batch: TimingLimits = _BATCH,
+    ) -> None:
+        """`programs`: of both contestants, one for each call."""
+        self._runner, self._calls, self._programs, self._batch = runner, calls, programs, batch
+        self._implausible = implausible
+        self._waiting: tuple[deque[float], deque[float]] = (deque(), deque())
+        self.seconds: dict[str, list[float]] = {}
+        """By contestant and call, as in `0:large`."""
+        self.checked = 0
+        """Launches whose outputs were compared with what is right."""
+        self._batches = 0
+        self._chance = random.SystemRandom()
+
+    def sample(self, which: int, fresh: bool) -> float:
+        """Seconds of one launch. Raises `ContestantCaught`, `RunnerLost`."""
+        while not self._waiting[which]:
+            self._ask()
+        return self._waiting[which].popleft()
+
+    def _ask(self) -> None:
+        found: tuple[list[list[float]], list[list[float]]] = ([], [])
+        self._batches += 1
+        compares = self._chance.random() * self._batches < _ALWAYS_CHECKED
+        batch = self._batch if compares else replace(self._batch, checks=0)
+        for number, (name, call) in enumerate(self._calls.items()):
+            pair = [programs[number] for programs in self._programs]
+            try:
+                answer = self._runner.time(pair, call.given, batch)
+            except ProgramFault as fault:
+                if fault.kind is RunnerFaultKind.REFUSED:  # by limits of ours, or for want of memory
+                    raise ContestUnavailable(fault.detail[:500]) from fault
+                which = INCUMBENT if fault.candidate == pair[INCUMBENT].candidate else CANDIDATE
+                raise ContestantCaught(which, Reason(ReasonCode.FAILS, fault.detail[:2000])) from fault
+            if answer.violations:
+                said = Reason(ReasonCode.OUT_OF_BOUNDS, first_violation(answer.violations))
+                raise ContestantCaught(answer.violations[0].contestant, said)
+            if wrong := call.wrong(pair[CANDIDATE], answer.launches):
+                raise ContestantCaught(CANDIDATE, Reason(ReasonCode.WRONG_VALUES, wrong))
+            self.checked += len(answer.launches)
+            for which, listed in enumerate(answer.seconds):
+                means = block_means(listed, answer.recorded)
+                found[which].append(means)
+                self.seconds.setdefault(f"{which}:{name}", []).extend(means)
+                if said_of := self._implausible(name, statistics.median(means)):
+                    raise ContestantCaught(which, Reason(ReasonCode.IMPOSSIBLE, said_of))
+        for which, by_call in enumerate(found):
+            for together in zip(*by_call, strict=False):
+                self._waiting[which].append(math.exp(statistics.fmean(map(math.log, together))))
+
+
+RequestOf = Callable[[str, Solution, Mapping[str, PreparedCall]], BuildRequest]
+"""(name, solution, calls) -> how it is compiled for them. Raises `ContestUnavailable` for one that cannot be."""
+
+
+def triton_request(name: str, solution: Solution, calls: Mapping[str, PreparedCall]) -> BuildRequest:
+    """How a Triton solution is compiled. Raises `ContestUnavailable` for another one."""
+    if solution.language is not Language.TRITON or solution.files:
+        raise ContestUnavailable(f"{solution.name} is no Triton solution in one file")
+    cases = tuple(c.arguments for c in calls.values())
+    return BuildRequest(name, solution.source, solution.entry, cases)
+
+
+class PackContests:
+    """Contests between solutions of one pack on one device, each in a fresh runner and on fresh inputs."""
+
+    def __init__(
+        self,
+        pack: Pack,
+        plan: VerificationPlan,
+        rules: StoppingRules,
+        opened: tuple[RunnerClient, SourceBuilder] | None = None,
+        request_of: RequestOf | None = None,
+    ) -> None:
+        """`opened`: a runner and compile workers that nobody else uses then; by default each contest opens its own.
+
+        `request_of`: how solutions are compiled; by default as Triton.
+        """
+        self._pack, self._plan, self._rules, self._opened = pack, plan, rules, opened
+        self._batch, self._request_of = _BATCH, request_of or triton_request
+
+    def __call__(self, incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
+        """The value of a contest, as the timing job of host code gives it. Raises `ContestUnavailable`."""
+        for one in (incumbent, candidate):
+            self._request_of("", one, {})
+        try:
+            with ExitStack() as stack:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                if self._opened is not None:
+                    self._opened[0].renew()
+                    return self.compare(*self._opened, folder, incumbent, candidate)
+                runner = stack.enter_context(open_fit_runner(self._plan))
+                builder = stack.enter_context(CompileWorkers(facts_for_workers(runner), 2))
+                return self.compare(runner, builder, folder, incumbent, candidate)
+        except (ForecastAutotuneError, NoMachineCodePath, OSError) as error:
+            raise ContestUnavailable(str(error)) from error
+
+    def compare(
+        self,
+        runner: RunnerClient,
+        builder: SourceBuilder,
+        folder: Path,
+        incumbent: Solution,
+        candidate: Solution,
+    ) -> Mapping[str, Any]:
+        """One contest with this runner. Raises `ContestUnavailable` and what the runner raises."""
+        began = time.perf_counter()
+        drawn = PackCalls(self._pack, folder)
+        works = self._pack.timed_workloads(self._plan.device, Language.TRITON)
+        calls = {w.name: drawn.draw({n: int(v) for n, v in w.axes.items()}) for w in works}
+        programs = _programs(builder, self._request_of, calls, (incumbent, candidate))
+
+        def implausible(name: str, seconds: float) -> str:
+            case = calls[name].case
+            return impossible_time(seconds, case.moved_bytes, case.flops, self._plan.peaks)
+
+        clock = ProgramClock(runner, calls, programs, implausible, self._batch)
+        until = time.perf_counter() + min(_MOST_WALL_S, max(_LEAST_WALL_S, 2 * self._rules.seconds))
+        try:
+            with exclusive(self._plan.device_lock):
+                ended = run_comparison(
+                    clock,
+                    self._rules,
+                    random.SystemRandom().getrandbits(32),
+                    too_long=lambda: time.perf_counter() > until,
+                )
+        except ContestantCaught as caught:
+            return {"caught": caught.which, "reasons": [caught.reason.to_json()]}
+        checked = CheckedLaunches(clock.checked, clock.checked, time.perf_counter() - began)
+        return {
+            "duel": ended.to_json(),
+            "seconds": clock.seconds,
+            "protocols": dict.fromkeys(calls, PROTOCOL),
+            "checked": checked.to_json(),
+        }
+
+
+def _programs(
+    builder: SourceBuilder,
+    request_of: RequestOf,
+    calls: Mapping[str, PreparedCall],
+    solutions: Sequence[Solution],
+) -> list[Sequence[Program]]:
+    """Programs of each solution, one for each call. Raises `ContestUnavailable`."""
+    building = [builder.submit(request_of(f"{n}: {one.name}", one, calls)) for n, one in enumerate(solutions)]
+    found = [b.result() for b in building]
+    for one, built in zip(solutions, found, strict=True):
+        if not built.programs:
+            raise ContestUnavailable(f"{one.name}: {built.host_code or built.error or built.infrastructure}")
+    return [built.programs for built in found]

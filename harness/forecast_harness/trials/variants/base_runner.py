@@ -1,0 +1,275 @@
+"""The base kernel in a cell of its own: what it makes of arguments. Runs in the judge.
+
+Tensors travel as their memory: one-dimensional, from the first element to the last, gaps of strided ones
+included. Whatever changed in it, or around it, is what the kernel wrote.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from forecast_autotune.records import Argument, Config
+from forecast_autotune.variants.signature import memory_span
+from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, TensorBytes
+from forecast_harness.sandbox.jobs import TensorArrays
+from forecast_harness.trials.variants.compilation.base_binaries import READ_ENTRY, WRITE_ENTRY
+from forecast_harness.trials.variants.compilation.compile_ahead import CELL_ENTRY as COMPILE_ENTRY
+from forecast_harness.trials.variants.launch_file import BASE_FILE
+from forecast_harness.trials.variants.tolerance import results_agree
+from forecast_harness.verify.launches.answers import check_answer
+from forecast_harness.verify.launches.arena import build_arena, changed_bytes
+from forecast_harness.verify.launches.launcher import CELL_ENTRIES
+
+_TRAILING_CANARY_BYTES = 1 << 16, 1 << 20
+"""Bytes of canary behind the last tensor, at least and at most: what reads past its end should not come to
+what is always there."""
+_CELL_WALL_S = {"cpu": 90.0, "cuda": 600.0}
+"""How long a cell lives at most. A base kernel that is tried on arguments it was not made for may write
+anywhere in its own process, and hang."""
+
+TensorMemory = Mapping[str, torch.Tensor]
+"""Tensor argument -> its memory, one-dimensional."""
+
+
+class BaseKernelError(Exception):
+    """The base kernel did not accept arguments; the text says what happened."""
+
+
+@dataclass(frozen=True)
+class BaseKernelRun:
+    """What one launch of the base kernel did."""
+
+    memory: TensorMemory
+    """All tensors afterwards."""
+    changed: tuple[str, ...]
+    stray: int
+    """Bytes that changed outside of all tensors."""
+    seconds: float
+    """From question to answer."""
+
+
+class BaseKernelRunner:
+    """A cell that launches the base kernel; replaced when a launch takes it down."""
+
+    def __init__(
+        self,
+        work: JobContext,
+        device: str,
+        rng: random.Random,
+        binaries: TensorArrays | None = None,
+        *,
+        name: str = "",
+        own_configs: Collection[Config] = (),
+    ) -> None:
+        """`binaries`: what is compiled already, as `binaries_as_arrays` gives it.
+
+        `name` stands for this base kernel and all that it is asked in: a later verification in the same lane goes on
+        with the cell where this one has launched nothing in it but the base's `own_configs`, see `leave`.
+        """
+        self._binaries = binaries or {}
+        self._work, self._device, self._rng = work, device, rng
+        self._cell: Cell | None = None
+        self._name, self._own_configs = name, frozenset(own_configs)
+        self._is_as_it_was = True
+        self._opened = 0.0
+        self._noise = self._compiles = False
+        self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _CELL_WALL_S[device]))
+
+    def open(self) -> None:
+        """Open the cell, and the device in it; what is wrong shows when it is asked."""
+        try:
+            self._open()
+        except CandidateFault:
+            self.close()
+
+    def leave(self) -> None:
+        """Leave the cell to later verifications against this base kernel, which then need not open a device for it.
+
+        Not one in which something was launched that a variant chose, or that wrote where it should not: what others
+        are judged by is nobody's to change.
+        """
+        if self._cell is not None and self._name and self._is_as_it_was:
+            self._cell.rest()
+            self._cell = None
+        self.close()
+
+    def close(self) -> None:
+        """End the cell."""
+        if self._cell is not None:
+            self._cell.close()
+        self._cell = None
+
+    def run(
+        self,
+        arguments: Sequence[Argument],
+        scalars: Mapping[str, Any],
+        memory: TensorMemory,
+        grid: Sequence[int],
+        config: Config,
+    ) -> BaseKernelRun:
+        """Launch once, in a random order, between random numbers and between NaN in turns: what is read
+        beyond a tensor's end must not be the same twice. Raises `BaseKernelError`."""
+        memory = dict(self._rng.sample(sorted(memory.items(), key=lambda pair: pair[0]), len(memory)))
+        layouts = {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned}
+        self._noise = not self._noise
+        arena = build_arena(
+            memory,
+            {},
+            layouts,
+            self._rng,
+            shift=self._rng.randrange(0, 32),
+            behind=min(
+                max(_TRAILING_CANARY_BYTES[0], memory_bytes(memory)),
+                _TRAILING_CANARY_BYTES[1],
+            ),
+            noise=self._noise,
+        )
+        payload = {
+            "slots": [s.to_json() for s in arena.slots],
+            "call": call_arguments(arguments, scalars, grid, config),
+            "output_bytes": 0,
+            "watch": "",
+            "protocol": "",
+        }
+        try:
+            cell = self._open()
+            self._is_as_it_was &= config in self._own_configs
+            answer = cell.ask(
+                f"{CELL_ENTRIES}:launch",
+                payload,
+                {"block": TensorBytes("uint8", (arena.block.numel(),), arena.data())},
+            )
+            check_answer("launch", answer, block_bytes=arena.block.numel())
+            self._compiles |= bool(answer.value.get("compiled"))
+        except CandidateFault as fault:
+            if fault.fault is not Fault.EXCEPTION or "CUDA" in fault.detail:
+                self.close()  # all later launches of a process fail after an illegal address in one
+            raise BaseKernelError(fault.detail) from fault
+        data = answer.arrays["block"].data
+        names, stray = changed_bytes(arena, data)
+        self._is_as_it_was &= not stray
+        block = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return BaseKernelRun(
+            {s.name: s.view(block).clone() for s in arena.slots}, tuple(names), stray, answer.seconds
+        )
+
+    def compile_ahead(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Compile for these calls, as `compile_calls` takes them, side by side. An interpreter compiles nothing.
+
+        It saves time and decides nothing: what cannot be compiled fails when it is launched.
+        """
+        if self._device == "cpu" or not calls:
+            return
+        self._compiles = True
+        try:
+            self._open().ask(COMPILE_ENTRY, {"calls": [dict(call) for call in calls]})
+        except CandidateFault:
+            self.close()
+
+    def compiled(self) -> TensorArrays:
+        """The files of what was compiled here, see `BaseBinaries`."""
+        if self._device == "cpu":
+            return {}
+        try:
+            return self._open().ask(READ_ENTRY, {}).arrays
+        except CandidateFault:
+            self.close()
+            return {}
+
+    def newly_compiled(self) -> TensorArrays:
+        """The same without what was compiled before, for verifications to come: they may ask for it, too."""
+        if self._cell is None or not self._compiles:
+            return {}
+        return {name: array for name, array in self.compiled().items() if name not in self._binaries}
+
+    def _open(self) -> Cell:
+        if self._cell is not None and time.monotonic() - self._opened > self._limits.wall_s / 2:
+            self.close()
+        if self._cell is None:
+            self._cell = self._new_cell()
+            if self._binaries:
+                self._cell.ask(WRITE_ENTRY, {}, self._binaries)
+            if self._cell.age is not None:
+                return self._cell
+            self._cell.ask(
+                f"{CELL_ENTRIES}:prepare",
+                {
+                    "file": BASE_FILE,
+                    "entry": "run",
+                    "language": "triton",
+                    "format": "own",
+                    "device": self._device,
+                    "timed": False,
+                },
+            )
+        return self._cell
+
+    def _new_cell(self) -> Cell:
+        """One that was left, unless it has not long to live, or a fresh one."""
+        self._is_as_it_was = True
+        cell = self._work.cell(self._limits, name=self._name)
+        if cell.age is not None and cell.age > self._limits.wall_s / 2:
+            cell.close()
+            cell = self._work.cell(self._limits, name=self._name)
+        self._opened = time.monotonic() - (cell.age or 0.0)
+        return cell
+
+
+def call_arguments(
+    arguments: Sequence[Argument], scalars: Mapping[str, Any], grid: Sequence[int] | None, config: Config
+) -> dict[str, Any]:
+    """The arguments of `run` in a cell (see `launcher`), as `skeleton.filled` reads them."""
+    views = {a.name: [list(a.shape), list(a.stride)] for a in arguments if a.kind == "tensor"}
+    options = {n: v for n, v in config.parameters().items() if n not in dict(config.kwargs)}
+    named: dict[str, Any] = {
+        "_views": {"v": views},
+        "_grid": {"v": None if grid is None else list(grid)},
+        "_meta": {"v": dict(config.kwargs)},
+        "_options": {"v": options},
+    }
+    named |= {name: {"t": name} for name in views}
+    return {"args": [], "kwargs": named | {name: {"v": value} for name, value in scalars.items()}}
+
+
+def tensor_view(memory: torch.Tensor, argument: Argument) -> torch.Tensor:
+    """A tensor as the kernel sees it."""
+    return memory.as_strided(argument.shape, argument.stride)
+
+
+def gap_mask(argument: Argument) -> torch.Tensor:
+    """Which elements of its memory belong to no element of a tensor, [span]."""
+    free = torch.ones(memory_span(argument), dtype=torch.bool)
+    if free.numel():
+        tensor_view(free, argument).fill_(False)
+    return free
+
+
+def surroundings_dependence(
+    one: BaseKernelRun, two: BaseKernelRun, writes: Iterable[str], device: str
+) -> str:
+    """Why two launches of the base, equal but for what surrounds the tensors, show that it does not accept
+    these arguments; empty if it does."""
+    if one.stray or two.stray:
+        return f"{one.stray or two.stray} bytes outside of its tensors change"
+    for name in writes:
+        a, b = one.memory[name], two.memory[name]
+        # An interpreter adds in one order: there, other bits come from reading elsewhere.
+        if not torch.equal(raw_bytes(a), raw_bytes(b)) and (device == "cpu" or not results_agree(a, b)):
+            return f"{name} depends on what lies around the tensors"
+    return ""
+
+
+def memory_bytes(memory: TensorMemory) -> int:
+    """Of all tensors together."""
+    return sum(t.nbytes for t in memory.values())
+
+
+def raw_bytes(value: torch.Tensor) -> torch.Tensor:
+    """Of each element, its bytes, [elements, bytes]."""
+    return value.contiguous().view(torch.uint8).reshape(len(value), -1)

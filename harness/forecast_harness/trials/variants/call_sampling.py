@@ -1,0 +1,373 @@
+"""Calls to try a kernel with: sizes, values and launch grids, drawn anew each time. Runs in the judge."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.records import Argument, Config, Scalar
+from forecast_autotune.variants.entry import grid_extent
+from forecast_autotune.variants.signature import memory_span, places, stride_structure
+from forecast_harness.targets.kernels.base_kernel import BaseKernel
+from forecast_harness.targets.kernels.grids import GridFormula, GridFormulaSwitch, fit_grid
+from forecast_harness.targets.kernels.kernel_file import find_kernel, import_file
+from forecast_harness.targets.kernels.sizes import CallSizes, largest_tensor
+from forecast_harness.trials.variants.base_runner import TensorMemory, gap_mask, tensor_view
+from forecast_harness.verify.problems.input_values import draw
+
+HUGE_REGIME = "huge"
+CALL_REGIMES = ("normal", "uniform", "offset", HUGE_REGIME)
+"""`huge` goes up to half of the dtype's range, but not beyond ten thousands: it shows a softmax without its
+maximum. `offset` shows a variance that cancels. The others as in `verify.draws`."""
+MAX_PROGRAMS = {"cpu": 48, "cuda": 1 << 22}
+"""Programs of a drawn launch at most, if possible: an interpreter runs one after another."""
+MAX_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 22}
+"""Elements of a drawn tensor at most, at first."""
+_TARGET_LAUNCH_S = 1.0
+_FEWEST_ELEMENTS = 2048
+_MOST_CALL_BYTES = 64 << 20
+"""Of all tensors of a call at its recorded sizes: they travel to the cell and back for every launch."""
+_DRAW_ATTEMPTS = 60
+_MOST_EVEN_IN_A_ROW = 2
+"""Multiples of 16 in a row, after which a free size is no multiple."""
+_LARGEST_SIZE = 12_000
+"""Two and a half of the largest common row blocks, 4096."""
+
+GridFunction = Callable[[Mapping[str, Any]], tuple[int, ...] | None]
+"""Meta-parameters -> the call's own grid; None where it cannot be told."""
+
+
+@dataclass(frozen=True)
+class DrawnCall:
+    """One call. Tensors are their memory; gaps between strided rows hold NaN (integers: all bits set)."""
+
+    arguments: tuple[Argument, ...]
+    memory: TensorMemory
+    scalars: Mapping[str, Any]
+    """Everything that is no tensor, by name."""
+    grid: GridFunction
+
+    @property
+    def label(self) -> str:
+        """Sizes, for a person."""
+        shown = [
+            f"{a.name}{list(a.shape)}" if a.kind == "tensor" else f"{a.name}={a.value}"
+            for a in self.arguments
+        ]
+        return " ".join(shown)
+
+
+@dataclass
+class SizeLimiter:
+    """How large drawn tensors may be, so that a launch takes about a second at most."""
+
+    most: int
+    """Elements of a tensor."""
+
+    def note(self, call: Sequence[Argument], seconds: float) -> None:
+        """Draw smaller calls from now on, if the launch of this one took longer."""
+        if seconds > _TARGET_LAUNCH_S:
+            size = int(largest_tensor(call) * max(0.2, 0.7 * _TARGET_LAUNCH_S / seconds))
+            self.most = min(self.most, max(_FEWEST_ELEMENTS, size))
+
+
+class CallSource(Protocol):
+    """Where calls come from."""
+
+    pace: SizeLimiter
+
+    def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
+        """A fresh call; for this config, if given. Raises `RecordError` when none can be made."""
+
+    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+        """The same call with fresh values, of another regime."""
+
+
+class RecordedCalls:
+    """Calls of a recorded form: sizes by `CallSizes`, grids by formula or as recorded, random values."""
+
+    def __init__(self, subject: BaseKernel, device: str) -> None:
+        """Raises `RecordError` when there is no recorded call."""
+        self.subject, self._device = subject, device
+        self.pace = SizeLimiter(MAX_ELEMENTS[device])
+        self.sizes = CallSizes.of(subject.calls)
+        self.formula: GridFormula | GridFormulaSwitch | None = fit_grid(subject.launches)
+        if self.formula is None:
+            self.sizes = self.sizes.frozen()
+        self._even: Counter[tuple[str, ...]] = Counter()
+        self._turns: list[int] = []
+
+    def with_sizes(self, sizes: CallSizes) -> RecordedCalls:
+        """The same with other sizes, at the same pace."""
+        made = copy.copy(self)
+        made.sizes = sizes
+        made._even, made._turns = Counter(), []
+        return made
+
+    def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
+        """A call of `draw_arguments`, with values."""
+        arguments = self.draw_arguments(generator, config)
+        return self._make_call(arguments, partial(self.grid_of, arguments), regime, generator)
+
+    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+        """Fresh values at the same sizes, strides and alignment: what was compiled for the call stays of use."""
+        return self._make_call(drawn.arguments, drawn.grid, regime, generator)
+
+    def draw_arguments(
+        self, generator: torch.Generator, config: Config | None = None
+    ) -> tuple[Argument, ...]:
+        """Sizes of few programs, some beyond the largest tile; as recorded, if none varies.
+
+        A few cases must not leave out by chance what a wrong variant fails at: each size is large in its
+        turn, and no size that may be anything is a multiple of 16 three times running.
+        """
+        rng = random.Random(int(torch.randint(0, 2**62, (), generator=generator)))
+        most, reach = self.pace.most, self._largest_size(config)
+        fewest: tuple[int, tuple[Argument, ...]] | None = None
+        free = [s for s in self.sizes.varied if s.size_class == "any"]
+        if not self._turns:
+            self._turns = rng.sample(range(self.sizes.draw_kinds), self.sizes.draw_kinds)
+        turn = self._turns.pop() if self._turns else None
+        sizes = self.sizes.with_classes(
+            {s: "odd" for s in free if self._even[s.places] >= _MOST_EVEN_IN_A_ROW}
+        )
+        for attempt in range(_DRAW_ATTEMPTS if self.sizes.varied else 1):
+            arguments = sizes.draw(rng, most=most, reach=max(32, reach >> (attempt // 10)), turn=turn)
+            programs = self._programs(partial(self.grid_of, arguments), config)
+            # Fixed sizes under small tiles may allow no fewer.
+            fewest = min(fewest or (programs, arguments), (programs, arguments), key=lambda x: x[0])
+            if programs <= MAX_PROGRAMS[self._device]:
+                break
+        assert fewest is not None
+        found = places(fewest[1])
+        for s in free:
+            even = found[s.places[0]] % 16 == 0
+            self._even[s.places] = self._even[s.places] + 1 if even else 0
+        return fewest[1]
+
+    def _largest_size(self, config: Config | None) -> int:
+        """The largest size: past two tiles of this config, or of any."""
+        listed = self.subject.configs if config is None else (config,)
+        tiles = [v for c in listed for _, v in c.kwargs if isinstance(v, int) and not isinstance(v, bool)]
+        return int(min(_LARGEST_SIZE, max([*tiles, 64]) * 2.5))
+
+    def _programs(self, grid: GridFunction, config: Config | None) -> int:
+        """Programs of a launch with this config, or with the one of fewest; 0 where no grid is known."""
+        listed = self.subject.configs if config is None else (config,)
+        return min((_grid_programs(found) for c in listed if (found := grid(c.parameters()))), default=0)
+
+    def _make_call(
+        self, arguments: tuple[Argument, ...], grid: GridFunction, regime: str, generator: torch.Generator
+    ) -> DrawnCall:
+        tensors = [a for a in arguments if a.kind == "tensor"]
+        if any(a.extra for a in tensors):
+            raise RecordError("tensor descriptors made by the caller cannot be drawn: give inputs(random)")
+        size = sum(memory_span(a) * getattr(torch, a.dtype).itemsize for a in tensors)
+        if size > _MOST_CALL_BYTES:
+            raise RecordError(
+                f"its tensors take {size >> 20} MiB, more than the {_MOST_CALL_BYTES >> 20} MiB that are checked, and "
+                "other sizes cannot be drawn"
+            )
+        least = min((n for a in tensors for n in a.shape if n > 1), default=2)
+        memory = {}
+        for a in tensors:
+            dtype = getattr(torch, a.dtype)
+            flat = _random_values(memory_span(a), dtype, regime, least, generator)
+            if a.name in self.subject.zeroed:
+                flat.zero_()
+            if len(a.shape) == 1 and _is_index_dtype(dtype) and torch.rand((), generator=generator) < 0.5:
+                flat = flat.sort().values  # pointers to where rows begin ascend: else there is nothing to do
+            memory[a.name] = torch.where(gap_mask(a), _unset(flat), flat) if _has_gaps(a) else flat
+        scalars = {a.name: _scalar_value(a) for a in arguments if a.kind != "tensor"}
+        return DrawnCall(arguments, memory, scalars, grid)
+
+    def grid_of(self, arguments: Sequence[Argument], meta: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The launch grid of a call under these meta-parameters; None where it cannot be told."""
+        constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
+        if self.formula is not None:
+            try:
+                return self.formula(arguments, {**constants, **meta})
+            except (KeyError, TypeError):
+                return None
+        sizes = places(arguments)
+        given = {**constants, **meta}
+        for launch in self.subject.launches:
+            alike = all(launch.sizes.get(p) == n for p, n in sizes.items())
+            if alike and all(given.get(n) == v for n, v in launch.meta.items()):
+                return launch.grid
+        return None
+
+
+class UserCalls:
+    """Calls that `inputs(random)` of the user's file draws.
+
+    It returns a dict of the arguments by name (tensors on the CPU), and under `grid` what the kernel would be
+    called with: numbers, or a function of the meta-parameters. Sizes and values should differ each time.
+    """
+
+    def __init__(self, subject: BaseKernel) -> None:
+        """Raises `RecordError` for a file without `inputs`, and what the file raises."""
+        self.subject = subject
+        self.pace = SizeLimiter(0)  # sizes are the user's to choose
+        self._module = import_file(Path(subject.file))
+        if not callable(getattr(self._module, "inputs", None)):
+            raise RecordError(f"{subject.file} has no function inputs(random)")
+
+    def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
+        """One call of the user's function; the regime is theirs to choose."""
+        rng = random.Random(int(torch.randint(0, 2**62, (), generator=generator)))
+        given = dict(self._module.inputs(rng))
+        grid = given.pop("grid", None)
+        arguments, memory, scalars = [], {}, {}
+        constexpr = self._constexprs
+        for name, value in given.items():
+            if isinstance(value, torch.Tensor):
+                argument = _tensor_argument(name, value)
+                if stride_structure(argument) is None:
+                    raise RecordError(f"inputs() gave {name} with overlapping strides {list(value.stride())}")
+                flat = (
+                    value.as_strided((memory_span(argument),), (1,)) if value.numel() else value.reshape(-1)
+                )
+                memory[name] = flat.clone()
+                if name in self.subject.zeroed:
+                    memory[name].zero_()
+            else:
+                argument = _scalar_argument(name, value, name in constexpr)
+                scalars[name] = value
+            arguments.append(argument)
+        return DrawnCall(tuple(arguments), memory, scalars, partial(self._grid, grid, given))
+
+    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+        """Another call of the user's function, which draws sizes and values together."""
+        return self.draw(regime, generator)
+
+    @cached_property
+    def _constexprs(self) -> tuple[str, ...]:
+        from forecast_autotune.variants.contract import read_contract
+
+        return read_contract(self.subject.source, self.subject.kernel).meta
+
+    @staticmethod
+    def _grid(grid: Any, given: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[int, ...] | None:
+        try:
+            return grid_extent(grid, given, meta)
+        except (KeyError, TypeError, ForecastAutotuneError):
+            return None
+
+
+def heuristics_of(subject: BaseKernel) -> list[Mapping[str, Callable[[dict[str, Any]], Any]]]:
+    """The `values` of every `@heuristics` above the kernel in the user's file, outermost first."""
+    if not subject.file:
+        return []
+    found = []
+    kernel = find_kernel(import_file(Path(subject.file)), subject.name)
+    while hasattr(kernel, "fn"):
+        if isinstance(getattr(kernel, "values", None), dict):
+            found.append(kernel.values)
+        kernel = kernel.fn
+    return found
+
+
+def with_heuristics(
+    drawn: DrawnCall,
+    layers: Sequence[Mapping[str, Callable[[dict[str, Any]], Any]]],
+    meta: Mapping[str, Any],
+    takes: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """The scalars of a call with what heuristics make of it under these meta-parameters.
+
+    With `takes`, only of parameters among these: a variant may lack what the others are made of.
+    """
+    if not layers:
+        return dict(drawn.scalars)
+    tensors = {a.name: tensor_view(drawn.memory[a.name], a) for a in drawn.arguments if a.kind == "tensor"}
+    known = {**tensors, **drawn.scalars, **meta}
+    found: dict[str, Any] = {}
+    for layer in layers:
+        for name, rule in layer.items():
+            if takes is None or name in takes:
+                found[name] = known[name] = rule(known)
+    return {**drawn.scalars, **found}
+
+
+def unset_like(memory: torch.Tensor) -> torch.Tensor:
+    """All bits set: a NaN in every floating dtype, so an element that is never written shows."""
+    return _unset(memory)
+
+
+def _unset(like: torch.Tensor) -> torch.Tensor:
+    raw = torch.full((like.numel() * like.element_size(),), 255, dtype=torch.uint8)
+    # Booleans have two values only.
+    return torch.zeros_like(like) if like.dtype == torch.bool else raw.view(like.dtype)
+
+
+def _has_gaps(tensor: Argument) -> bool:
+    """Whether some of its memory may belong to no element."""
+    strides = [s for n, s in zip(tensor.shape, tensor.stride, strict=True) if n > 1]
+    return not all(strides) or math.prod(tensor.shape) < memory_span(tensor)
+
+
+def _random_values(
+    count: int, dtype: torch.dtype, regime: str, least: int, generator: torch.Generator
+) -> torch.Tensor:
+    if regime == HUGE_REGIME and dtype.is_floating_point:
+        wide = torch.float64 if dtype.itemsize > 4 else torch.float32
+        return (draw((count,), wide, "normal", generator) * min(1e4, torch.finfo(dtype).max / 8)).to(dtype)
+    if dtype.is_floating_point or dtype == torch.bool:
+        return draw((count,), dtype, "normal" if regime == HUGE_REGIME else regime, generator)
+    if _is_index_dtype(dtype):  # into the smallest of all dimensions they are within bounds
+        return torch.randint(0, least, (count,), generator=generator).to(dtype)
+    info = torch.iinfo(dtype)
+    return torch.randint(info.min, info.max + 1, (count,), generator=generator).to(dtype)
+
+
+def _is_index_dtype(dtype: torch.dtype) -> bool:
+    """Whether these are wide integers, which are mostly indices."""
+    return not dtype.is_floating_point and dtype.itemsize > 2
+
+
+def _scalar_value(argument: Argument) -> Scalar:
+    if argument.kind == "none":
+        return None
+    return argument.value
+
+
+def _tensor_argument(name: str, value: torch.Tensor) -> Argument:
+    return Argument(
+        name,
+        "tensor",
+        str(value.dtype).removeprefix("torch."),
+        tuple(value.shape),
+        tuple(value.stride()),
+        value.data_ptr() % 16 == 0,
+    )
+
+
+def _scalar_argument(name: str, value: Any, constexpr: bool) -> Argument:
+    """As `forecast_integrations.triton.problem.describe` has it; what cannot travel as JSON is refused."""
+    if value is None:
+        return Argument(name, "none")
+    if not isinstance(value, bool | int | float | str):
+        raise RecordError(f"inputs() gave {name} as a {type(value).__name__}: a cell takes numbers and texts")
+    if constexpr:
+        return Argument(name, "constexpr", value=value)
+    kinds = {bool: "i1", float: "fp32", str: "str"}
+    small = isinstance(value, int) and -(2**31) <= value < 2**31
+    return Argument(name, "scalar", kinds.get(type(value), "i32" if small else "i64"), value=value)
+
+
+def _grid_programs(grid: Sequence[int]) -> int:
+    total = 1
+    for n in grid:
+        total *= max(0, n)
+    return total

@@ -1,0 +1,418 @@
+"""What may be asked of a base kernel, found out by running it: see `KernelSurvey`. Runs in the judge."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
+from forecast_autotune.variants.signature import in_size_class, signature_of
+from forecast_harness.sandbox.jobs import TensorArrays
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.targets.kernels.sizes import CallSizes, SizeClass
+from forecast_harness.trials.variants.base_compilation import calls_to_compile
+from forecast_harness.trials.variants.base_runner import (
+    BaseKernelError,
+    BaseKernelRun,
+    BaseKernelRunner,
+    TensorMemory,
+    gap_mask,
+    raw_bytes,
+    surroundings_dependence,
+)
+from forecast_harness.trials.variants.call_sampling import (
+    CallSource,
+    DrawnCall,
+    RecordedCalls,
+    UserCalls,
+    heuristics_of,
+    unset_like,
+    with_heuristics,
+)
+from forecast_harness.trials.variants.tolerance import results_agree
+from forecast_harness.verify.cost_control import PhaseTimer
+
+_CONFIGS_TRIED = 3
+_CONFIG_TRIAL_DRAWS = 4
+"""Calls that configs are tried on; sizes that cannot be right may be among them."""
+_ACCEPTANCE_DRAWS = 6
+"""Draws that a set of classes is tried with."""
+_MOST_QUIET_DRAWS = 16
+"""Most draws while none made the base write anything: extents that are read from
+drawn index pointers are often empty."""
+_OBSERVED_CALLS = 32
+"""Calls of the user's own `inputs` that are looked at."""
+MULTIPLE_EVIDENCE = (3, 1)
+"""Different cases in which a size must be a multiple of another to hang together with it: at first, and
+where the base kernel accepts no independent sizes."""
+_CHANCE_EQUAL_SIZE = 16
+"""Sizes up to this are equal by chance often enough to be tried apart."""
+_COVERED_SHARE = 0.99
+"""Share of a written tensor that drawn sizes must have written, where the grid is a guess."""
+
+
+def call_source(subject: BaseKernel, survey: KernelSurvey | None, device: str) -> CallSource:
+    """Where calls come from; with a survey, such as it found to work."""
+    if subject.inputs:
+        return UserCalls(subject)
+    found = RecordedCalls(subject, device)
+    if survey is None:
+        return found
+    found.pace.most = survey.most
+    return found.with_sizes(survey.sizes(subject.calls))
+
+
+@dataclass
+class KernelSurveyor:
+    """One survey in the making."""
+
+    subject: BaseKernel
+    reference: BaseKernelRunner
+    device: str
+    generator: torch.Generator
+    config: Config = field(init=False)
+    writes: set[str] = field(default_factory=set)
+    updates: set[str] = field(default_factory=set)
+    deterministic: bool = True
+    _rejections: list[str] = field(default_factory=list)
+    """Why the base kernel did not accept arguments, one sentence each."""
+
+    def __post_init__(self) -> None:
+        self._layers = heuristics_of(self.subject)
+
+    def survey(self) -> KernelSurvey:
+        """Find out. Raises `RecordError` for a base kernel that accepts nothing that can be drawn."""
+        source = call_source(self.subject, None, self.device)
+        self._pace = source.pace
+        if isinstance(source, UserCalls):
+            self._choose(source)
+            return self._observed(source)
+        assert isinstance(source, RecordedCalls)
+        self._choose(source)
+        self.compile_for(source)
+        # What arguments that it does not accept make it do is nothing to go by.
+        self.writes, self.updates, self.deterministic = set(), set(), True
+        sizes, evidence = self._accepted_sizes(source)
+        sizes, untied = self._freeze_chance_scalars(source.with_sizes(sizes))
+        return KernelSurvey(
+            **self._found(),
+            words={s.places[0]: s.size_class for s in sizes.sizes},
+            evidence=evidence,
+            untied=untied,
+            most=source.pace.most,
+            signature=self._signature(sizes),
+            grid=str(source.formula or "as recorded"),
+        )
+
+    def compile_for(self, source: CallSource, *, wide: bool = False) -> None:
+        """Have the base compiled side by side for what `source` draws; `wide`: also as it is compared with."""
+        if self.device != "cpu":
+            wide_on = self.device if wide else ""
+            self.reference.compile_ahead(
+                calls_to_compile(source, self.config, self._layers, self.generator, wide_on=wide_on)
+            )
+
+    def _found(self) -> dict[str, Any]:
+        return {
+            "writes": tuple(sorted(self.writes)),
+            "updates": tuple(sorted(self.updates)),
+            "config": self.config,
+            "deterministic": self.deterministic,
+        }
+
+    def _signature(self, sizes: CallSizes) -> str:
+        if sizes.varied:
+            return sizes.signature(self.writes)
+        return signature_of(
+            Problem("", Kernel(self.subject.kernel), sizes.arguments, Device("")), self.writes
+        )
+
+    def _observed(self, source: UserCalls) -> KernelSurvey:
+        calls = [source.draw("normal", self.generator) for _ in range(_OBSERVED_CALLS)]
+        for n, drawn in enumerate(calls):
+            if n >= _ACCEPTANCE_DRAWS and self.writes:
+                break
+            if not self._depends_on_arguments_alone(drawn, self._learn_writes(drawn)):
+                raise self._refused("")
+        if not self.writes:
+            self._rejections.append(f"it writes to no tensor in {len(calls)} calls")
+            raise self._refused("")
+        sizes = CallSizes.observed([drawn.arguments for drawn in calls])
+        return KernelSurvey(**self._found(), signature=sizes.signature(self.writes), grid="of inputs(random)")
+
+    def _choose(self, source: CallSource) -> None:
+        """The first config that works on something that was drawn, of few programs in an interpreter, else of many.
+
+        An interpreter runs one program after the other; a device runs them all at once, and its compiler takes
+        seconds for large tiles.
+        """
+        sign = 1 if self.device == "cpu" else -1
+        for _ in range(_CONFIG_TRIAL_DRAWS):
+            drawn = source.draw("normal", self.generator)
+            counted = [(c, drawn.grid(c.parameters())) for c in self.subject.configs]
+            able = sorted(((c, g) for c, g in counted if g), key=lambda x: sign * _grid_programs(x[1] or ()))
+            if not able:
+                raise RecordError(
+                    "the launch grid of no config is known: "
+                    + (
+                        f"inputs(random) of {self.subject.file} must give it under 'grid', as numbers or as a "
+                        "function of the meta-parameters that fails on none of them"
+                        if self.subject.inputs
+                        else "let the kernel be tuned once, or give inputs(random)"
+                    )
+                )
+            for config, _ in able[:_CONFIGS_TRIED]:
+                self.config = config
+                try:
+                    self._learn_writes(drawn)
+                except BaseKernelError as error:
+                    self._rejections.append(str(error))
+                    continue
+                if self.writes:
+                    return
+            self.config = able[0][0]
+
+    def _accepted_sizes(self, source: RecordedCalls) -> tuple[CallSizes, int]:
+        """The classes of sizes that the base accepts, and the evidence that multiples of sizes needed.
+
+        As many sizes as possible are varied, and as freely: all to any value; else without those that look
+        like a constexpr; else with those that are multiples of another taken to hang together with it; else
+        to multiples of 16, then of 128; then with the smallest frozen, one after another, as those are
+        likeliest to be built into the kernel. What was tied too tightly is loosened again at the end.
+        """
+        tried, words, evidence = self._first_accepted(source)
+        if words is None:
+            words = self._accepted_words(tried)
+        for size in tried.sizes.varied:
+            for looser in ("any", "16", "128"):
+                if words.get(size, "any") == looser:
+                    break
+                if _fits_class(size, looser) and self._accept(tried, {**words, size: looser}):
+                    words[size] = looser
+                    break
+        settled = tried.sizes.with_classes(words)
+        if not settled.varied and not self._accepts(source.with_sizes(settled)):
+            raise self._refused("drawn arguments, nor random values at the recorded sizes")
+        return settled, evidence
+
+    def _first_accepted(
+        self, source: RecordedCalls
+    ) -> tuple[RecordedCalls, dict[SizeClass, str | int] | None, int]:
+        """The first model of sizes that is accepted, with what is frozen of it; else the last, and None."""
+        tried, evidence = source, MULTIPLE_EVIDENCE[0]
+        for evidence in MULTIPLE_EVIDENCE if source.sizes.varied else ():
+            tried = source.with_sizes(CallSizes.of(self.subject.calls, evidence=evidence))
+            near: dict[SizeClass, str | int] = {s: s.recorded for s in tried.sizes.near_constants}
+            for some in ({}, near) if near else ({},):
+                if self._accept(tried, some):
+                    return tried, dict(some), evidence
+        return tried, None, evidence
+
+    def _freeze_chance_scalars(self, source: RecordedCalls) -> tuple[CallSizes, tuple[str, ...]]:
+        """Small scalars that equal a size by chance (a group of 4, a batch of 4) keep their value instead.
+
+        Only where the base accepts that: a number of rows that did not follow its tensor would show.
+        """
+        found: list[str] = []
+        for size in source.sizes.varied:
+            scalars = [p for p in size.places if "." not in p]
+            for place in (
+                scalars if size.recorded <= _CHANCE_EQUAL_SIZE and len(scalars) < len(size.places) else ()
+            ):
+                loose = source.with_sizes(source.sizes.untied(place))
+                if self._accepts(loose):
+                    source = loose
+                    found.append(place)
+        return source.sizes, tuple(found)
+
+    def _accepted_words(self, source: RecordedCalls) -> dict[SizeClass, str | int]:
+        """Words that are accepted with some size varied; all frozen, if there are none."""
+        varied = source.sizes.varied
+        words: dict[SizeClass, str | int] = {}
+        for word in ("16", "128"):
+            words = {s: word if _fits_class(s, word) else words.get(s, "any") for s in varied}
+            if self._accept(source, words):
+                return words
+        for size in sorted(varied, key=lambda s: s.recorded):
+            words[size] = size.recorded
+            if any(isinstance(w, str) for w in words.values()) and self._accept(source, words):
+                break
+        return words
+
+    def _accept(self, source: RecordedCalls, words: Mapping[SizeClass, str | int]) -> bool:
+        sizes = source.sizes.with_classes(words)
+        return bool(sizes.varied) and self._accepts(source.with_sizes(sizes))
+
+    def _accepts(self, source: RecordedCalls) -> bool:
+        """Whether the base takes what is drawn; what it then does is added to what it was seen to do.
+
+        What it takes only grows, so whatever it wrote before is still among it.
+        """
+        before = self.writes, self.updates, self.deterministic
+        self.writes, self.updates, self.deterministic = set(), set(), True
+        try:
+            for n in range(1, _MOST_QUIET_DRAWS + 1):
+                drawn = source.draw("normal", self.generator)
+                ran = self._learn_writes(drawn)
+                if not self._depends_on_arguments_alone(drawn, ran, guessed=bool(source.sizes.varied)):
+                    break
+                if n >= _ACCEPTANCE_DRAWS and self.writes:
+                    self.writes |= before[0]
+                    self.updates |= before[1]
+                    self.deterministic &= before[2]
+                    return True
+            else:
+                self._rejections.append(
+                    f"it writes to no tensor in {_MOST_QUIET_DRAWS} calls ({drawn.label})"
+                )
+        except (BaseKernelError, RecordError) as error:
+            self._rejections.append(str(error))
+        self.writes, self.updates, self.deterministic = before
+        return False
+
+    def _learn_writes(self, drawn: DrawnCall) -> tuple[set[str], BaseKernelRun]:
+        """Which tensors are written, and of which the earlier contents matter. Raises `BaseKernelError`.
+
+        What held NaN before the last launch that showed it, and that launch.
+        """
+        first = self.launch(drawn, drawn.memory)
+        ran = set[str](), first
+        self.writes |= set(first.changed)
+        for name in first.changed:
+            if name in self.updates or name in self.subject.zeroed:
+                self.updates.add(name)
+                continue
+            if not drawn.memory[name].is_floating_point():
+                # A counter or a lock may be among them: integers keep what they are given.
+                self.updates.add(name)
+                continue
+            other = self.launch(drawn, {**drawn.memory, name: unset_like(drawn.memory[name])})
+            ran = {name}, other
+            fresh = ~other.memory[name].isnan()
+            same_there = torch.equal(
+                raw_bytes(other.memory[name])[fresh], raw_bytes(first.memory[name])[fresh]
+            )
+            untouched = torch.equal(
+                raw_bytes(first.memory[name])[~fresh], raw_bytes(drawn.memory[name])[~fresh]
+            )
+            if not (same_there and untouched) and not self._close(first, other, name, fresh):
+                self.updates.add(name)
+        return ran
+
+    @staticmethod
+    def _close(first: BaseKernelRun, other: BaseKernelRun, name: str, fresh: torch.Tensor) -> bool:
+        return bool(fresh.all()) and results_agree(first.memory[name], other.memory[name])
+
+    def _depends_on_arguments_alone(
+        self,
+        drawn: DrawnCall,
+        before: tuple[set[str], BaseKernelRun],
+        *,
+        guessed: bool = False,
+    ) -> bool:
+        """Whether the base's result depends on its arguments alone, and lies where it belongs.
+
+        `before`: of `_learn_writes` for this call; its launch may be as those that are compared here.
+        """
+        memory = self.initial(drawn)
+        unset, one = before
+        if unset != self.writes - self.updates:
+            one = self.launch(drawn, memory)
+        two = self.launch(drawn, memory)
+        said = surroundings_dependence(one, two, self.writes, self.device)
+        for name in self.writes - self.updates if guessed and not said else ():
+            element = ~gap_mask(tensor_argument(drawn.arguments, name))
+            left = float(one.memory[name][element].isnan().double().mean()) if element.any() else 0.0
+            if left > 1 - _COVERED_SHARE:
+                said = f"{left:.0%} of {name} stays unwritten on a guessed grid"
+        if said:
+            self._rejections.append(f"{said} ({drawn.label})")
+            return False
+        if any(not torch.equal(raw_bytes(one.memory[n]), raw_bytes(two.memory[n])) for n in self.writes):
+            self.deterministic = False
+        return True
+
+    def initial(self, drawn: DrawnCall) -> TensorMemory:
+        """The memory with NaN in all that the base writes without reading."""
+        fresh = self.writes - self.updates
+        return {n: unset_like(t) if n in fresh else t for n, t in drawn.memory.items()}
+
+    def launch(self, drawn: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
+        """Run the base with its chosen config. Raises `BaseKernelError`."""
+        ran = launch_base(self.reference, drawn, memory, self.config, self._layers)
+        self._pace.note(drawn.arguments, ran.seconds)
+        return ran
+
+    def _refused(self, what: str) -> RecordError:
+        """`what` was drawn; calls of the user's own are theirs to mend."""
+        said = "; ".join(
+            dict.fromkeys(text[:300] for text in (*self._rejections[:1], *self._rejections[-1:]))
+        )
+        where = " in Triton's interpreter" if self.device == "cpu" else ""
+        if self.subject.inputs:
+            return RecordError(
+                f"{self.subject.kernel} does not run{where} on what inputs(random) of {self.subject.file} "
+                f"gives: {said}"
+            )
+        return RecordError(
+            f"{self.subject.kernel} does not accept {what}{where}: {said}. Define in the kernel's file a "
+            "function inputs(random) that returns the arguments of one call by name (tensors on the CPU), "
+            'and under "grid" what it is launched with; sizes and values should differ from call to call'
+        )
+
+
+def launch_base(
+    reference: BaseKernelRunner,
+    drawn: DrawnCall,
+    memory: TensorMemory,
+    config: Config,
+    layers: Sequence[Mapping[str, Any]],
+) -> BaseKernelRun:
+    """Run the base kernel with one config. Raises `BaseKernelError`."""
+    meta = config.parameters()
+    grid = drawn.grid(meta)
+    if grid is None:
+        raise BaseKernelError(f"the launch grid of {config} is not known")
+    scalars = with_heuristics(drawn, layers, meta)
+    return reference.run(drawn.arguments, scalars, memory, grid, config)
+
+
+def survey_kernel(
+    work: Any, subject: BaseKernel, device: str, seed: int, name: str = ""
+) -> tuple[KernelSurvey, TensorArrays, dict[str, float]]:
+    """Survey a base kernel in a cell of this work, or in one that was left under this `name`, which ends then.
+
+    Also what it was compiled to for verifications to come, see `BaseBinaries`, and where the seconds went.
+    """
+    reference, steps = BaseKernelRunner(work, device, random.Random(seed), name=name), PhaseTimer()
+    try:
+        surveyor = KernelSurveyor(subject, reference, device, torch.Generator().manual_seed(seed))
+        with steps.phase("launches"):
+            found = surveyor.survey()
+        with steps.phase("binaries"):
+            surveyor.compile_for(call_source(subject, found, device), wide=True)
+            binaries = reference.compiled()
+        return found, binaries, steps.to_json()
+    finally:
+        reference.close()
+
+
+def _fits_class(size: SizeClass, word: str) -> bool:
+    return in_size_class(size.recorded, word)
+
+
+def tensor_argument(arguments: Sequence[Argument], name: str) -> Argument:
+    """The argument of this name."""
+    return next(a for a in arguments if a.name == name)
+
+
+def _grid_programs(grid: Sequence[int]) -> int:
+    total = 1
+    for n in grid:
+        total *= max(0, n)
+    return total

@@ -1,0 +1,406 @@
+"""Verification of a variant as a problem for the judge: drawn calls, and the base kernel as the reference."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from forecast_autotune.records import Argument, Config
+from forecast_autotune.variants.signature import memory_span
+from forecast_harness.sandbox.api import SandboxError
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.targets.kernels.sizes import largest_tensor
+from forecast_harness.trials.variants.base_runner import (
+    BaseKernelError,
+    BaseKernelRun,
+    BaseKernelRunner,
+    TensorMemory,
+    call_arguments,
+    gap_mask,
+    memory_bytes,
+    surroundings_dependence,
+    tensor_view,
+)
+from forecast_harness.trials.variants.call_sampling import (
+    HUGE_REGIME,
+    DrawnCall,
+    UserCalls,
+    heuristics_of,
+    unset_like,
+    with_heuristics,
+)
+from forecast_harness.trials.variants.compilation.compiled_forms import CompiledForms, call_form
+from forecast_harness.trials.variants.config_choice import work_of_a_warp
+from forecast_harness.trials.variants.kernel_survey import call_source, launch_base, tensor_argument
+from forecast_harness.trials.variants.tolerance import compare_with_base, widened
+from forecast_harness.verify.bits import same_bits
+from forecast_harness.verify.problems.problem import (
+    OUTSIDE_DOMAIN,
+    CheckFinding,
+    DrawSpec,
+    LaunchCase,
+)
+from forecast_harness.verify.verdict import ReasonCode
+
+if TYPE_CHECKING:
+    import torch
+
+_OTHER_CONFIGS = 4
+"""Configs of the base, about, that are tried where a variant differs from it."""
+_OWN_CONFIG_WORK = 16.0
+"""Times the work of a warp that the variant's own config may have more than another of the base's that is tried before
+it."""
+_MOST_REFUSED_DRAWS = 8
+"""Draws that the base may refuse in a row."""
+
+
+class ProposedCall(NamedTuple):
+    """How a variant will be called, unless the base refuses what was drawn."""
+
+    call: dict[str, Any]
+    """As `compile_calls` takes it."""
+    config: Config
+    bytes: int
+    """Held for it from now on."""
+    work: float
+    """Of a warp, which tells about how long it takes to compile."""
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """A call that was drawn and is yet to be shown to the base."""
+
+    drawn: DrawnCall
+    wanted: Config
+    """What its sizes were drawn for."""
+    config: Config
+    """What it is launched with."""
+
+
+class VariantProblem:
+    """Cases of one variant; each is launched with the next of its configs."""
+
+    def __init__(
+        self,
+        subject: BaseKernel,
+        survey: KernelSurvey,
+        reference: BaseKernelRunner,
+        configs: Sequence[Config],
+        device: str,
+        deterministic: bool,
+        takes: Collection[str],
+    ) -> None:
+        """`takes` are the variant's parameters."""
+        self.deterministic = deterministic
+        self.configs = list(configs)
+        self._subject, self._survey, self._reference = subject, survey, reference
+        self._device, self._takes = device, frozenset(takes)
+        self._layers = heuristics_of(subject)
+        self._turn = itertools.count()
+        self._arguments: dict[str, tuple[Argument, ...]] = {}
+        self._kept: dict[str, deque[LaunchCase]] = {}
+        self._proposals: dict[tuple[int | None, str], deque[_Proposal]] = {}
+        self._configs_of: dict[str, Config] = {}
+        self._slow = False
+        """Whether the variant took long for something: what was drawn before may be too large."""
+        self._differing: Config | None = None
+        """Under which the base itself gave another result, the last time that it did."""
+        self._compiled = CompiledForms()
+        self._source = call_source(subject, survey, device)
+
+    def open_base(self) -> None:
+        """Have the base kernel's cell opened, which the first `case` would wait for."""
+        self._reference.open()
+
+    def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
+        """A fresh call. `axes` may name a `config` by its number; otherwise the next one is taken, or a kept case.
+
+        On a device the next one gives way to another that was compiled for such a call already, where there is one:
+        a verification launches many calls, and compiling each anew would take most of its time.
+        """
+        number = _config_number(axes)
+        kept = self._kept.get(how.regime) if number is None else None
+        while kept:
+            case = kept.popleft()
+            if self.fits(case) and self.config_of(case) in self.configs:
+                return case
+        proposal = self._next_proposal(number, how.regime)
+        wanted = proposal.wanted if proposal else self._next_config(number)
+        drawn, outputs, known = self._draw_accepted(how, wanted, proposal.drawn if proposal else None)
+        arguments = drawn.arguments
+        if proposal is not None and drawn is proposal.drawn:
+            config = proposal.config
+        else:
+            config = self._compiled_config(drawn, wanted, number)
+        tensors = {n: t for n, t in drawn.memory.items() if n not in outputs}
+        meta = config.parameters()
+        grid = drawn.grid(meta)
+        scalars = with_heuristics(drawn, self._layers, meta, self._takes)
+        unchanged = _contents(tensors)
+        # On a device it is worked out while the variant compiles; an interpreter would only wait for it sooner.
+        ahead = None if self._device == "cpu" else self._run_widened(drawn, {**tensors, **outputs})
+
+        def judge(
+            given: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor], *, asks_domain: bool = True
+        ) -> tuple[CheckFinding, float]:
+            memory, same = {**given, **outputs}, _contents(given) == unchanged
+            try:
+                plain = known if same else self._launch_base(drawn, memory)
+            except BaseKernelError as error:
+                raise SandboxError(f"the base kernel failed on {drawn.label}: {error}") from error
+            wide = ahead if same and self._device != "cpu" else self._run_widened(drawn, memory)
+            named = dict(zip(outputs, written, strict=True))
+            return self._compare_outputs(drawn, memory, plain, wide, named, config if asks_domain else None)
+
+        label = f"{drawn.label}, {config}"
+        self._arguments[label], self._configs_of[label] = arguments, config
+        return LaunchCase(
+            label,
+            call_arguments(arguments, scalars, grid, config),
+            tensors,
+            judge,
+            outputs,
+            {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned},
+            output_bytes=memory_bytes(outputs),
+            # Values of a user's own function may hang together: they are not changed one by one.
+            vary=(lambda generator: tensors) if isinstance(self._source, UserCalls) else None,
+            matches=lambda given, written: judge(given, written, asks_domain=False)[0] is None,
+        )
+
+    def propose(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> ProposedCall:
+        """Draw what `case` will give when it is next asked so, unless the base refuses it."""
+        number = _config_number(axes)
+        wanted = self._next_config(number)
+        drawn = self._source.draw(how.regime, how.generator, wanted)
+        config = self._compiled_config(drawn, wanted, number)
+        proposal = _Proposal(drawn, wanted, config)
+        self._proposals.setdefault((number, how.regime), deque()).append(proposal)
+        call, size = self._compiled_call(drawn, config, self._takes), memory_bytes(drawn.memory)
+        return ProposedCall(call, config, size, work_of_a_warp(config))
+
+    def _next_proposal(self, number: int | None, regime: str) -> _Proposal | None:
+        """The next that was drawn for such a case, and is launched with a config that can run."""
+        waiting = self._proposals.get((number, regime))
+        while waiting:
+            proposal = waiting.popleft()
+            if proposal.config in self.configs:
+                return proposal
+        return None
+
+    def _next_config(self, number: int | None) -> Config:
+        turn = next(self._turn)
+        return self.configs[(turn if number is None else number) % len(self.configs)]
+
+    def _compiled_config(self, drawn: DrawnCall, config: Config, number: int | None) -> Config:
+        """What to launch a call with that was drawn for this config: it is compiled for it from now on."""
+        if number is None and self._device != "cpu":  # an interpreter compiles nothing
+            config = self._compiled.instead_of(config, self.configs, lambda c: self._form(drawn, c))
+        self._compiled.note(config, self._form(drawn, config))
+        return config
+
+    def _compiled_call(
+        self, drawn: DrawnCall, config: Config, takes: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """A call as `compile_calls` takes it; `takes`: a variant's parameters, None for the base."""
+        meta = config.parameters()
+        scalars = with_heuristics(drawn, self._layers, meta, takes)
+        tensors = {
+            a.name: [a.dtype, memory_span(a), int(not a.aligned)]
+            for a in drawn.arguments
+            if a.kind == "tensor"
+        }
+        return {
+            "tensors": tensors,
+            "call": call_arguments(drawn.arguments, scalars, drawn.grid(meta), config),
+        }
+
+    def _form(self, drawn: DrawnCall, config: Config) -> Hashable | None:
+        """What of a call decides how the variant is compiled for it with a config; None where it has no grid."""
+        meta = config.parameters()
+        if drawn.grid(meta) is None:
+            return None
+        return call_form(drawn.arguments, with_heuristics(drawn, self._layers, meta, self._takes))
+
+    def keep(self, regime: str, case: LaunchCase) -> None:
+        """Give this case, once, to who next asks for one of its regime and for no config."""
+        self._kept.setdefault(regime, deque()).append(case)
+
+    def config_of(self, case: LaunchCase) -> Config:
+        """What a case of this problem is launched with."""
+        return self._configs_of[case.label]
+
+    def note_launch(self, case: LaunchCase, seconds: float) -> None:
+        """Draw smaller calls from now on, if the variant took long for this one."""
+        before = self._source.pace.most
+        self._source.pace.note(self._arguments[case.label], seconds)
+        self._slow = self._slow or self._source.pace.most < before
+
+    def fits(self, case: LaunchCase) -> bool:
+        """Whether a case that was drawn earlier is no larger than those that are drawn now."""
+        return not self._slow or largest_tensor(self._arguments[case.label]) <= self._source.pace.most
+
+    def _draw_accepted(
+        self, how: DrawSpec, config: Config, proposed: DrawnCall | None = None
+    ) -> tuple[DrawnCall, TensorMemory, BaseKernelRun]:
+        """A call that the base accepts, what its outputs hold before, and all memory after the base ran.
+
+        The one that was `proposed`, if it is accepted.
+
+        A survey tries a few calls, and may have missed what goes wrong on one in ten. Raises `SandboxError`
+        when nothing that is drawn is accepted.
+        """
+        for _ in range(_MOST_REFUSED_DRAWS):
+            drawn = proposed or self._source.draw(how.regime, how.generator, config)
+            proposed = None
+            fresh = set(self._survey.writes) - set(self._survey.updates)
+            outputs = {n: _initial_memory(drawn, n, n in fresh) for n in self._survey.writes}
+            memory = {**drawn.memory, **outputs}
+            try:
+                one, two = self._launch_base(drawn, memory), self._launch_base(drawn, memory)
+            except BaseKernelError as error:
+                said = str(error)
+                continue
+            said = surroundings_dependence(one, two, self._survey.writes, self._device)
+            if how.regime == HUGE_REGIME and _has_nonfinite(drawn, one):
+                # It does not handle such values, and how it does not is nothing to go by.
+                how = replace(how, regime="normal")
+                proposed = self._source.redraw(drawn, how.regime, how.generator)
+            elif not said:
+                if not (unseen := sorted(set(one.changed) - set(outputs))):
+                    return drawn, outputs, one
+                said = f"it writes to {', '.join(unseen)}, which it never did when it was surveyed"
+        raise SandboxError(f"the base kernel does not accept what is drawn: {said} ({drawn.label})")
+
+    def _launch_base(self, drawn: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
+        ran = launch_base(self._reference, drawn, memory, self._survey.config, self._layers)
+        self._source.pace.note(drawn.arguments, ran.seconds)
+        return ran
+
+    def _base_differs(
+        self,
+        drawn: DrawnCall,
+        memory: TensorMemory,
+        plain: BaseKernelRun,
+        wide: TensorMemory | None,
+        config: Config,
+    ) -> bool:
+        """Whether the base itself gives another result under this config, or under another of its own.
+
+        Asked only where a variant is found wrong: what is drawn may be no call that the base is made for, a
+        top 16 of 5 columns, and its result then says nothing.
+        """
+        for group in self._other_configs(config):
+            able = [c for c in group if drawn.grid(c.parameters()) is not None]
+            if len(able) > 1:  # alone it is compiled as soon by its launch
+                self._reference.compile_ahead([self._compiled_call(drawn, c) for c in able])
+            for one in able:
+                try:
+                    other = launch_base(self._reference, drawn, memory, one, self._layers).memory
+                except BaseKernelError:
+                    continue
+                if any(self._output_error(drawn, n, other[n], plain, wide)[0] for n in self._survey.writes):
+                    self._differing = one
+                    return True
+        return False
+
+    def _other_configs(self, own: Config) -> list[list[Config]]:
+        """Configs that the base is asked under to see whether it differs from itself, those of a group side by side.
+
+        What differed before mostly does again, and is compiled. Next, the variant's own says most. The others come by
+        how long they take to compile, as one that differs is enough: a tile that spills takes a minute, and so the own
+        one waits for its turn where it is far larger than they are.
+        """
+        listed = self._subject.configs
+        known = [] if self._differing is None else [self._differing]
+        left = dict.fromkeys((own, *listed[:: max(1, len(listed) // _OTHER_CONFIGS)]))
+        rest = sorted((c for c in left if c != self._survey.config and c not in known), key=work_of_a_warp)
+        groups = [known]
+        if own in rest and work_of_a_warp(own) <= _OWN_CONFIG_WORK * work_of_a_warp(rest[0]):
+            rest.remove(own)
+            groups.append([own])
+        return groups + [rest[i : i + 2] for i in range(0, len(rest), 2)]
+
+    def _output_error(
+        self, drawn: DrawnCall, name: str, got: torch.Tensor, plain: BaseKernelRun, wide: TensorMemory | None
+    ) -> tuple[str, float]:
+        """See `compare_with_base`; of one output, whose memory is `got`."""
+        argument = tensor_argument(drawn.arguments, name)
+        base = tensor_view(plain.memory[name], argument)
+        return compare_with_base(
+            tensor_view(got, argument), base, None if wide is None else tensor_view(wide[name], argument)
+        )
+
+    def _run_widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
+        wide = {n: widened(t, self._device) for n, t in memory.items()}
+        if all(a.dtype == b.dtype for a, b in zip(wide.values(), memory.values(), strict=True)):
+            return None
+        arguments = tuple(
+            replace(a, dtype=str(wide[a.name].dtype).removeprefix("torch.")) if a.kind == "tensor" else a
+            for a in drawn.arguments
+        )
+        try:
+            return launch_base(
+                self._reference,
+                replace(drawn, arguments=arguments),
+                wide,
+                self._survey.config,
+                self._layers,
+            ).memory
+        except BaseKernelError:
+            return None  # it insists on its dtypes
+
+    def _compare_outputs(
+        self,
+        drawn: DrawnCall,
+        memory: TensorMemory,
+        plain: BaseKernelRun,
+        wide: TensorMemory | None,
+        written: Mapping[str, torch.Tensor],
+        config: Config | None,
+    ) -> tuple[CheckFinding, float]:
+        """`wide`: of `_run_widened`; `config`: under which the base is asked, too, where outputs differ; None: none."""
+        worst = 0.0
+        for name, flat in written.items():
+            if same_bits(flat, plain.memory[name]):
+                continue  # what the base itself gives is right
+            argument = tensor_argument(drawn.arguments, name)
+            if finding := _restore_gaps(argument, flat, plain.memory[name]):
+                return finding, 0.0
+            said, ratio = self._output_error(drawn, name, flat, plain, wide)
+            worst = max(worst, ratio)
+            if not said:
+                continue
+            if config is not None and self._base_differs(drawn, memory, plain, wide, config):
+                return None, OUTSIDE_DOMAIN
+            return (ReasonCode.WRONG_VALUES, f"{name}: {said} ({drawn.label})"), worst
+        return None, worst
+
+
+def _config_number(axes: Mapping[str, Any] | None) -> int | None:
+    return None if axes is None else axes.get("config")
+
+
+def _contents(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
+    """Equal as long as they are the same tensors, and nothing was written into them."""
+    return {name: (id(t), t._version) for name, t in tensors.items()}
+
+
+def _has_nonfinite(drawn: DrawnCall, ran: BaseKernelRun) -> bool:
+    """Whether there is more in the written tensors than finite numbers."""
+    outputs = [tensor_view(ran.memory[n], tensor_argument(drawn.arguments, n)) for n in ran.changed]
+    return any(not bool(t.double().isfinite().all()) for t in outputs if t.is_floating_point())
+
+
+def _initial_memory(drawn: DrawnCall, name: str, fresh: bool) -> torch.Tensor:
+    return unset_like(drawn.memory[name]) if fresh else drawn.memory[name]
+
+
+def _restore_gaps(argument: Argument, got: torch.Tensor, want: torch.Tensor) -> CheckFinding:
+    """What lies between the rows of a strided tensor is nobody's to write, unless the base does."""
+    free = gap_mask(argument)
+    if free.any() and not same_bits(got[free], want[free]):
+        return ReasonCode.OUT_OF_BOUNDS, f"wrote between the rows of {argument.name}"
+    return None

@@ -1,0 +1,221 @@
+"""`survey` and `verify_variant`: may this source stand in for that kernel, and for which calls?
+
+Both work in a sandbox lane; nothing of a variant is imported by whoever calls them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from forecast_autotune.errors import RecordError, VariantError
+from forecast_autotune.records import Config
+from forecast_autotune.variants import Check, Variant
+from forecast_autotune.variants.contract import Contract, read_contract
+from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.trials.variants.compilation.base_binaries import BaseBinaries
+from forecast_harness.trials.variants.compilation.early_compilation import EarlyCompilation
+from forecast_harness.trials.variants.config_choice import configs_to_launch
+from forecast_harness.trials.variants.launch_file import launcher_files
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import harness_hash, reason_of_result
+from forecast_harness.verify.screen import static_hints
+from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
+
+VARIANT_PLAN = VerificationPlan(cases=12, timed=0)
+VARIANT_LIMITS = ResourceLimits(wall_s=900.0, cpu_s=900.0, trusted_s=900.0, memory_bytes=8 << 30)
+_JOB_MODULE = "forecast_harness.trials.variants.jobs"
+
+
+@dataclass(frozen=True)
+class VariantVerification:
+    """The verdict on a variant, and the checks that it amounts to."""
+
+    verdict: SolutionVerdict
+    checks: tuple[Check, ...]
+    """One; none where the harness itself failed, which says nothing about the variant."""
+
+
+def survey(
+    subject: BaseKernel,
+    lane: SandboxLane,
+    *,
+    plan: VerificationPlan = VARIANT_PLAN,
+    limits: ResourceLimits = VARIANT_LIMITS,
+    binaries: BaseBinaries | None = None,
+) -> KernelSurvey:
+    """What may be asked of a base kernel, by running it alone; `binaries` are told what it was compiled to.
+
+    Raises `VariantError` where nothing can be verified against it, with what would help.
+    """
+    payload = {"subject": subject.to_json(), "device": plan.device}
+    job = SandboxJob(
+        f"{_JOB_MODULE}:survey", payload, launcher_files(subject.kernel, subject.source, subject.source)
+    )
+    result = lane.run(job, limits)
+    if result.status is not JobStatus.OK:
+        raise VariantError(
+            f"base kernel {subject.kernel} could not be run in the sandbox: {result.fault} {result.detail}"
+        )
+    if "refused" in result.value:
+        raise VariantError(result.value["refused"])
+    if binaries is not None:
+        binaries.take(result.arrays)
+        binaries.steps |= result.value["steps"]
+    return KernelSurvey.from_json(result.value["survey"])
+
+
+def open_base(
+    subject: BaseKernel,
+    lane: SandboxLane,
+    *,
+    plan: VerificationPlan = VARIANT_PLAN,
+    limits: ResourceLimits = VARIANT_LIMITS,
+) -> None:
+    """Open the base kernel's process in a lane that is to survey, or to verify with `leaves_base`, next.
+
+    It decides nothing: where it fails, a verification does it.
+    """
+    payload = {"subject": subject.to_json(), "device": plan.device}
+    files = launcher_files(subject.kernel, subject.source, subject.source)
+    lane.run(SandboxJob(f"{_JOB_MODULE}:open_base", payload, files), limits)
+
+
+def compile_early(
+    variant: Variant,
+    subject: BaseKernel,
+    lane: SandboxLane,
+    *,
+    architecture: int,
+    plan: VerificationPlan = VARIANT_PLAN,
+    limits: ResourceLimits = VARIANT_LIMITS,
+) -> EarlyCompilation | None:
+    """Compile a variant for a CUDA device of this architecture while its base is surveyed in another lane.
+
+    The base kernel's process is opened, too, as by `open_base`. None where nothing came of it: it decides nothing.
+    """
+    try:
+        promised = read_contract(variant.source, variant.kernel)
+    except RecordError:  # the verification says so
+        return None
+    payload = {
+        **_examined(variant, promised, subject, plan),
+        "deterministic": True,
+        "architecture": architecture,
+    }
+    files = launcher_files(subject.kernel, subject.source, variant.source)
+    result = lane.run(SandboxJob(f"{_JOB_MODULE}:compile_early", payload, files), limits)
+    if result.status is not JobStatus.OK or "refused" in result.value:
+        return None
+    return EarlyCompilation.from_json(result.value)
+
+
+def verify_variant(
+    variant: Variant,
+    subject: BaseKernel,
+    known: KernelSurvey,
+    lane: SandboxLane,
+    *,
+    device: str,
+    plan: VerificationPlan = VARIANT_PLAN,
+    limits: ResourceLimits = VARIANT_LIMITS,
+    seed: str = "",
+    binaries: BaseBinaries | None = None,
+    early: EarlyCompilation | None = None,
+    leaves_base: bool = False,
+) -> VariantVerification:
+    """Judge a variant against its base with fresh hidden seeds.
+
+    `device` is the slug that checks name, `interpreter` for Triton's. Bitwise repeatable results are asked
+    for where the base has them, unless the variant adds atomically. `binaries` of the base need not be compiled anew,
+    nor what came of the variant `early`, whose seed is the verification's then.
+    `leaves_base`: the lane verifies other variants next, and may keep the base's process on the device meanwhile.
+    Nothing that it does raises here.
+    """
+    begin = time.perf_counter()
+    try:
+        promised = read_contract(variant.source, variant.kernel)
+        promised.require_same_parameters(read_contract(subject.source, subject.kernel).parameters)
+    except RecordError as error:
+        return refused_variant(variant, known, device, Reason(ReasonCode.FAILS, str(error)))
+    payload = {
+        **_examined(variant, promised, subject, plan),
+        "survey": known.to_json(),
+        "binaries": {} if binaries is None else binaries.to_payload(),
+        "deterministic": known.deterministic and "atomic_" not in variant.source,
+        "seed": seed if early is None else early.seed,
+        "early": None if early is None else early.to_json(),
+        "leaves_base": leaves_base,
+    }
+    job = SandboxJob(
+        f"{_JOB_MODULE}:examine", payload, launcher_files(subject.kernel, subject.source, variant.source)
+    )
+    result = lane.run(job, limits)
+    facts: dict[str, Any] = {
+        "harness": harness_hash(),
+        "plan": plan.to_json(),
+        "configs": len(payload["configs"]),
+    }
+    facts["level"] = lane.level.name.lower()
+    trials = 0
+    reasons: tuple[Reason, ...]
+    if result.status is JobStatus.OK:
+        reasons = tuple(
+            Reason(ReasonCode(r["code"]), r["detail"], r["trial"]) for r in result.value["reasons"]
+        )
+        trials = int(result.value["trials"])
+        facts |= {**result.value["facts"], "unable": result.value["unable"]}
+        if binaries is not None:
+            binaries.take(result.arrays)
+    else:
+        reasons = (reason_of_result(result),)
+    hints, spent = static_hints(variant.source), time.perf_counter() - begin
+    verdict = SolutionVerdict(
+        subject.kernel, variant.name, reasons, hints, trials, seconds=spent, facts=facts
+    )
+    return VariantVerification(verdict, _checks_of(verdict, known, device))
+
+
+def refused_variant(
+    variant: Variant, known: KernelSurvey, device: str, reason: Reason
+) -> VariantVerification:
+    """What a refusal before any launch of a verification amounts to: a check that failed."""
+    verdict = SolutionVerdict(variant.kernel, variant.name, (reason,))
+    return VariantVerification(verdict, _checks_of(verdict, known, device))
+
+
+def _checks_of(verdict: SolutionVerdict, known: KernelSurvey, device: str) -> tuple[Check, ...]:
+    if verdict.judgement is Judgement.INFRASTRUCTURE:
+        return ()
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    if verdict.accepted:
+        detail = f"{verdict.trials} launches, harness {verdict.facts['harness']}"
+    else:
+        first = verdict.reasons[0]
+        detail = f"{first.code}: {first.detail}"[:600]
+    return (Check(device, known.signature, verdict.accepted, detail, at),)
+
+
+def _examined(
+    variant: Variant, promised: Contract, subject: BaseKernel, plan: VerificationPlan
+) -> dict[str, Any]:
+    """What decides which calls are drawn, beside the survey."""
+    return {
+        "subject": subject.to_json(),
+        "configs": [c.to_json() for c in _configs_to_launch(variant, promised, subject)],
+        "takes": [*promised.parameters, *promised.meta],
+        "plan": plan.to_json(),
+    }
+
+
+def _configs_to_launch(variant: Variant, promised: Contract, subject: BaseKernel) -> Sequence[Config]:
+    """The configs to launch."""
+    listed: Sequence[Config] = variant.configs or promised.configs
+    if not listed:
+        takes = set(promised.meta)
+        listed = [replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in takes)) for c in subject.configs]
+    return configs_to_launch(listed)
