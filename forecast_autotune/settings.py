@@ -255,13 +255,13 @@ class Settings:
         "_RANKS",
         _choice("share", "alone"),
         "share",
-        "ranks of a job: share (measure a problem together and decide once) | alone (each for itself)",
+        "ranks of a job: share (one decides, the others take its decision) | alone (each for itself)",
     )
     ranks_wait_s: float = _variable(
         "_RANKS_WAIT",
         _number(0.0, 1e6),
         60.0,
-        "seconds without news after which a rank waits for no other one",
+        "seconds without a new measurement after which a rank waits for no other one",
     )
     inductor_space: str = _variable(
         "_INDUCTOR_SPACE",

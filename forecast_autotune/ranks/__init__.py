@@ -1,1 +1,1 @@
-"""The ranks of a job measure a problem together and end with one decision; see `ranks.tuning`."""
+"""One decision for all ranks of a job; see `ranks.tuning`."""

@@ -1,58 +1,75 @@
-"""One rank's place in a job: its name, its store, its clock, and how long it waits for others."""
+"""One rank's place in a job: its name, its store behind one thread, its clock, and how long it waits for others."""
 
 from __future__ import annotations
 
+import atexit
+import itertools
+import os
+import queue
+import threading
 import time
 import uuid
 import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from forecast_autotune.ranks.job_store import JobStore
+from forecast_autotune.errors import ForecastAutotuneError
+
+T = TypeVar("T")
+
+_EXIT_S = 2.0
+"""How long the end of the process waits for a call that is under way, in seconds."""
 
 
 class RankWarning(UserWarning):
     """Something about sharing with other ranks went wrong; this rank goes on without it."""
 
 
-class Clock(Protocol):
-    """Time as one process has it; clocks of different machines are never compared."""
+class JobStoreLostError(ForecastAutotuneError):
+    """The job's store does not answer, or not in time: from here on a rank is on its own."""
 
-    def now(self) -> float:
-        """Seconds since some moment."""
+
+class KeyValueStore(Protocol):
+    """Texts by key, shared by the processes of a job. None of its methods waits for another process."""
+
+    def get(self, key: str) -> str | None:
+        """What the key holds; None where it holds nothing."""
         ...
 
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+    def set(self, key: str, value: str) -> None:
+        """Write, whatever the key holds."""
+        ...
+
+    def compare_set(self, key: str, expected: str, desired: str) -> str:
+        """Write `desired` if the key holds `expected`, or nothing where that is ""; returns what it holds then."""
         ...
 
 
-class HostClock:
-    """The monotonic clock of this host."""
+class JobStore(KeyValueStore, Protocol):
+    """A key-value store that also tells others that this process lives. Raises `JobStoreLostError` only."""
 
-    def now(self) -> float:
-        """Seconds since some moment."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        time.sleep(seconds)
+    def beating(self, key: str) -> AbstractContextManager[None]:
+        """While entered, what `key` holds changes every `JobLimits.beat_s` seconds if this process lives."""
+        ...
 
 
 @dataclass(frozen=True)
 class JobLimits:
-    """How long ranks wait for each other, in seconds of their own clocks."""
+    """How long ranks wait for each other, in seconds of their own clocks, which are never compared."""
 
     wait_s: float = 60.0
-    """A rank that has nothing to do and hears nothing new for so long goes on by itself."""
+    """A rank that waits for a decision and hears of no new measurement for so long decides by itself."""
     lease_s: float = 10.0
-    """A rank that gave no sign of life for so long has lost what it had undertaken to measure."""
+    """A rank that gave no sign of life for so long has lost its claim."""
     beat_s: float = 1.0
     """A living rank gives a sign of life so often."""
     poll_s: float = 0.01
-    """How often a rank looks for news while candidates are measured."""
-    idle_poll_s: float = 0.05
-    """How often at least a rank looks for news while it only waits."""
+    """How soon a rank looks for the decision for the first time, ..."""
+    idle_poll_s: float = 0.1
+    """... and how often at least it looks."""
 
 
 @dataclass
@@ -64,33 +81,159 @@ class Job:
     size: int
     """How many ranks the job has."""
     limits: JobLimits = field(default_factory=JobLimits)
-    clock: Clock = field(default_factory=HostClock)
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     """No other process of the job, not even an earlier one of the same rank, has this name."""
     left: str = ""
     """Why this process shares no longer; empty while it does."""
     _complained: bool = False
 
-    @property
-    def beat_key(self) -> str:
-        """Where this process gives signs of life."""
-        return beat_key(self.name)
-
-    def leave(self, why: str) -> None:
-        """Stop sharing for the rest of this process, with one warning."""
+    def leave(self, error: Exception) -> None:
+        """Stop sharing for the rest of this process, with one warning: whatever fails of it, a decision does not."""
         if not self.left:
-            self.left = why
-            warnings.warn(f"rank {self.rank} tunes by itself from here on: {why}", RankWarning, stacklevel=3)
-
-    def complain(self, rank: object, what: str) -> None:
-        """Warn, once for all, of what another rank has posted."""
-        if not self._complained:
-            self._complained = True
+            self.left = str(error) if isinstance(error, JobStoreLostError) else repr(error)
             warnings.warn(
-                f"rank {self.rank} ignores an entry of rank {rank}: {what}"[:400], RankWarning, stacklevel=3
+                f"rank {self.rank} tunes by itself from here on: {self.left}", RankWarning, stacklevel=3
             )
 
+    def complain(self, error: Exception) -> None:
+        """Warn, once for all, of what another rank has written."""
+        if not self._complained:
+            self._complained = True
+            text = f"rank {self.rank} ignores another rank's decision: {type(error).__name__}: {error}"
+            warnings.warn(text[:400], RankWarning, stacklevel=3)
 
-def beat_key(name: str) -> str:
-    """Where the process of this name gives signs of life."""
-    return f"beat/{name}"
+
+class _StoreCall(Generic[T]):
+    """One call, and what became of it."""
+
+    def __init__(self, act: Callable[[KeyValueStore], T]) -> None:
+        self._act, self._done = act, threading.Event()
+        self._result: T | None = None
+        self.error: Exception | None = None
+
+    def carry_out(self, store: KeyValueStore) -> None:
+        try:
+            self._result = self._act(store)
+        except Exception as error:
+            self.error = error
+        self._done.set()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self._done.set()
+
+    def answer(self, within_s: float) -> T:
+        if not self._done.wait(within_s):
+            raise TimeoutError(f"no answer within {within_s:g} s")
+        if self.error is not None:
+            raise self.error
+        return cast("T", self._result)
+
+
+class StoreConnection:
+    """A `JobStore` over any key-value store. The store is opened, used and beaten on by one thread alone.
+
+    Clients of such stores wait as long as their server is silent, and some take one call at a time. Here a call
+    that is not answered within `timeout_s` seconds ends the connection: it and all later ones raise
+    `JobStoreLostError`. The thread is a daemon, starts with the first call and ends before the interpreter does.
+    """
+
+    def __init__(self, open_store: Callable[[], KeyValueStore], *, timeout_s: float, beat_s: float) -> None:
+        self._open, self._timeout_s, self._beat_s = open_store, timeout_s, beat_s
+        self._calls: queue.SimpleQueue[_StoreCall[Any]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._mutex = threading.Lock()
+        self._beating: dict[str, int] = {}
+        """Keys to beat on, with how many blocks are entered for each."""
+        self._lost = ""
+        self._process = os.getpid()
+        _connections.add(self)
+
+    def get(self, key: str) -> str | None:
+        """What the key holds; None where it holds nothing."""
+        return self._call(lambda store: store.get(key))
+
+    def set(self, key: str, value: str) -> None:
+        """Write, whatever the key holds."""
+        self._call(lambda store: store.set(key, value))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> str:
+        """Write `desired` if the key holds `expected`, or nothing where that is ""; returns what it holds then."""
+        return self._call(lambda store: store.compare_set(key, expected, desired))
+
+    @contextmanager
+    def beating(self, key: str) -> Iterator[None]:
+        """While entered, what `key` holds changes every `beat_s` seconds if this process lives."""
+        with self._mutex:
+            self._beating[key] = self._beating.get(key, 0) + 1
+        with suppress(JobStoreLostError):
+            self._call(lambda store: None)  # an idle thread wakes, and begins to beat
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._beating[key] -= 1
+                if not self._beating[key]:
+                    del self._beating[key]
+
+    def close(self) -> None:
+        """End the thread, and wait `_EXIT_S` seconds at most for the call that it makes."""
+        self._lost = self._lost or "the process ends"
+        with self._mutex:
+            thread = self._thread
+        if thread is not None and os.getpid() == self._process:
+            self._calls.put(_StoreCall(lambda store: None))
+            thread.join(_EXIT_S)
+
+    def _call(self, act: Callable[[KeyValueStore], T]) -> T:
+        if os.getpid() != self._process:
+            self._lost = "a forked process has no thread for it"
+        if not self._lost:
+            call = _StoreCall(act)
+            self._calls.put(call)
+            self._start()
+            try:
+                return call.answer(self._timeout_s)
+            except Exception as error:
+                reason = str(error).partition("\n")[0]
+                self._lost = f"the job's store failed: {type(error).__name__}: {reason}"[:300]
+        raise JobStoreLostError(self._lost)
+
+    def _start(self) -> None:
+        with self._mutex:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="rank sharing", daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            store = self._open()
+        except Exception as error:
+            self._calls.get().fail(error)  # the call that started the thread; there are no more after it
+            return
+        beats, due = itertools.count(1), 0.0
+        while not self._lost:
+            with self._mutex:
+                keys = list(self._beating)
+            with suppress(queue.Empty):
+                self._calls.get(timeout=max(0.0, due - time.monotonic()) if keys else None).carry_out(store)
+            if keys and time.monotonic() >= due:
+                due = time.monotonic() + self._beat_s
+                for key in keys:
+                    with suppress(Exception):  # the next call finds out
+                        store.set(key, str(next(beats)))
+
+
+_connections: weakref.WeakSet[StoreConnection] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    # The interpreter unwinds a thread that returns from C++ after its end, and a C++ frame that may not be unwound
+    # aborts the process then: exit status 134 of a program that has done all its work.
+    for connection in list(_connections):
+        connection.close()
+
+
+atexit.register(_close_all)

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.ranks.connection import StoreConnection
-from forecast_autotune.ranks.job import Job, JobLimits
+from forecast_autotune.ranks.job import Job, JobLimits, StoreConnection
 
 if TYPE_CHECKING:
     from torch.distributed import Store as TorchStore

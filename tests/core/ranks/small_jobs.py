@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from forecast_autotune.ranks.board import Board
-from forecast_autotune.ranks.job import Job, JobLimits
-from forecast_autotune.ranks.job_store import JobStore, MemoryKeyValueStore
-from forecast_autotune.ranks.tuning import board_name, tune_together
+from forecast_autotune.ranks.job import Job, JobLimits, JobStore
+from forecast_autotune.ranks.tuning import Claim, tune_together
 from forecast_autotune.records import Decision, Kernel, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
@@ -22,6 +22,32 @@ from tests.core.tuning.loop import Bench
 TABLE = example_table()
 NAMES = [m.candidate for m in TABLE.measurements]
 EXHAUSTIVE = Settings(mode=Mode.EXHAUSTIVE)
+
+
+class MemoryKeyValueStore:
+    """A job's store in one process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._mutex = threading.Lock()
+
+    def get(self, key: str) -> str | None:
+        with self._mutex:
+            return self._values.get(key)
+
+    def set(self, key: str, value: str) -> None:
+        with self._mutex:
+            self._values[key] = value
+
+    def compare_set(self, key: str, expected: str, desired: str) -> str:
+        with self._mutex:
+            if self._values.get(key, "") == expected:
+                self._values[key] = desired
+            return self._values.get(key, expected)
+
+    @contextmanager
+    def beating(self, key: str) -> Iterator[None]:
+        yield
 
 
 class ManualClock:
@@ -43,17 +69,16 @@ def ranks(
 ) -> list[Job]:
     """All ranks of a job, on one clock."""
     values, clock = values or MemoryKeyValueStore(), clock or ManualClock()
-    return [Job(values, rank, size, limits or JobLimits(), clock) for rank in range(size)]
+    return [Job(values, rank, size, limits or JobLimits(), clock.now, clock.sleep) for rank in range(size)]
 
 
 def task_of(table: Table = TABLE) -> TuningTask:
     return TuningTask(table.problem, list(table.by_candidate()))
 
 
-def board(job: Job, settings: Settings = EXHAUSTIVE, table: Table = TABLE) -> Board:
-    """The problem's board as this rank sees it."""
-    task = task_of(table)
-    return Board(job, task, board_name(task, settings, None))
+def claim(job: Job, settings: Settings = EXHAUSTIVE, table: Table = TABLE) -> Claim:
+    """The problem's claim as this rank sees it."""
+    return Claim(job, task_of(table), settings, None)
 
 
 def decide(

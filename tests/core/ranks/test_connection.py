@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.ranks.connection import StoreConnection
-from forecast_autotune.ranks.job_store import JobStoreLostError, MemoryKeyValueStore
+from forecast_autotune.ranks.job import JobStoreLostError, StoreConnection
+from tests.core.ranks.small_jobs import MemoryKeyValueStore
 
 
 class Watched(MemoryKeyValueStore):

@@ -12,7 +12,6 @@ import pytest
 from forecast_autotune.errors import NoWorkingConfigError, RecordError, SettingsError
 from forecast_autotune.features.stored_facts import collect_facts
 from forecast_autotune.policy import TuningState
-from forecast_autotune.ranks.shared_store import SharedStore
 from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome, Plan
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
@@ -21,7 +20,6 @@ from forecast_autotune.tuning import fact_collection
 from forecast_autotune.tuning.guarded_store import GuardedStore
 from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.tuning.task import FactStore, TuningStore
-from tests.core.ranks.small_jobs import board, ranks
 from tests.core.tuning.loop import TABLE, Bench, constant, decide, outcomes
 
 FASTEST = min(m.ms for m in TABLE.measurements if m.ok)
@@ -224,9 +222,7 @@ def test_no_facts_are_collected_for_a_store_that_keeps_none(monkeypatch: pytest.
     monkeypatch.setattr(fact_collection, "collect_facts", collect)
     bare: Any = BareStore()
     for store, count in ((bare, 0), (Store(None), 1)):
-        rank = ranks(1)[0]
-        shared = SharedStore(GuardedStore(store), board(rank))
-        for kept_by in (GuardedStore(store), GuardedStore(shared)):
+        for kept_by in (GuardedStore(store), GuardedStore(GuardedStore(store))):
             assert kept_by.keeps(FactStore) == bool(count)
         decide(store, Bench(TABLE))
         assert len(collected) == count

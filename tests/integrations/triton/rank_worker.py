@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def offered() -> list[Any]:
-    """The configs of the key: enough that each rank undertakes some."""
+    """The configs of the key."""
     from tests.integrations.null import configs
 
     return configs(stages=(2, 3, 4))
@@ -38,7 +38,7 @@ def decide(folder: Path, store: Path, on_launch: Callable[[int], None], mode: st
         nonlocal launches
         launches += 1
         on_launch(launches)
-        # So close that most are finalists, which one rank times side by side, whoever measured them.
+        # So close that most are finalists, which are timed side by side.
         return 1.0 + 0.04 * (by_launch_options(metadata) - 1.0)
 
     tuner = autotune(configs=offered(), key=["n"], mode=mode, store=store)(fresh(double))

@@ -1,4 +1,4 @@
-"""Real processes that share the measuring on the null device: under torchrun, and with one of them killed."""
+"""Real processes that share a decision on the null device: under torchrun, and with one of them killed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_ranks_take_over_from_one_that_was_killed_and_choose_alike(
     short = partial(JobLimits, lease_s=4.0, beat_s=0.2)  # still many beats long, on a busy machine too
     monkeypatch.setattr(rank_sharing, "JobLimits", short)
     killed = start(0, tmp_path, rank_worker.die)
-    assert os.waitpid(killed, 0)[1] == 9, "in the midst of what it had undertaken"
+    assert os.waitpid(killed, 0)[1] == 9, "in the midst of deciding"
     others = [start(rank, tmp_path) for rank in range(1, RANKS)]
     assert [os.waitpid(pid, 0)[1] for pid in others] == [0] * len(others)
     found = decisions(tmp_path)
@@ -72,19 +72,12 @@ def test_ranks_take_over_from_one_that_was_killed_and_choose_alike(
     assert {d["chosen"] for d in found} == {"BLOCK=128 warps=4 stages=3"}
     assert [d["warnings"] for d in found] == [[], [], []]
     assert sum(d["evidence"] == "measured" for d in found) == 1, "one decides, the others take its decision"
-    own: Counter[str] = Counter()
-    finales = []
     for rank in range(1, RANKS):
         (table,) = tables(tmp_path / f"store-{rank}")
         rows = [m for m in table.measurements if not m.protocol.endswith("-turns")]
         assert len(rows) == len({m.candidate for m in rows}) == len(rank_worker.offered()), (
             "each has all rows, once"
         )
-        if len(table.measurements) > len(rows):
-            finales.append(rank)
-        own.update(m.candidate.id for m in rows if "rank" not in m.extra)
-    assert set(own.values()) == {1}, "each candidate was measured by one of them alone"
-    assert finales == [d["rank"] for d in found if d["evidence"] == "measured"], "who decides has compared"
 
 
 @pytest.mark.slow
@@ -107,7 +100,7 @@ def test_a_process_that_ends_while_it_gives_a_sign_of_life_ends_well(agent: TCPS
     program = """
 import sys
 from torch.distributed import TCPStore
-from forecast_autotune.ranks.connection import StoreConnection
+from forecast_autotune.ranks.job import StoreConnection
 from forecast_integrations.triton.rank_sharing import TorchKeyValueStore
 
 def opened():
