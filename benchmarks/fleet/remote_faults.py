@@ -45,9 +45,8 @@ from forecast_autotune.records import Problem
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import kernel_of
 from forecast_autotune.store.layers import StoreLayers
-from forecast_autotune.store.remote.backends import open_backend
+from forecast_autotune.store.remote.backends import entry_of, open_backend
 from forecast_autotune.store.remote.client import RemoteClient
-from forecast_autotune.store.remote.entries import entry_of
 
 FAULTS = (*MISBEHAVIOUR, "bit turned", "answer cut", "not there", "no records", "worker killed")
 STALL_S = 0.005

@@ -28,8 +28,8 @@ from forecast_autotune.store.bundles.discovery import VARIABLE, bundle_folders, 
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
 from forecast_autotune.store.files import KernelName, StoreNotes, kernel_of
 from forecast_autotune.store.merging.rows import KernelRows, canonical_line
-from forecast_autotune.store.remote.entries import VARIABLE as REMOTE_VARIABLE
-from forecast_autotune.store.remote.entries import entry_of, sound_rows
+from forecast_autotune.store.remote.backends import VARIABLE as REMOTE_VARIABLE
+from forecast_autotune.store.remote.backends import entry_of, sound_rows
 
 if TYPE_CHECKING:
     from forecast_autotune.store.bundles.reading import Bundle

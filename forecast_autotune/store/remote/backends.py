@@ -17,11 +17,16 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from forecast_autotune.errors import StoreError
+from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.settings import Settings
-from forecast_autotune.store.files import VERSION, KernelName
-from forecast_autotune.store.merging.rows import KernelRows
-from forecast_autotune.store.remote.entries import Entry, entry_of, sound_rows
+from forecast_autotune.store.files import VERSION, KernelName, problem_file
+from forecast_autotune.store.merging.rows import KernelRows, Row
+
+VARIABLE = "FORECAST_AUTOTUNE_REMOTE"
+"""Of the environment: the address of the remote store."""
+
+Entry = tuple[str, str, str]
+"""Folder of the device class, folder of the kernel, file name of the problem."""
 
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
 """Of the rows of one problem that are read."""
@@ -31,6 +36,25 @@ _REDIS_PREFIX = "forecast_autotune"
 _FOLDERS = {"file", "local", "sftp", "ssh", "smb", "hdfs", "arrow_hdfs", "webhdfs", "dbfs", "memory"}
 """Of fsspec's protocols: those where a file needs a folder."""
 _SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD", "AUTH", "CREDENTIAL")
+
+
+def entry_of(kernel: KernelName, problem_id: str) -> Entry:
+    """Where the rows of a problem are."""
+    return (*kernel, problem_file(problem_id))
+
+
+def sound_rows(lines: list[bytes], problem_id: str | None = None) -> KernelRows:
+    """The rows in an entry, each checked as a record. Raises `RecordError` for a line that is none.
+
+    With `problem_id`, also for one of another problem.
+    """
+    found = KernelRows()
+    for line in lines:
+        row = Row.read(line)
+        if row is None or problem_id not in (None, row.problem):
+            raise RecordError("a row that does not belong there")
+        found.add(row)
+    return found
 
 
 class RemoteBackend(Protocol):

@@ -1,6 +1,6 @@
 """A process's side of a remote store: what it asks for, what it hands on, and what it does not wait for.
 
-Nothing here opens a connection: a daemon thread passes bytes to and from a worker process (`worker`). What a
+No server is contacted here: a daemon thread passes JSON to and from a worker process (`worker`). What a
 tuner measured goes into a queue of bounded size and from there, in batches, to the worker; a full queue drops
 what is newest, which the store on disk has anyway. A question waits for at most `wait_s`; after one that was
 answered too late, no other waits until the remote store is quick again. Whatever goes wrong costs one warning:
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -20,12 +22,12 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from forecast_autotune.store.files import StoreNotes
-from forecast_autotune.store.remote.entries import VARIABLE
-from forecast_autotune.store.remote.frames import FrameError, encode_frame, read_frame, write_frame
+from forecast_autotune.store.remote.backends import VARIABLE
 
 QUEUE_BYTES = 4 * 1024 * 1024
 """Of what waits to be written."""
@@ -41,6 +43,8 @@ START_S, ANSWER_S = 20.0, 6.0
 """Seconds until the worker is ready, and until it answers, before it is ended."""
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
 """How long nothing is asked after a failure; twice as long after each further one."""
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""Of an answer that is read."""
 EXIT_S = 1.0
 """How long the end of a program waits until what it measured is handed to the worker."""
 
@@ -49,9 +53,14 @@ WORKER = (
     # A core that the program wants is the program's: first of all, as loading a client takes a second.
     "import os; os.nice(10); from forecast_autotune.store.remote.worker import main; raise SystemExit(main())",
 )
+"""Its argument is the descriptor of its end of the connection."""
 
 
-class RemoteError(FrameError):
+class WorkerError(Exception):
+    """The worker is gone, too slow, or says what is no answer."""
+
+
+class RemoteError(WorkerError):
     """The remote store failed, as its worker says."""
 
 
@@ -139,6 +148,7 @@ class RemoteClient:
         self._silent_until = 0.0
         self._thread: threading.Thread | None = None
         self._worker: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
         self._requests = 0
         self._busy = False
         self._closing = False
@@ -213,7 +223,7 @@ class RemoteClient:
     def _serve(self) -> None:
         try:
             self._ready()
-        except FrameError as error:
+        except WorkerError as error:
             self._fail(error)
         while True:
             with self._news:
@@ -233,7 +243,7 @@ class RemoteClient:
                     self._get(question)
                 elif batch is not None:
                     self._put(*batch)
-            except FrameError as error:
+            except WorkerError as error:
                 self._fail(error)
                 if batch is not None:
                     self.counts.dropped += len(batch[1])
@@ -285,7 +295,7 @@ class RemoteClient:
         answer = self._request({"do": "get", "entry": name[:-1], "problem": name[-1]})
         lines = answer.get("lines")
         if not isinstance(lines, list) or not all(isinstance(line, str) and line.isascii() for line in lines):
-            raise FrameError("it does not speak the protocol")
+            raise WorkerError("it does not speak the protocol")
         with self._news:
             self._prompt = time.monotonic() - begin <= self.wait_s
             self._answers[name] = [line.encode("ascii") for line in lines]
@@ -295,79 +305,77 @@ class RemoteClient:
             self._failed_s = self._pause_s
 
     def _put(self, name: tuple[str, ...], lines: list[str]) -> None:
-        request = {"do": "put", "entry": name[:-1], "lines": lines}
-        if self._closing:
-            # Nobody waits for an answer any more: the worker goes on for a while by itself.
-            self._send(request, time.monotonic() + EXIT_S)
-        else:
-            self._request(request)
+        # Once the program ends nobody waits for an answer: the worker goes on for a while by itself.
+        self._request({"do": "put", "entry": name[:-1], "lines": lines}, answered=not self._closing)
         self.counts.sent += len(lines)
 
     def _ready(self) -> None:
         if self._worker is None:
             self._request({"do": "ready"}, START_S)
 
-    def _request(self, message: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        self._open_worker()
-        deadline = time.monotonic() + timeout_s
-        number = self._send(message, deadline)
-        assert self._worker is not None
-        assert self._worker.stdout is not None
-        answer = read_frame(self._worker.stdout.fileno(), deadline)
-        if answer.get("id") != number:
-            raise FrameError("it does not speak the protocol")
+    def _request(
+        self, message: dict[str, Any], timeout_s: float = ANSWER_S, *, answered: bool = True
+    ) -> dict[str, Any]:
+        connection = self._connection or self._open_worker()
+        self._requests += 1
+        try:
+            connection.send_bytes(json.dumps({**message, "id": self._requests}).encode("ascii"))
+            if not answered:
+                return {}
+            if not connection.poll(timeout_s):
+                raise WorkerError("it did not answer in time")
+            answer = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
+        except (EOFError, OSError) as error:
+            raise WorkerError(f"it is gone ({error or 'end of file'})") from error
+        except (ValueError, RecursionError) as error:
+            raise WorkerError("it does not speak the protocol") from error
+        if not isinstance(answer, dict) or answer.get("id") != self._requests:
+            raise WorkerError("it does not speak the protocol")
         if "error" in answer:
             raise RemoteError(str(answer["error"])[:200])
         return answer
 
-    def _send(self, message: dict[str, Any], deadline: float) -> int:
-        self._open_worker()
-        assert self._worker is not None
-        assert self._worker.stdin is not None
-        self._requests += 1
-        frame = encode_frame({**message, "id": self._requests})
-        write_frame(self._worker.stdin.fileno(), frame, deadline)
-        return self._requests
-
-    def _open_worker(self) -> None:
-        if self._worker is not None:
-            return
+    def _open_worker(self) -> Connection:
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, VARIABLE: self.address, "FORECAST_AUTOTUNE": "0", "PYTHONPATH": path}
+        here, there = multiprocessing.Pipe()
         try:
             self._worker = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [*self._command, str(there.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for the program; what it measured is still written
             )
         except (OSError, ValueError) as error:
-            raise FrameError(f"no process can be started for it ({error})") from error
-        assert self._worker.stdin is not None
-        os.set_blocking(self._worker.stdin.fileno(), False)
+            here.close()
+            raise WorkerError(f"no process can be started for it ({error})") from error
+        finally:
+            there.close()
+        self._connection = here
+        return here
 
     def _end_worker(self, *, kill: bool) -> None:
         worker, self._worker = self._worker, None
+        connection, self._connection = self._connection, None
         if worker is None:
             return
         with contextlib.suppress(OSError):
             if kill:
                 worker.kill()
-            for stream in (worker.stdin, worker.stdout):
-                if stream is not None:
-                    stream.close()
+        if connection is not None:
+            connection.close()
         # Unless it was ended it may still be writing: it ends by itself, soon after this process.
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.wait(None if kill else 0.2)
         worker.returncode = 0 if worker.returncode is None else worker.returncode
 
-    def _fail(self, error: FrameError) -> None:
-        if not isinstance(
-            error, RemoteError
-        ):  # else the worker is well, and to start one costs everybody a moment
+    def _fail(self, error: WorkerError) -> None:
+        if not isinstance(error, RemoteError):
+            # Else the worker is well, and to start one costs everybody a moment.
             self._end_worker(kill=True)
         with self._news:
             self.counts.failures += 1
@@ -383,14 +391,11 @@ class RemoteClient:
         self._news.notify_all()
 
     def _after_fork(self) -> None:
-        # The worker and its pipes are the parent's. Closed, so that the worker hears of the parent's end.
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            for stream in (worker.stdin, worker.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            worker.returncode = 0
+        # The worker and the connection are the parent's. Closed, so that the worker hears of the parent's end.
+        if self._connection is not None:
+            self._connection.close()
+        if self._worker is not None:
+            self._worker.returncode = 0
         self._reset()
 
 

@@ -8,16 +8,23 @@ environment, where other users' `ps` does not see it.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
-import time
+import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
 from forecast_autotune.errors import StoreError
 from forecast_autotune.store.merging.rows import KernelRows, Row
-from forecast_autotune.store.remote.backends import RemoteBackend, open_backend, plain_reason
-from forecast_autotune.store.remote.entries import VARIABLE, Entry, sound_rows
-from forecast_autotune.store.remote.frames import FrameError, encode_frame, read_frame, write_frame
+from forecast_autotune.store.remote.backends import (
+    VARIABLE,
+    Entry,
+    RemoteBackend,
+    open_backend,
+    plain_reason,
+    sound_rows,
+)
 
 MEMORY_BYTES = 1 << 30
 """Beyond what is mapped when the client is loaded."""
@@ -25,19 +32,18 @@ MAX_ANSWER_BYTES = 1 << 18
 """Of rows that are handed on; what is more than a problem of thousands of candidates has is cut."""
 LINGER_S = 20.0
 """How long it goes on writing what it was given, once its program is gone."""
-_PATIENCE_S = 1e8
-"""Of a program that asks for nothing."""
 
 
 def main() -> int:
     """Serve one program until it is gone; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program's affair
+    connection = Connection(int(sys.argv[1]))
     backend: RemoteBackend | None = None
     lingering = False
     while True:
         try:
-            request = read_frame(0, time.monotonic() + _PATIENCE_S)
-        except FrameError:
+            request = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
             return 0
         try:
             if backend is None:
@@ -48,10 +54,9 @@ def main() -> int:
             answer = {"error": "MemoryError: it sends more than is read"}
         except Exception as error:
             answer = {"error": plain_reason(error)}
-        answer["id"] = request.get("id")
         try:
-            write_frame(1, encode_frame(answer), time.monotonic() + LINGER_S)
-        except FrameError:
+            connection.send_bytes(json.dumps({**answer, "id": request["id"]}).encode("ascii"))
+        except OSError:
             if not lingering:
                 signal.alarm(int(LINGER_S))  # nobody listens: go on with what was sent, for a while
             lingering = True

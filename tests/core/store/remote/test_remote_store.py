@@ -25,9 +25,8 @@ from forecast_autotune.store.merging.merge import merge, row_digests
 from forecast_autotune.store.merging.row_stores import StoreFolder
 from forecast_autotune.store.merging.rows import Row
 from forecast_autotune.store.remote import client as client_module
-from forecast_autotune.store.remote.backends import open_backend, remote_rows
+from forecast_autotune.store.remote.backends import entry_of, open_backend, remote_rows
 from forecast_autotune.store.remote.client import RemoteClient
-from forecast_autotune.store.remote.entries import entry_of
 from tests.core.store.bundles.bundled import PROBLEMS, filled
 from tests.core.store.remote.servers import (
     MISBEHAVIOUR,
@@ -214,12 +213,13 @@ def test_a_remote_store_that_lies_is_not_believed(
 # --- the client by itself, over workers that behave as asked ---
 
 WORKER = """
-import os, sys, time
-from forecast_autotune.store.remote.frames import read_frame, write_frame, encode_frame
+import json, os, sys, time
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
 while True:
-    request = read_frame(0, time.monotonic() + 1000)
+    request = json.loads(connection.recv_bytes())
     {body}
-    write_frame(1, encode_frame({{"id": request["id"], "lines": [], **answer}}), time.monotonic() + 5)
+    connection.send_bytes(json.dumps({{"id": request["id"], "lines": [], **answer}}).encode())
 """
 
 
@@ -230,8 +230,8 @@ def worker(body: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "body",
     [
-        "os.write(1, b'garbage that is no frame'); answer = {}",
-        "os.write(1, b'ffffffff\\n'); answer = {}",
+        "os.write(connection.fileno(), b'garbage that is no message'); answer = {}",
+        "connection.send_bytes(b'no JSON'); answer = {}",
         "answer = {'id': -1}",
         "answer = {'lines': 'x'} if request['do'] == 'get' else {}",
         "sys.exit(3)",
