@@ -7,6 +7,8 @@ cursor, write to the clipboard, reverse the direction of reading or fill the scr
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 LONGEST_TEXT = 2000
 """Characters of a message or a reason that are shown; the rest is counted."""
 LONGEST_NAME = 160
@@ -52,3 +54,8 @@ def _shown_character(character: str) -> str:
     if character.isprintable():
         return character
     return " " if character in "\t\n\r\v\f\x85\u2028\u2029" or character.isspace() else REPLACEMENT
+
+
+def utc_now() -> str:
+    """UTC time to the second, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

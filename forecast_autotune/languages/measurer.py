@@ -11,9 +11,9 @@ from typing import Any
 
 from forecast_autotune.languages.compiling import Compiled, CompilingThreads
 from forecast_autotune.languages.protocol import LanguageKernel, RefusedConfigError
+from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.records.measurement import IN_TURNS
-from forecast_autotune.tuning.task import utc_now
 
 _TURNS = 3
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from forecast_autotune.ranges.points import RangeRows
 from forecast_autotune.records import Decision, Measurement, Problem, RiskVerdict
 from forecast_autotune.surrogates.protocol import Relative
-from forecast_autotune.tuning.guarded_store import GuardedStore
+from forecast_autotune.tuning.loop import GuardedStore
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice

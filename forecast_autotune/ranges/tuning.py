@@ -18,11 +18,9 @@ from forecast_autotune.records import Candidate, Decision
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Array, Surrogate
 from forecast_autotune.telemetry.decision_span import DecisionSpan
-from forecast_autotune.tuning.fact_collection import FACT_COLLECTION_S
-from forecast_autotune.tuning.guarded_store import GuardedStore
-from forecast_autotune.tuning.loop import tune
+from forecast_autotune.tuning.loop import FACT_COLLECTION_S, GuardedStore, TuningTask, tune
 from forecast_autotune.tuning.measurer import Measurer
-from forecast_autotune.tuning.task import TuningStore, TuningTask
+from forecast_autotune.tuning.results import TuningStore
 
 _SHARE = 0.5
 """Of the candidates, measured at most: the best config for all sizes is harder to forecast than one for each."""

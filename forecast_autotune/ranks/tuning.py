@@ -22,10 +22,9 @@ from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.telemetry.decision_span import DecisionSpan
-from forecast_autotune.tuning.guarded_store import GuardedStore
-from forecast_autotune.tuning.loop import tune
+from forecast_autotune.tuning.loop import GuardedStore, TuningTask, tune
 from forecast_autotune.tuning.measurer import Measurer
-from forecast_autotune.tuning.task import TuningStore, TuningTask
+from forecast_autotune.tuning.results import TuningStore
 
 _SHARED_MODES = (Mode.TUNE, Mode.EXHAUSTIVE)
 _FORMAT = 2

@@ -18,7 +18,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.testing.tables import example_table, query_of
-from forecast_autotune.tuning.task import validate_forecasts
+from forecast_autotune.tuning.loop import validate_forecasts
 
 
 class SurrogateContract:

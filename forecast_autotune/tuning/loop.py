@@ -1,20 +1,40 @@
-"""The whole loop on one page: store -> forecast -> plan -> measure -> update -> decide."""
+"""One decision, whole: store -> forecast -> plan -> measure -> update -> decide.
+
+`tune` decides one problem. Whoever holds the clock is a `Measurer`: Triton's, a language's, a range's, Helion's.
+Inductor has the first round's choices before there is a measurer: its search of an operation is a `Rounds` of its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from forecast_autotune.errors import is_of_caller, is_told_to_caller
+from forecast_autotune.errors import (
+    FrozenMissError,
+    NoWorkingConfigError,
+    RecordError,
+    is_of_caller,
+    is_told_to_caller,
+)
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.stored_facts import collect_facts, merge_facts
 from forecast_autotune.garbage_collection import rare_collections
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import (
     REFUSED,
     Exhaustive,
+    IncludingRefused,
     Policy,
     RiskBounded,
     TuningState,
@@ -22,45 +42,230 @@ from forecast_autotune.policy import (
     stated_risk,
     time_exhausted,
 )
-from forecast_autotune.policy.including_refused import IncludingRefused
-from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, MeasuringCost, Plan
-from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.surrogates.protocol import Array, Forecasts, Surrogate
-from forecast_autotune.tuning.fact_collection import store_facts
-from forecast_autotune.tuning.first_compilations import FirstCompilations
-from forecast_autotune.tuning.forecaster import TaskForecaster
-from forecast_autotune.tuning.guarded_store import GuardedStore
-from forecast_autotune.tuning.host_seconds import seconds_saved
-from forecast_autotune.tuning.llm_effect import LLMEffect, stored_consultation
-from forecast_autotune.tuning.measurer import Measurer, MeasurerFailedError, measurer_errors
-from forecast_autotune.tuning.plain_decision import decide_plainly
-from forecast_autotune.tuning.preparation.compile_times import CompileTimes
-from forecast_autotune.tuning.preparation.distinct_programs import DistinctPrograms
-from forecast_autotune.tuning.preparation.register_spills import spill_slowdowns
-from forecast_autotune.tuning.results import TaskResults, prefer_base
-from forecast_autotune.tuning.risk_tracking import RiskTracker
-from forecast_autotune.tuning.task import (
-    TuningStore,
-    TuningTask,
-    fingerprint,
-    uninformative_forecasts,
-    utc_now,
-    with_stored_advice,
+from forecast_autotune.printable import utc_now
+from forecast_autotune.records import (
+    Candidate,
+    Cost,
+    Decision,
+    Evidence,
+    LLMConsultation,
+    Measurement,
+    MeasuringCost,
+    Outcome,
+    Plan,
+    Problem,
+    RiskVerdict,
+    digest,
 )
-from forecast_autotune.tuning.unmeasured import decide_from_store, decide_unmeasured, decide_without_times
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store.misses import Miss
+from forecast_autotune.surrogates.protocol import (
+    Array,
+    FileBackedSurrogate,
+    Forecasts,
+    Query,
+    Relative,
+    Surrogate,
+)
+from forecast_autotune.telemetry.spans import span
+from forecast_autotune.tuning.compilations import (
+    CompileTimes,
+    DistinctPrograms,
+    FirstCompilations,
+    spill_slowdowns,
+)
+from forecast_autotune.tuning.host_seconds import seconds_saved
+from forecast_autotune.tuning.measurer import Measurer, MeasurerFailedError, measurer_errors
+from forecast_autotune.tuning.results import TaskResults, TuningStore, prefer_base
+from forecast_autotune.tuning.risk_tracking import RiskTracker
+from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 
+if TYPE_CHECKING:
+    from forecast_autotune.llm.advice.record import Advice
+    from forecast_autotune.variants.judgement import SourceJudgement
+
+FACT_COLLECTION_S = 0.02
+"""Seconds after a decision for reading TTIR that no surrogate has read, so that it can be learnt from."""
 _FIRST_TIMED, _TIMED_PER_PLAN = 2, 4
 """Compiled candidates timed before the plan is made for the second time, and before each later plan: forecast and plan
 take as long as timing one does, and the first timings tell most."""
+_MAX_SHOWN_MESSAGES = 3
+"""Distinct messages, the most frequent first, shown when nothing launches."""
+_TIMING_MODES = (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN)
+_OF_THE_SOURCE = (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.INCORRECT)
+"""Failures that a source's other configs may share. Resources and time depend on the config, and are forecast."""
+_FAILED, _TRIED = 0.2, 0.8
+"""What counts as seen of a source before anything was: failures, and tries. From the sixth failure in a row it is
+refused."""
 
-__all__ = [
-    "TuningStore",
-    "TuningTask",
-    "fingerprint",
-    "reusable_decision",
-    "tune",
-    "utc_now",
-]
+Answer = TypeVar("Answer")
+
+
+# --- what a decision is asked, and what it remembers with ---
+
+
+class GuardedStore:
+    """Another store's answers or, where it raises, those of an empty one, with one warning.
+
+    A measurement that could not be added is remembered here, so that it counts for this decision.
+    """
+
+    def __init__(self, store: TuningStore) -> None:
+        self._store = store
+        self._warned = False
+        self._kept: list[Measurement] = []
+
+    def _ask(self, method: str, otherwise: Callable[[], Answer], *args: Any) -> Answer:
+        try:
+            call: Callable[..., Answer] | None = getattr(self._store, method, None)
+            # Facts and advice are more than a store must have.
+            return otherwise() if call is None else call(*args)
+        except Exception as error:
+            if is_of_caller(error):
+                raise
+            self._warn(error)
+            return otherwise()
+
+    def keeps(self, method: str) -> bool:
+        """Whether the store itself has a method that no store must have: `put_facts`, `advice` or `add_miss`.
+
+        This one has them whatever it guards.
+        """
+        passed_on: Callable[[str], bool] | None = getattr(self._store, "keeps", None)
+        return hasattr(type(self._store), method) if passed_on is None else passed_on(method)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"the store failed ({error!r:.300}): going on without it", stacklevel=4)
+
+    def measurements(self, problem: Problem) -> list[Measurement]:
+        """As `TuningStore`."""
+        kept = [m for m in self._kept if m.problem == problem.id]
+        return self._ask("measurements", list, problem) + kept
+
+    def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
+        """As `TuningStore`."""
+        return self._ask("relatives", list, problem, limit)
+
+    def add(self, problem: Problem, measurement: Measurement) -> None:
+        """As `TuningStore`."""
+        self._ask("add", lambda: self._kept.append(measurement), problem, measurement)
+
+    def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
+        """As `TuningStore`; one by one where a user's own store has nothing else."""
+        if hasattr(self._store, "add_all"):
+            self._ask("add_all", lambda: self._kept.extend(measurements), problem, measurements)
+            return
+        for measurement in measurements:
+            self.add(problem, measurement)
+
+    def decision(self, problem: Problem) -> Decision | None:
+        """As `TuningStore`."""
+        return self._ask("decision", lambda: None, problem)
+
+    def put_decision(self, problem: Problem, decision: Decision) -> None:
+        """As `TuningStore`."""
+        self._ask("put_decision", lambda: None, problem, decision)
+
+    def verdicts(self, problem: Problem) -> list[RiskVerdict]:
+        """As `TuningStore`."""
+        return self._ask("verdicts", list, problem)
+
+    def tuning_lock(self, problem: Problem, timeout_s: float) -> AbstractContextManager[bool]:
+        """As `TuningStore`."""
+        return self._entered(self._ask("tuning_lock", contextlib.nullcontext, problem, timeout_s))
+
+    def watch(self, problem: Problem, candidate: Candidate) -> AbstractContextManager[bool]:
+        """As `Store.watch`."""
+        return self._entered(self._ask("watch", contextlib.nullcontext, problem, candidate))
+
+    @contextlib.contextmanager
+    def _entered(self, context: AbstractContextManager[object]) -> Iterator[bool]:
+        """The block runs whatever becomes of its context; yields False where that could not be had."""
+        try:
+            held = bool(context.__enter__())
+        except Exception as error:
+            self._warn(error)
+            yield False
+            return
+        try:
+            yield held
+        finally:
+            try:
+                context.__exit__(None, None, None)
+            except Exception as error:
+                self._warn(error)
+
+    def recover(self, problem: Problem) -> list[Measurement]:
+        """As `TuningStore`."""
+        return self._ask("recover", list, problem)
+
+    def sync(self) -> None:
+        """As `TuningStore`."""
+        self._ask("sync", lambda: None)
+
+    def facts(self, problem: Problem) -> Mapping[str, Any] | None:
+        """What is kept beside a problem for refits (`features.stored_facts`), if anything."""
+        return self._ask("facts", lambda: None, problem)
+
+    def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:
+        """Keep this instead."""
+        self._ask("put_facts", lambda: None, problem, facts)
+
+    def add_miss(self, miss: Miss) -> None:
+        """Record a miss that is not recorded yet."""
+        self._ask("add_miss", lambda: None, miss)
+
+    def advice(self, source_sha256: str) -> Advice | None:
+        """The advice on a kernel source, if there is any."""
+        return self._ask("advice", lambda: None, source_sha256)
+
+
+@dataclass
+class TuningTask:
+    """One decision to make, as whoever asks for it describes it.
+
+    Nothing but `TaskForecaster` reads its candidates, grids, IR and sources.
+    """
+
+    problem: Problem
+    candidates: Sequence[Candidate]
+    grids: Mapping[Candidate, tuple[int, ...]] = field(default_factory=dict)
+    trace: Callable[[Sequence[Candidate]], Mapping[str, str]] | None = None
+    """Gives TTIR by assignment key for the candidates asked for; None when there is no IR."""
+    fingerprint: str = ""
+    """Digest of the candidates; computed when empty."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Source by variant, where it is known."""
+    advice: Advice | None = None
+    """What a language model wrote of the kernel's source; by default what the store has."""
+    judgements: Mapping[str, SourceJudgement] = field(default_factory=dict)
+    """What a language model expects of other sources, by variant."""
+    hears_failures: bool = False
+    """Whether somebody hears of candidates that fail, so that those refused as sure to fail are tried as well."""
+
+    def settings_digest(self, settings: Settings, policy: Policy) -> str:
+        """Names everything a stored decision depends on besides the problem."""
+        mark = self.fingerprint or fingerprint(self.candidates)
+        # A dataclass says all of its limits; of anything else only the name is sure to be stable.
+        how = repr(policy) if is_dataclass(policy) else policy.name
+        return digest(mark, how, settings.tolerance, settings.risk, repr(settings.budget))
+
+
+def fingerprint(candidates: Sequence[Candidate]) -> str:
+    """One digest for a list of candidates, whatever their order."""
+    # One text each, without the detour over JSON: a large list is named on every first call.
+    return digest(*sorted(map(_name, candidates)))
+
+
+def _name(c: Candidate) -> str:
+    k = c.config
+    return repr((c.variant, k.kwargs, k.num_warps, k.num_stages, k.num_ctas, k.maxnreg, k.ir_override))
+
+
+# --- the decision ---
 
 
 def tune(
@@ -82,13 +287,13 @@ def tune(
     try:
         with rare_collections():
             return _tune(task, measurer, guarded, surrogate, settings, policy)
-    except MeasurerFailedError as failed:
-        raised = failed.error
+    except MeasurerFailedError as failure:
+        error_of_measurer = failure.error
     except Exception as error:
         if is_told_to_caller(error):
             raise
-        return decide_plainly(task, measurer, guarded, settings, error)
-    raise raised  # measuring everything would only raise it again
+        return _decide_plainly(task, measurer, guarded, settings, error)
+    raise error_of_measurer  # measuring everything would only raise it again
 
 
 def _tune(
@@ -99,34 +304,36 @@ def _tune(
     settings: Settings,
     policy: Policy | None,
 ) -> Decision:
-    chosen = policy or WallTime()
-    if settings.mode in (Mode.EXHAUSTIVE, Mode.LISTEN):
-        chosen = Exhaustive()
+    mode, policy = settings.mode, policy or WallTime()
+    if mode in (Mode.EXHAUSTIVE, Mode.LISTEN):
+        policy = Exhaustive()
     elif task.hears_failures:
-        chosen = IncludingRefused(chosen)
-    mark = task.settings_digest(settings, chosen)
-    if settings.mode is Mode.DETERMINISTIC:
+        policy = IncludingRefused(policy)
+    mark = task.settings_digest(settings, policy)
+    if mode is Mode.DETERMINISTIC:
+        forecaster = TaskForecaster(task, surrogate)
         reason = "deterministic mode: no clock, no store"
-        return decide_unmeasured(TaskForecaster(task, surrogate), [], [], settings, mark, reason)
+        return _decide_unmeasured(forecaster, [], [], settings, mark, reason)
     if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
         return stored
-    if settings.advice != "off":
-        task = with_stored_advice(task, store)
-    if settings.mode in (Mode.SKIP, Mode.FROZEN, Mode.BACKGROUND):
-        return decide_from_store(TaskForecaster(task, surrogate), store, settings, mark)
+    if settings.advice != "off" and task.advice is None and task.problem.kernel.source_sha256:
+        task = replace(task, advice=store.advice(task.problem.kernel.source_sha256))
+    if mode in (Mode.SKIP, Mode.FROZEN, Mode.BACKGROUND):
+        forecaster = TaskForecaster(task, surrogate)
+        return _decide_from_store(forecaster, store, settings, mark)
     with store.tuning_lock(task.problem, settings.lock_timeout_s):
         # Another process may have decided, or measured a part, while we waited.
         if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
             return stored
         store.recover(task.problem)
         forecaster = TaskForecaster(task, surrogate)
-        run = _TuningRun(forecaster, store, chosen, settings, mark)
-        decision = run.decide(measurer)
+        run = _TuningRun(forecaster, store, policy, settings, mark, measurer)
+        decision = run.decide()
         if decision.evidence is not Evidence.FORECAST:
             # A guess made while the harness was broken must not replace, or pass for, a decision.
             store.put_decision(task.problem, decision)
         store.sync()
-        store_facts(store, run.results, forecaster.traces.texts)
+        run.store_facts()
         return decision
 
 
@@ -138,80 +345,176 @@ def reusable_decision(
         return None
     if decision.settings != mark and settings.mode not in (Mode.SKIP, Mode.FROZEN):
         return None
-    known, llm = decision.known + decision.measured, stored_consultation(settings)
+    known, llm = decision.known + decision.measured, _stored_consultation(settings)
     return replace(decision, evidence=Evidence.STORED, measured=0, known=known, llm=llm)
 
 
-class _TuningRun:
-    """One decision in the making: forecast, plan and measurements in turns until the policy is satisfied."""
+class Rounds(ABC):
+    """The loop itself: plan and measure in turns until the policy is satisfied.
 
-    def __init__(
-        self, forecaster: TaskForecaster, store: TuningStore, policy: Policy, settings: Settings, mark: str
-    ) -> None:
-        self.forecaster, self.policy = forecaster, policy
-        self.settings, self.settings_mark = settings, mark
-        self.problem, self.candidates = forecaster.problem, forecaster.candidates
-        self.start = time.perf_counter()
-        self.forecast_s = 0.0
-        self.forecasts: Forecasts | None = None
-        self.forecast_from = 0
-        """How many measurements they were made from."""
-        self.results = TaskResults(store, self.problem, self.candidates)
-        self.relatives = store.relatives(self.problem)
-        earlier = store.decision(self.problem)
-        self.risks = RiskTracker(forecaster.label, store.verdicts(self.problem), earlier)
-        self.risks.claim_previous(self.candidates, self.results.labels)
+    A subclass says what the next plan is made from and what becomes of its measurements.
+    """
+
+    def __init__(self, policy: Policy, settings: Settings) -> None:
+        self.policy, self.settings = policy, settings
         self.reasons: list[str] = []
         """Why each plan is as it is that asks for something new, and the last."""
         self.plans = 0
-        self.asked: set[Candidate] = set()
-        self.compile_times = CompileTimes(self.candidates, forecaster.traces)
-        self.programs = DistinctPrograms(self.problem, self.candidates, forecaster.traces)
-        self.audited = False
+        self.forecast_s = 0.0
         self.llm = LLMEffect()
-        self._ahead = FirstCompilations(forecaster, policy, settings)
 
-    def decide(self, make: Callable[[], Measurer]) -> Decision:
+    def run(self) -> Plan:
+        """Plan and measure; returns the plan that asks for nothing more."""
+        while (plan := self.next_plan()).measure:
+            self.measure(plan)
+        return plan
+
+    @abstractmethod
+    def next_plan(self) -> Plan:
+        """What to measure next, from all that is known; an empty `measure` ends the loop."""
+
+    @abstractmethod
+    def measure(self, plan: Plan) -> None:
+        """Have a plan carried out, and take in what comes of it."""
+
+    def correct(self, forecasts: Forecasts) -> Forecasts:
+        """The forecasts as the policy is to see them."""
+        return forecasts
+
+    def plan(self, state: TuningState) -> Plan:
+        """The policy's plan for a state."""
+        begin = time.perf_counter()
+        with single_threaded_blas():
+            plan = self.policy.plan(state)
+            self.plans += 1
+            self.llm.note(state, plan, self.policy, self.correct)
+        self.forecast_s += time.perf_counter() - begin
+        return plan
+
+
+class _TuningRun(Rounds):
+    """One decision of `tune` in the making."""
+
+    def __init__(
+        self,
+        forecaster: TaskForecaster,
+        store: GuardedStore,
+        policy: Policy,
+        settings: Settings,
+        mark: str,
+        make_measurer: Callable[[], Measurer],
+    ) -> None:
+        super().__init__(policy, settings)
+        self._start = time.perf_counter()
+        self._forecaster, self._store, self._mark = forecaster, store, mark
+        self._problem, self._candidates = forecaster.problem, forecaster.candidates
+        self._make_measurer = make_measurer
+        self._measurer: Measurer | None = None
+        """None until something has to be timed."""
+        self._forecasts: Forecasts | None = None
+        self._forecast_from = 0
+        """How many measurements they were made from."""
+        self._results = TaskResults(store, self._problem, self._candidates)
+        self._relatives = store.relatives(self._problem)
+        self._risks = RiskTracker(
+            forecaster.label, store.verdicts(self._problem), store.decision(self._problem)
+        )
+        self._risks.claim_previous(self._candidates, self._results.labels)
+        self._requested: set[Candidate] = set()
+        """What any plan has asked for."""
+        self._compile_times = CompileTimes(self._candidates, forecaster.traces)
+        self._programs = DistinctPrograms(self._problem, self._candidates, forecaster.traces)
+        self._audited = False
+        self._ahead = FirstCompilations(forecaster.traces, self._guess, policy, settings)
+
+    def decide(self) -> Decision:
         """Raises `NoWorkingConfigError` when every candidate fails."""
-        measurer: Measurer | None = None
         try:
-            if not self.results.labels:  # then something has to be timed, whatever the forecasts say
+            if not self._results.labels:  # then something has to be timed, whatever the forecasts say
                 with measurer_errors():
-                    measurer = make()
-                    self._ahead.begin(measurer)
+                    self._measurer = self._make_measurer()
+                    self._ahead.begin(self._measurer)
             if not self._ahead.are_all_measured:
-                self.forecaster.prepare()
-            if measurer is not None:
+                self._forecaster.prepare()
+            if self._measurer is not None:
                 with measurer_errors():
-                    self._ahead.begin_guessed(measurer, self.relatives)
-                    self._measure_early(measurer)
-            while True:
-                state = self._state(measurer, self._forecast())
-                plan = self._plan(state)
-                if not plan.measure:
-                    self.reasons.append(plan.reason)
-                    break
-                if measurer is None:
-                    with measurer_errors():
-                        measurer = make()
-                    if measurer.ready():
-                        # Binaries from an earlier decision: plan again, knowing that they cost nothing.
-                        state = self._state(measurer, state.forecasts)
-                        plan = self._plan(state)
-                if not self.asked.issuperset(plan.measure):
-                    self.reasons.append(plan.reason)
-                    self.asked.update(plan.measure)
-                self._measure(measurer, plan, state)
-            if measurer is not None:
-                self._retime_finalists(measurer)
-            return self._conclude(state, plan, measurer)
+                    self._ahead.begin_guessed(self._measurer)
+                    self._measure_early(self._measurer)
+            plan = self.run()
+            self.reasons.append(plan.reason)
+            if self._measurer is not None:
+                self._retime_finalists(self._measurer)
+            return self._conclude(plan)
         finally:
-            self.forecaster.traces.close()
-            if measurer is not None:
-                measurer.close()
+            self._forecaster.traces.close()
+            if self._measurer is not None:
+                self._measurer.close()
 
-    def _state(self, measurer: Measurer | None, forecasts: Forecasts) -> TuningState:
-        spent = MeasuringCost()
+    def next_plan(self) -> Plan:
+        """The policy's plan. What asks for the first time has a measurer made, and is planned again if that helps."""
+        self._state = self._state_of(self._forecast())
+        plan = self.plan(self._state)
+        if plan.measure and self._measurer is None:
+            with measurer_errors():
+                self._measurer = self._make_measurer()
+            if self._measurer.ready():
+                # Binaries from an earlier decision: plan again, knowing that they cost nothing.
+                self._state = self._state_of(self._state.forecasts)
+                plan = self.plan(self._state)
+        if not self._requested.issuperset(plan.measure):
+            self.reasons.append(plan.reason)
+            self._requested.update(plan.measure)
+        return plan
+
+    def correct(self, forecasts: Forecasts) -> Forecasts:
+        """The forecasts with the correction of risks that earlier verdicts have earned."""
+        return self._risks.correct(forecasts)
+
+    def plan(self, state: TuningState) -> Plan:
+        """As the base's; what it audits, and what risk it states, is remembered."""
+        plan = super().plan(state)
+        self._audited = self._audited or bool(plan.audit)
+        self._risks.claim_audited(plan, state)
+        return plan
+
+    def measure(self, plan: Plan) -> None:
+        """Time what is compiled of a plan; where another plan may be better by then, no more than a few of it."""
+        assert self._measurer is not None
+        measurer, forecasts = self._measurer, self._state.forecasts
+        audits, wanted = set(plan.audit), set(plan.measure)
+        most = _TIMED_PER_PLAN if self._results.tried else _FIRST_TIMED
+        count = 0
+        for count, m in enumerate(self._measurements(measurer, plan), 1):
+            extra: dict[str, object] = {"forecast": self._forecast_record(forecasts, m.candidate)}
+            if m.candidate in audits:
+                extra["audit_probability"] = plan.audit_probability
+            self._results.add(self._with_grid(replace(m, extra={**m.extra, **extra})))
+            if time_exhausted(self.settings.budget, measurer.spent()):
+                break  # the policy hears of it next, and ends the decision
+            wanted.discard(m.candidate)
+            if plan.within_s is not None and (count >= most or wanted.isdisjoint(measurer.ready())):
+                break  # while compilations go on, a new plan costs nothing
+        if not count and measurer.workers > 1:  # all that is wanted still compiles
+            self._forecaster.traces.parse_ahead()
+
+    def store_facts(self) -> None:
+        """Keep what a later refit reads of the candidates that were measured. Never raises.
+
+        A harvest has its IR in the problem's record already.
+        """
+        problem, labels = self._results.problem, self._results.labels
+        if problem.ttir or not self._results.tried or not self._store.keeps("put_facts"):
+            return
+        # The decision stands: nothing that fails here may take it back.
+        with contextlib.suppress(Exception):
+            grids = {c: m.grid for c, m in labels.items() if m.grid is not None}
+            texts = self._forecaster.traces.texts
+            facts = collect_facts(problem, list(labels), grids, texts, within_s=FACT_COLLECTION_S)
+            if facts["units"]:
+                self._store.put_facts(problem, merge_facts(self._store.facts(problem), facts))
+
+    def _state_of(self, forecasts: Forecasts) -> TuningState:
+        measurer, spent = self._measurer, MeasuringCost()
         ready: Collection[Candidate] = ()
         compiling: Mapping[Candidate, float] = {}
         compile_s: Array | None = None
@@ -221,15 +524,15 @@ class _TuningRun:
             spent, ready, compiling = measurer.spent(), measurer.ready(), measurer.compiling()
             if measurer.quiet:  # else a plan could make no use of it
                 took = {
-                    m.candidate: m.compile_s for m in self.results.tried.values() if m.compile_s is not None
+                    m.candidate: m.compile_s for m in self._results.tried.values() if m.compile_s is not None
                 }
-                programs = self.programs.count()
-                compile_s, late = self.compile_times.expected(took, compiling, ready, programs)
-                slowdown = np.maximum(late, spill_slowdowns(self.candidates, self.results.labels.values()))
+                programs = self._programs.count()
+                compile_s, late = self._compile_times.expected(took, compiling, ready, programs)
+                slowdown = np.maximum(late, spill_slowdowns(self._candidates, self._results.labels.values()))
         return TuningState(
             forecasts,
-            self.results.outcomes(),
-            new=len(self.results.tried),
+            self._results.outcomes(),
+            new=len(self._results.tried),
             round=self.plans,
             workers=measurer.workers if measurer is not None else self.settings.worker_count(),
             tolerance=self.settings.tolerance,
@@ -237,22 +540,22 @@ class _TuningRun:
             budget=self.settings.budget,
             spent=spent,
             audit=self.settings.audit,
-            audited=self.audited,
+            audited=self._audited,
             seed=self.settings.seed,
             ready=ready,
             compiling=compiling,
             compile_s=compile_s,
             slowdown=slowdown,
-            programs=None if isinstance(self.policy, Exhaustive) else self.programs.numbers(),
-            problem=self.problem.id,
+            programs=None if isinstance(self.policy, Exhaustive) else self._programs.numbers(),
+            problem=self._problem.id,
         )
 
     def _forecast(self) -> Forecasts:
         """Forecasts from all that is measured; those of the last plan where nothing has come since."""
-        count = len(self.results.rows)
-        if self.forecasts is None or count > self.forecast_from:
-            self.forecasts, self.forecast_from = self._forecast_anew(), count
-        return self.forecasts
+        count = len(self._results.rows)
+        if self._forecasts is None or count > self._forecast_from:
+            self._forecasts, self._forecast_from = self._forecast_anew(), count
+        return self._forecasts
 
     def _forecast_anew(self) -> Forecasts:
         begin = time.perf_counter()
@@ -260,7 +563,7 @@ class _TuningRun:
             if not self.plans:
                 self._trace_first()
             forecasts = self._forecast_all()
-            if self.forecaster.traces.trace_best(forecasts.order()):
+            if self._forecaster.traces.trace_best(forecasts.order()):
                 forecasts = self._forecast_all()
             return forecasts
         except Exception as error:
@@ -268,65 +571,41 @@ class _TuningRun:
                 raise
             # Correct first: without forecasts we measure as triton.autotune would, and say so.
             warnings.warn(
-                f"surrogate {self.forecaster.name} failed ({error!r}): measuring everything", stacklevel=2
+                f"surrogate {self._forecaster.name} failed ({error!r}): measuring everything", stacklevel=2
             )
             self.policy = Exhaustive()
-            return uninformative_forecasts(self.candidates, f"no forecast: {error}")
+            return uninformative_forecasts(self._candidates, f"no forecast: {error}")
         finally:
             self.forecast_s += time.perf_counter() - begin
 
     def _trace_first(self) -> None:
-        traces = self.forecaster.traces
+        traces = self._forecaster.traces
         if self.settings.mode is not Mode.EXHAUSTIVE:
             traces.trace_initial()
             return
         # A harvest is replayed and refitted later, without the kernel: it takes its IR along.
         traces.trace_initial(everything=True)
-        self.results.problem = replace(self.problem, ttir=traces.texts)
+        self._results.problem = replace(self._problem, ttir=traces.texts)
 
     def _forecast_all(self) -> Forecasts:
         with single_threaded_blas():
-            return self.risks.correct(self.forecaster.forecast(self.results.rows, self.relatives))
+            return self.correct(self._forecaster.forecast(self._results.rows, self._relatives))
 
-    def _plan(self, state: TuningState) -> Plan:
-        begin = time.perf_counter()
-        with single_threaded_blas():
-            plan = self.policy.plan(state)
-            self.plans += 1
-            self.llm.note(state, plan, self.policy, self.risks.correct)
-        self.audited = self.audited or bool(plan.audit)
-        self.risks.claim_audited(plan, state)
-        self.forecast_s += time.perf_counter() - begin
-        return plan
-
-    def _measure(self, measurer: Measurer, plan: Plan, state: TuningState) -> None:
-        audits, wanted = set(plan.audit), set(plan.measure)
-        most = _TIMED_PER_PLAN if self.results.tried else _FIRST_TIMED
-        count = 0
-        for count, m in enumerate(self._measurements(measurer, plan), 1):
-            extra: dict[str, object] = {"forecast": self._forecast_record(state.forecasts, m.candidate)}
-            if m.candidate in audits:
-                extra["audit_probability"] = plan.audit_probability
-            self.results.add(self._with_grid(replace(m, extra={**m.extra, **extra})))
-            if time_exhausted(self.settings.budget, measurer.spent()):
-                break  # the policy hears of it next, and ends the decision
-            wanted.discard(m.candidate)
-            if plan.within_s is not None and (count >= most or wanted.isdisjoint(measurer.ready())):
-                break  # while compilations go on, a new plan costs nothing
-        if not count and measurer.workers > 1:  # all that is wanted still compiles
-            self.forecaster.traces.parse_ahead()
+    def _guess(self) -> Forecasts:
+        """Forecasts without IR and measurements."""
+        return self._forecaster.forecast((), self._relatives, provisional=True)
 
     def _measure_early(self, measurer: Measurer) -> None:
         """Time what compiles before there is anything to plan by. Such measurements carry no forecast."""
         for candidate in self._ahead.compiled_early(measurer):
             for m in measurer.measure([candidate], prefetch=self._ahead.begun):
-                self.results.add(self._with_grid(m))
+                self._results.add(self._with_grid(m))
             if time_exhausted(self.settings.budget, measurer.spent()):
                 break
-        if len(self.results.labels) == len(self.candidates):
+        if len(self._results.labels) == len(self._candidates):
             # Nothing is left to forecast: the traces that are still to come are not waited for.
-            self.forecasts = uninformative_forecasts(self.candidates, "everything is measured")
-            self.forecast_from = len(self.results.rows)
+            self._forecasts = uninformative_forecasts(self._candidates, "everything is measured")
+            self._forecast_from = len(self._results.rows)
 
     def _measurements(self, measurer: Measurer, plan: Plan) -> Iterator[Measurement]:
         with measurer_errors():
@@ -334,10 +613,10 @@ class _TuningRun:
 
     def _forecast_record(self, forecasts: Forecasts, candidate: Candidate) -> dict[str, object]:
         """What had been forecast of a candidate, as its measurement keeps it."""
-        row = self.candidates.row_of[candidate]
+        row = self._candidates.row_of[candidate]
         forecast = forecasts[row]
         return {
-            "surrogate": self.forecaster.label,
+            "surrogate": self._forecaster.label,
             "log2_ms": round(forecast.point, 4),
             "sd": round(forecast.spread, 4),
             "p_fail": round(forecast.p_fail, 4),
@@ -345,44 +624,44 @@ class _TuningRun:
         }
 
     def _with_grid(self, m: Measurement) -> Measurement:
-        return replace(m, grid=m.grid or self.forecaster.grids.get(m.candidate))
+        return replace(m, grid=m.grid or self._forecaster.grids.get(m.candidate))
 
     def _retime_finalists(self, measurer: Measurer) -> None:
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
-        close = self.results.close_to_best(oracle=self.settings.mode is Mode.EXHAUSTIVE)
-        if len(close) > 1 and not self.results.resume_comparison(close):
+        close = self._results.close_to_best(oracle=self.settings.mode is Mode.EXHAUSTIVE)
+        if len(close) > 1 and not self._results.resume_comparison(close):
             with measurer_errors():
                 compared = measurer.compare(close)
-            self.results.add_comparison([self._with_grid(m) for m in compared])
+            self._results.add_comparison([self._with_grid(m) for m in compared])
 
-    def _conclude(self, state: TuningState, plan: Plan, measurer: Measurer | None) -> Decision:
-        results, forecasts = self.results, state.forecasts
+    def _conclude(self, plan: Plan) -> Decision:
+        measurer, results, forecasts = self._measurer, self._results, self._state.forecasts
         fast = results.fastest()
         spent = measurer.spent() if measurer is not None else MeasuringCost()
-        wall = time.perf_counter() - self.start
+        wall = time.perf_counter() - self._start
         cost = Cost(max(wall, spent.wall_s), self.forecast_s, spent.compile_s, spent.timing_s, spent.compiled)
-        asked = self.llm.record(forecasts.consultation)
-        cost = cost.with_llm(asked)
+        consultation = self.llm.record(forecasts.consultation)
+        cost = cost.with_llm(consultation)
         if not fast:
-            return decide_without_times(results, forecasts, self.settings, cost)
+            return _decide_without_times(results, forecasts, self.settings, cost)
         best = prefer_base(fast, self.settings.tolerance)
-        new, total = len(results.tried), len(self.candidates)
+        new, total = len(results.tried), len(self._candidates)
         share = f"measured {new} of {total}"
         if results.known:
             share += f", {results.known} known before"
-        if equal := self.programs.count_equal(results.labels):
+        if equal := self._programs.count_equal(results.labels):
             share += f"; {equal} others compile to the same programs"
         if best is not fast[0]:
             share += f"; {fast[0].candidate.variant} is not faster than the base by more than noise"
         evidence = Evidence.MEASURED if best.candidate in results.tried else Evidence.STORED
-        refused = int(((forecasts.p_fail >= REFUSED) & ~self.candidates.mask_of(results.labels)).sum())
+        refused = int(((forecasts.p_fail >= REFUSED) & ~self._candidates.mask_of(results.labels)).sum())
         untimed = total - len(results.labels) - refused
-        risk = self._final_risk(state, plan)
+        risk = self._final_risk(plan)
         return Decision(
-            problem=self.problem.id,
+            problem=self._problem.id,
             chosen=best.candidate,
             evidence=evidence,
-            reason="; ".join(map(str, filter(None, (share, plan.reason, asked)))),
+            reason="; ".join(map(str, filter(None, (share, plan.reason, consultation)))),
             stated_risk=risk,
             tolerance=self.settings.tolerance,
             candidates=total,
@@ -392,28 +671,390 @@ class _TuningRun:
             refused=refused,
             median_ms=best.ms,
             saved_s=seconds_saved(
-                self.problem,
-                self.candidates,
+                self._problem,
+                self._candidates,
                 results.tried,
                 known=results.labels,
                 refused=refused,
                 wall_s=cost.wall_s,
             ),
             cost=cost,
-            settings=self.settings_mark,
+            settings=self._mark,
             at=utc_now(),
             rounds=tuple(self.reasons),
-            surrogate=self.risks.surrogate,
-            shipped_risk=self.risks.shipped(risk),
-            verdicts=self.risks.verdicts(results.labels, results.tried, fast[0]),
-            llm=asked,
+            surrogate=self._risks.surrogate,
+            shipped_risk=self._risks.shipped(risk),
+            verdicts=self._risks.verdicts(results.labels, results.tried, fast[0]),
+            llm=consultation,
             advice=forecasts.advice,
         )
 
-    def _final_risk(self, state: TuningState, plan: Plan) -> float:
+    def _final_risk(self, plan: Plan) -> float:
         """The risk as the last forecasts have it, also for policies that do not look at it."""
         if isinstance(self.policy, RiskBounded):
             return plan.risk
+        state = self._state
         rows = state.pending()
         with single_threaded_blas():
             return stated_risk(state, rows, state.forecasts.samples(rows, 512, state.seed))
+
+
+class LLMEffect:
+    """Follows a model through the rounds of one decision; the first plan with its answer is compared."""
+
+    def __init__(self) -> None:
+        self._part: LLMConsultation | None = None
+        self._round: int | None = None
+        self._moved = (0, 0)
+
+    def note(
+        self, state: TuningState, plan: Plan, policy: Policy, correct: Callable[[Forecasts], Forecasts]
+    ) -> None:
+        """Take in a plan; `correct` is what the forecasts behind it went through."""
+        self._part = state.forecasts.consultation or self._part
+        alone = state.forecasts.without_llm
+        if alone is None or len(alone) != len(state.forecasts) or self._round not in (None, state.round):
+            return
+        self._round = state.round
+        try:
+            other = policy.plan(replace(state, forecasts=correct(alone)))
+        except Exception:
+            return  # the plan that counts was made; what it is compared with must not cost it
+        ours, theirs = _deferred(plan), _deferred(other)
+        self._moved = (len(ours - theirs), len(theirs - ours))
+
+    def record(self, last: LLMConsultation | None) -> LLMConsultation | None:
+        """The model's part with what it moved; `last` as the last forecasts have it."""
+        part = last or self._part
+        return part and replace(part, moved_in=self._moved[0], moved_out=self._moved[1])
+
+
+def _deferred(plan: Plan) -> set[Candidate]:
+    """What a plan measures on its merits."""
+    return set(plan.measure) - set(plan.audit)
+
+
+def _stored_consultation(settings: Settings) -> LLMConsultation | None:
+    """The part of the model that is named in a decision that was made before; None where none is named."""
+    if not settings.llm:
+        return None
+    from forecast_autotune.llm.spec import (
+        shown_model,  # a known problem's first call loads nothing else of it
+    )
+
+    return LLMConsultation(shown_model(settings.llm), asked=False, why="it was decided before")
+
+
+# --- forecasts of a task ---
+
+
+class TaskForecaster:
+    """Takes a task apart, once: from here on there are its problem, its candidates and forecasts of them."""
+
+    def __init__(self, task: TuningTask, surrogate: Surrogate) -> None:
+        self.problem = task.problem
+        self.candidates = CandidateList.of(task.candidates)
+        self.grids = task.grids
+        """Launch grids that depend on the candidate."""
+        self.traces = LazyTraces(self.candidates, task.trace, LaunchFacts(task.problem, task.grids))
+        """The IR that queries hold; whoever wants forecasts decides how much of it there is."""
+        self._surrogate, self._sources, self._advice = surrogate, task.sources, task.advice
+        self._judgements = task.judgements
+
+    def prepare(self) -> None:
+        """Begin what a first forecast needs: tracing in the background, and the surrogate's files."""
+        # Whatever fails here fails again where it is needed, and is dealt with there.
+        with contextlib.suppress(Exception):
+            self.traces.start_initial()
+            if isinstance(self._surrogate, FileBackedSurrogate):
+                self._surrogate.load()
+
+    @property
+    def name(self) -> str:
+        """The surrogate's name."""
+        return self._surrogate.name
+
+    @property
+    def label(self) -> str:
+        """The surrogate's `name/version`."""
+        return f"{self._surrogate.name}/{self._surrogate.version}"
+
+    def forecast(
+        self,
+        measured: Sequence[Measurement],
+        relatives: Sequence[Relative],
+        *,
+        provisional: bool = False,
+        once: bool = False,
+    ) -> Forecasts:
+        """Forecasts of all candidates; `provisional` and `once` as in `Query`.
+
+        Raises whatever the surrogate raises, and `RecordError` for an answer that no decision can be built on.
+        """
+        candidates = self.candidates
+        query = Query(
+            self.problem,
+            candidates,
+            self.grids,
+            measured,
+            relatives,
+            self.traces.texts,
+            self._sources,
+            self._advice,
+            provisional,
+            once,
+            self._judgements,
+        )
+        with span("forecast", surrogate=self.label, candidates=len(candidates), measured=len(measured)):
+            forecasts = validate_forecasts(self._surrogate.forecast(query), candidates)
+            return expect_failing_sources(forecasts, measured)
+
+
+def expect_failing_sources(forecasts: Forecasts, measured: Sequence[Measurement]) -> Forecasts:
+    """The forecasts, with P(failure) of another source's untried configs no lower than what was seen of it says.
+
+    The kernel's own configs are left alone: where all of them fail, there is nothing else to try.
+    """
+    tried = [m for m in measured if not m.candidate.is_base_variant and m.outcome.is_label]
+    failed = Counter(m.candidate.variant for m in tried if m.outcome in _OF_THE_SOURCE)
+    if not failed:
+        return forecasts
+    ran = Counter(m.candidate.variant for m in tried if m.ok)
+    odds = {name: (n + _FAILED) / (n + ran[name] + _TRIED) for name, n in failed.items()}
+    known = {m.candidate for m in tried}
+    least = [0.0 if c in known else odds.get(c.variant, 0.0) for c in forecasts.candidates]
+    return replace(forecasts, p_fail=np.maximum(forecasts.p_fail, least))
+
+
+def uninformative_forecasts(candidates: Sequence[Candidate], reason: str) -> Forecasts:
+    """Forecasts that say nothing: every candidate alike, eightfold either way."""
+    n = len(candidates)
+    return Forecasts(candidates, np.zeros(n), np.full(n, 3.0), np.full(n, 0.05), None, reason)
+
+
+def validate_forecasts(forecasts: Forecasts, candidates: Sequence[Candidate]) -> Forecasts:
+    """The forecasts, if a decision can be built on them. Raises `RecordError` naming what is wrong.
+
+    A plug-in that answers NaN, for other candidates or in other shapes must be found out here: every
+    comparison further on would go wrong in silence. Joint samples that fail later, or are not finite,
+    are replaced by independent ones, with a warning.
+    """
+    n = len(candidates)
+    if list(forecasts.candidates) != list(candidates):
+        raise RecordError(f"it must answer the {n} candidates of the query, in their order")
+    mean, sd, p_fail = (np.asarray(a, float) for a in (forecasts.mean, forecasts.sd, forecasts.p_fail))
+    for name, values in (("mean", mean), ("sd", sd), ("p_fail", p_fail)):
+        if values.shape != (n,):
+            raise RecordError(f"{name} must have shape ({n},), not {values.shape}")
+        if not np.isfinite(values).all():
+            raise RecordError(
+                f"{name} must be finite, but {int((~np.isfinite(values)).sum())} values are not"
+            )
+    if (sd < 0).any() or (p_fail < 0).any() or (p_fail > 1).any():
+        raise RecordError("sd must be at least 0 and p_fail a probability")
+    return replace(
+        forecasts, mean=mean, sd=sd, p_fail=p_fail, sampler=_guarded_sampler(forecasts.sampler, mean, sd)
+    )
+
+
+_Sampler = Callable[[npt.NDArray[np.intp], int, np.random.Generator], Array]
+
+
+def _guarded_sampler(sampler: _Sampler | None, mean: Array, sd: Array) -> _Sampler | None:
+    if sampler is None:
+        return None
+
+    def draw(rows: npt.NDArray[np.intp], count: int, generator: np.random.Generator) -> Array:
+        try:
+            drawn = np.asarray(sampler(rows, count, generator), float)
+            if drawn.shape == (count, len(rows)) and np.isfinite(drawn).all():
+                return drawn
+            fault = f"shape {drawn.shape}, {int((~np.isfinite(drawn)).sum())} values not finite"
+        except Exception as error:
+            fault = repr(error)
+        warnings.warn(f"joint samples failed ({fault}): drawing independently", stacklevel=2)
+        return np.asarray(mean[rows] + sd[rows] * generator.standard_normal((count, len(rows))))
+
+    return draw
+
+
+# --- decisions without a clock, and without us ---
+
+
+def _decide_from_store(
+    forecaster: TaskForecaster, store: GuardedStore, settings: Settings, mark: str
+) -> Decision:
+    """Skip and frozen mode: the best stored time, else the best forecast.
+
+    Raises `FrozenMissError` in frozen mode with `on_miss="error"` when the store holds no time.
+    """
+    problem, known = forecaster.problem, forecaster.candidates.row_of
+    rows = [m for m in store.measurements(problem) if m.candidate in known]
+    timed = any(m.ok for m in latest_labels(rows).values())
+    if not timed and store.keeps("add_miss"):
+        count, grids = len(forecaster.candidates), forecaster.grids
+        store.add_miss(Miss.of(problem, settings.mode, count, grids, utc_now()))
+    if settings.mode is Mode.FROZEN and not timed and settings.on_miss == "error":
+        raise FrozenMissError(
+            f"frozen mode: the store holds nothing for kernel {problem.kernel.name} with key "
+            f"{problem.key} on {problem.device.name}. Tune once with "
+            "FORECAST_AUTOTUNE_MODE=tune, or set FORECAST_AUTOTUNE_ON_MISS=forecast"
+        )
+    relatives = store.relatives(problem)
+    return _decide_unmeasured(forecaster, rows, relatives, settings, mark, f"{settings.mode} mode: not timed")
+
+
+def _decide_unmeasured(
+    forecaster: TaskForecaster,
+    rows: Sequence[Measurement],
+    relatives: Sequence[Relative],
+    settings: Settings,
+    mark: str,
+    reason: str,
+) -> Decision:
+    """The best of `rows` or, without any that ran, the best forecast. Never raises for a bad surrogate."""
+    begin = time.perf_counter()
+    try:
+        forecaster.traces.trace_initial()
+        forecasts = forecaster.forecast(rows, relatives, once=True)
+    except Exception as error:
+        if is_of_caller(error):
+            raise
+        warnings.warn(f"surrogate {forecaster.name} failed ({error!r}): using the first config", stacklevel=2)
+        forecasts = uninformative_forecasts(forecaster.candidates, f"no forecast: {error}")
+    spent = time.perf_counter() - begin
+    cost = Cost(wall_s=spent, forecast_s=spent).with_llm(forecasts.consultation)
+    reason = "; ".join(map(str, filter(None, (reason, forecasts.consultation))))
+    return _decide_from_forecasts(
+        forecaster.problem, forecasts, settings, mark, reason, cost, latest_labels(rows)
+    )
+
+
+def _decide_without_times(
+    results: TaskResults, forecasts: Forecasts, settings: Settings, cost: Cost
+) -> Decision:
+    """What is launched after a decision in which nothing ran because the harness is broken: the best forecast.
+
+    Raises `NoWorkingConfigError` where it was the candidates that failed.
+    """
+    faults = [m for m in results.tried.values() if m.outcome is Outcome.INFRASTRUCTURE]
+    if not faults:
+        raise _no_working_config(results.problem, results.labels, len(forecasts))
+    why = f"not timed: {faults[0].extra.get('message', 'no message')}"
+    warnings.warn(f"nothing could be timed ({why}): using the best forecast", stacklevel=2)
+    return _decide_from_forecasts(results.problem, forecasts, settings, "", why, cost, results.labels)
+
+
+def _decide_from_forecasts(
+    problem: Problem,
+    forecasts: Forecasts,
+    settings: Settings,
+    mark: str,
+    reason: str,
+    cost: Cost,
+    measured: Mapping[Candidate, Measurement],
+) -> Decision:
+    """A decision on what is measured already, else on the forecasts; `mark` is its settings digest."""
+    candidates = forecasts.candidates
+    state = TuningState(forecasts, measured, tolerance=settings.tolerance, seed=settings.seed)
+    fast = sorted((m for m in measured.values() if m.ok), key=lambda m: m.ms)
+    ranked = [candidates[int(i)] for i in forecasts.order()]
+    # What is not among the fast has failed: it is launched only if there is nothing else to launch.
+    chosen = fast[0].candidate if fast else next((c for c in ranked if c not in measured), ranked[0])
+    if fast:
+        rows = state.pending()
+        risk = stated_risk(state, rows, forecasts.samples(rows, 512, settings.seed))
+    else:
+        within = forecasts.p_within(settings.tolerance, seed=settings.seed)
+        risk = 1.0 - float(within[list(candidates).index(chosen)])
+    return Decision(
+        problem=problem.id,
+        chosen=chosen,
+        evidence=Evidence.STORED if fast else Evidence.FORECAST,
+        reason=reason,
+        stated_risk=risk if math.isfinite(risk) else 1.0,
+        tolerance=settings.tolerance,
+        candidates=len(candidates),
+        measured=0,
+        known=len(measured),
+        trusted=len(candidates) - len(measured),
+        median_ms=fast[0].ms if fast else None,
+        cost=cost,
+        settings=mark,
+        at=utc_now(),
+        llm=forecasts.consultation,
+        advice=forecasts.advice,
+    )
+
+
+def _decide_plainly(
+    task: TuningTask, make: Callable[[], Measurer], store: TuningStore, settings: Settings, error: Exception
+) -> Decision:
+    """Measure every candidate that is not known, and take the fastest; without a clock, the first. Says why.
+
+    Neither forecasts nor a policy have a part in it, and it is not kept as a decision: the next process tries
+    again. Raises `NoWorkingConfigError` where all candidates fail, and what the measurer raises.
+    """
+    timed = settings.mode in _TIMING_MODES
+    how = "measuring everything" if timed else "using the first config"
+    warnings.warn(f"the tuner failed ({error!r:.300}): {how}", stacklevel=3)
+    candidates = list(task.candidates)
+    listed = frozenset(candidates)
+    known = latest_labels(m for m in store.measurements(task.problem) if m.candidate in listed)
+    tried: dict[Candidate, Measurement] = {}
+    spent = MeasuringCost()
+    if timed and (missing := [c for c in candidates if c not in known]):
+        measurer = make()
+        try:
+            for m in measurer.measure(missing):
+                store.add(task.problem, m)
+                tried[m.candidate] = m
+                if m.ok and time_exhausted(settings.budget, measurer.spent()):
+                    break
+            spent = measurer.spent()
+        finally:
+            measurer.close()
+    ran = [m for m in (known | tried).values() if m.ok]
+    if timed and not ran and all(m.outcome is not Outcome.INFRASTRUCTURE for m in tried.values()):
+        raise _no_working_config(task.problem, known | tried, len(candidates))
+    failed = {c for c, m in known.items() if not m.ok}
+    chosen, evidence = next((c for c in candidates if c not in failed), candidates[0]), Evidence.FORECAST
+    best = min(ran, key=lambda m: m.ms, default=None)
+    if best is not None:
+        chosen, evidence = best.candidate, Evidence.MEASURED if best.candidate in tried else Evidence.STORED
+    return Decision(
+        problem=task.problem.id,
+        chosen=chosen,
+        evidence=evidence,
+        reason=f"{how}: the tuner failed ({error!r:.300})",
+        stated_risk=0.0 if len(known | tried) == len(candidates) and ran else 1.0,
+        tolerance=settings.tolerance,
+        candidates=len(candidates),
+        measured=len(tried),
+        known=len(known),
+        trusted=len(candidates) - len(known | tried),
+        median_ms=None if best is None else best.ms,
+        cost=Cost(spent.wall_s, 0.0, spent.compile_s, spent.timing_s, spent.compiled),
+        at=utc_now(),
+    )
+
+
+def _no_working_config(
+    problem: Problem, labels: Mapping[Candidate, Measurement], candidates: int
+) -> NoWorkingConfigError:
+    """What happened to all of them, with the compilers' and launchers' own words."""
+    counted = Counter(str(m.outcome) for m in labels.values())
+    shown = ", ".join(f"{n} {name}" for name, n in sorted(counted.items()))
+    messages = Counter(str(m.extra.get("message", "")) for m in labels.values())
+    del messages[""]
+    # Whole, as the reason often stands at the end of what a compiler says.
+    seen = "\n".join(text for text, _ in messages.most_common(_MAX_SHOWN_MESSAGES))
+    if set(counted) == {str(Outcome.COMPILE_ERROR)}:
+        remedy = "Mend what the compiler says"
+    else:
+        remedy = f"Give at least one config that fits {problem.device.name}"
+    return NoWorkingConfigError(
+        f"kernel {problem.kernel.name}: none of {candidates} candidates ran "
+        f"({shown}). {remedy}; `forecast-autotune clear` forgets these outcomes. "
+        f"Seen: {seen or 'no message'}"
+    )

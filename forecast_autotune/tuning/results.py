@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
+from forecast_autotune.records import Candidate, Decision, Measurement, Outcome, Problem, RiskVerdict
 from forecast_autotune.records.table import latest_labels
-from forecast_autotune.tuning.task import TuningStore
+from forecast_autotune.surrogates.protocol import Relative
 
 MAX_FINALISTS = 4
 """How many of the fastest are timed again side by side."""
@@ -22,6 +24,50 @@ NEGLIGIBLE_GAIN = 0.005
 
 _MAY_BE_MENDED = frozenset((Outcome.COMPILE_ERROR, Outcome.OUT_OF_RESOURCES))
 """Outcomes that say something of the machine rather than of a candidate, where every candidate has them."""
+
+
+class TuningStore(Protocol):
+    """The part of a store that the tuner uses."""
+
+    def measurements(self, problem: Problem) -> list[Measurement]:
+        """Everything measured of a problem."""
+        ...
+
+    def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
+        """The same kernel's other problems, most similar first."""
+        ...
+
+    def add(self, problem: Problem, measurement: Measurement) -> None:
+        """Commit one measurement; on return a kill cannot lose it."""
+        ...
+
+    def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
+        """Commit what belongs together: a kill leaves all of it or none."""
+        ...
+
+    def decision(self, problem: Problem) -> Decision | None:
+        """The stored decision, if any."""
+        ...
+
+    def put_decision(self, problem: Problem, decision: Decision) -> None:
+        """Replace the stored decision."""
+        ...
+
+    def verdicts(self, problem: Problem) -> list[RiskVerdict]:
+        """What became of the risks stated on this problem's device class."""
+        ...
+
+    def tuning_lock(self, problem: Problem, timeout_s: float) -> AbstractContextManager[bool]:
+        """The right to tune a problem, among processes; yields whether it is held."""
+        ...
+
+    def recover(self, problem: Problem) -> list[Measurement]:
+        """Record candidates whose launch took a process down."""
+        ...
+
+    def sync(self) -> None:
+        """Make what was added survive a power cut."""
+        ...
 
 
 class TaskResults:

@@ -22,11 +22,11 @@ from forecast_autotune import autotune
 from forecast_autotune.features.cost import NUMERIC_FACTS
 from forecast_autotune.features.cost import VERSION as COST
 from forecast_autotune.features.ttir.extraction import assignment_of, extract_facts
+from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Measurement, Outcome, digest
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.tuning.loop import utc_now
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem import describe
 

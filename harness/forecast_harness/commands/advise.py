@@ -20,13 +20,12 @@ from forecast_autotune.llm.advice.record import MAX_FUNCTIONS, Advice
 from forecast_autotune.llm.advice.subject import AdviceError
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.writers import TextGenerator
-from forecast_autotune.printable import printable
+from forecast_autotune.printable import printable, utc_now
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import ADVICE
 from forecast_autotune.tuning.advice_samples import contradictions, stored_samples, tables_of_source
-from forecast_autotune.tuning.task import utc_now
 from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel
 from forecast_harness.targets.kernels.library_kernels import library_kernels
 from forecast_harness.targets.kernels.user_kernel import UserKernel

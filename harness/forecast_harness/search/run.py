@@ -20,7 +20,7 @@ from typing import Any
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.numerics import single_threaded_blas
-from forecast_autotune.tuning.task import utc_now
+from forecast_autotune.printable import utc_now
 from forecast_harness.records import Node, SearchContext, SearchSettings, SearchTarget
 from forecast_harness.search.archives import open_archive
 from forecast_harness.search.history.answer_store import AnswerStore

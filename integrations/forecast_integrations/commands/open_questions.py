@@ -25,7 +25,7 @@ from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.surrogates.language_model.trust import forced_trust
-from forecast_autotune.tuning.forecaster import TaskForecaster
+from forecast_autotune.tuning.loop import TaskForecaster
 from forecast_autotune.tuning.replays.replay import task_of
 
 GROUP = "forecast_autotune.questions"

@@ -19,8 +19,8 @@ from forecast_autotune.records import Decision
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.misses import Miss
+from forecast_autotune.tuning.compilations import UNKNOWN_S
 from forecast_autotune.tuning.host_seconds import HOST_TIMING_S
-from forecast_autotune.tuning.preparation.compile_times import UNKNOWN_S
 from forecast_integrations.commands.warm_shapes import SizedMiss, sized_misses, stored_calls
 
 _MEASURED_SHARE = 0.25

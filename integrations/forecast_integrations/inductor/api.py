@@ -13,10 +13,10 @@ from types import TracebackType
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.policy import Policy
+from forecast_autotune.printable import utc_now
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.dynamic.size_range import dynamic_sizes_text
 from forecast_integrations.inductor.hooks import assembler, benchmarks, generation, precompilation, selection
 from forecast_integrations.inductor.hooks.context import HookContext

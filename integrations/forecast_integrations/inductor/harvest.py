@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Measurement, Outcome, Problem
-from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.choice_timing import INDUCTOR_CLOCK, clock_of
 from forecast_integrations.inductor.choices.features import describe_choice
 from forecast_integrations.inductor.choices.records import candidate_of, problem_of

@@ -9,12 +9,12 @@ from dataclasses import replace
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import REFUSED, Policy, TuningState
+from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, Plan, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
-from forecast_autotune.tuning.llm_effect import LLMEffect
-from forecast_autotune.tuning.task import TuningTask, utc_now
+from forecast_autotune.tuning.loop import LLMEffect, TuningTask
 from forecast_integrations.inductor.assembler_releases import inductor_compiles_twice
 from forecast_integrations.inductor.choice_timing import is_of_clock, times_calls
 from forecast_integrations.inductor.choices.compile_seconds import compile_seconds

@@ -9,7 +9,7 @@ from typing import Any
 
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-from forecast_autotune.tuning.task import validate_forecasts
+from forecast_autotune.tuning.loop import validate_forecasts
 
 _CACHE_SIZE = 256
 """Answers remembered: the layers of a model ask the same question over and over."""

@@ -16,11 +16,11 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.asking import ask_for_advice
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.llm.spec import parsed
+from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Kernel
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.advice_samples import stored_samples, tables_of_source
-from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.triton.protocols import KernelFunction
 from forecast_integrations.triton.standalone import standalone_source
 

@@ -19,8 +19,7 @@ from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.guarded_store import GuardedStore
-from forecast_autotune.tuning.loop import TuningTask, fingerprint
+from forecast_autotune.tuning.loop import GuardedStore, TuningTask, fingerprint
 from forecast_integrations.device import has_device
 from forecast_integrations.triton.background.arguments import UncopyableArgumentsError, stand_in_call
 from forecast_integrations.triton.background.key_decision import KeyDecision, MadeDecision

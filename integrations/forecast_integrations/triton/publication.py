@@ -10,7 +10,7 @@ from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Pro
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.tuning.guarded_store import GuardedStore
+from forecast_autotune.tuning.loop import GuardedStore
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.source import innermost
 from forecast_integrations.triton.protocols import KernelFunction, Key, LaunchConfig, Times

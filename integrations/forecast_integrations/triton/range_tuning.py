@@ -17,9 +17,9 @@ from forecast_autotune.ranges.tuning import RangePlan, range_store, tune_range
 from forecast_autotune.records import Argument, Candidate, Decision, Kernel, Problem, digest
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.guarded_store import GuardedStore
+from forecast_autotune.tuning.loop import GuardedStore, TuningTask
 from forecast_autotune.tuning.measurer import Measurer
-from forecast_autotune.tuning.task import TuningStore, TuningTask
+from forecast_autotune.tuning.results import TuningStore
 from forecast_integrations.device import current_device, toolchain
 from forecast_integrations.triton.background.arguments import copied_arguments, stand_in_call
 from forecast_integrations.triton.problem import describe

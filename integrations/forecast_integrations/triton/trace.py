@@ -19,7 +19,7 @@ from forecast_autotune.features.traced_texts import CompressedText, TracedTexts,
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Candidate, Problem
-from forecast_autotune.tuning.preparation.tracing import READ_HERE_CHARACTERS
+from forecast_autotune.tuning.tracing import READ_HERE_CHARACTERS
 from forecast_integrations.triton.compile.dispatcher import Dispatcher
 from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
 from forecast_integrations.triton.compile.pool import can_fork, without_device

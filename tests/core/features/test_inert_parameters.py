@@ -21,7 +21,7 @@ from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem
 from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.prior import formula_prior
-from forecast_autotune.tuning.preparation.tracing import FULL_TRACE_LIMIT, TRACES_PER_ROUND, LazyTraces
+from forecast_autotune.tuning.tracing import FULL_TRACE_LIMIT, TRACES_PER_ROUND, LazyTraces
 
 Spaced = tuple[Problem, list[Candidate], dict[Candidate, tuple[int, ...]]]
 TILES, ORDERS = [16, 32, 64, 128, 256], range(1, 9)

@@ -20,8 +20,8 @@ from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records.problem import FACTS
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Query, Relative
-from forecast_autotune.tuning.preparation.tracing import LazyTraces, fact_reader
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
+from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 
 TABLE = max(load(shipped_tables()), key=lambda table: len(table.problem.ttir))
 TEXTS = TABLE.problem.ttir
@@ -97,13 +97,13 @@ def test_candidates_without_texts_have_the_facts_that_their_problem_s_record_kep
     problem, candidates, grids = TABLE.problem, list(TABLE.by_candidate()), TABLE.grids()
     kept = collect_facts(problem, candidates, grids, TEXTS, within_s=60.0)
     bare = replace(problem, ttir={}, extra={FACTS: kept})
-    traces = LazyTraces(candidates, None, fact_reader(bare, grids))
+    traces = LazyTraces(candidates, None, LaunchFacts(bare, grids))
     for row, candidate in enumerate(candidates):
         text = TEXTS.get(assignment_of(candidate))
         told = None if text is None else cached_facts(text, ARGUMENTS, grids.get(candidate, problem.grid))
         assert traces.facts(row) == told
     assert any(traces.facts(row) for row in range(len(candidates)))
-    forgotten = LazyTraces(candidates, None, fact_reader(replace(bare, extra={}), grids))
+    forgotten = LazyTraces(candidates, None, LaunchFacts(replace(bare, extra={}), grids))
     assert forgotten.facts(0) is None
 
 

@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded, TuningState, WallTime
-from forecast_autotune.policy.including_refused import IncludingRefused
+from forecast_autotune.policy import (
+    Exhaustive,
+    Fixed,
+    IncludingRefused,
+    Policy,
+    RiskBounded,
+    TuningState,
+    WallTime,
+)
 from forecast_autotune.records import Candidate
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store

@@ -21,8 +21,7 @@ from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.guarded_store import GuardedStore
-from forecast_autotune.tuning.loop import TuningTask
+from forecast_autotune.tuning.loop import GuardedStore, TuningTask
 from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 
 SMALL, ALL_ROUND, LARGE, BROKEN = (Candidate(Config.of({"BLOCK": b})) for b in (16, 64, 256, 512))

@@ -16,7 +16,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.task import TuningTask
+from forecast_autotune.tuning.loop import TuningTask
 from tests.core.tuning.loop import Bench
 
 TABLE = example_table()

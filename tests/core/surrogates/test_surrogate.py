@@ -27,7 +27,7 @@ from forecast_autotune.surrogates.formula import AnalyticSurrogate, problem_dist
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import QUANTILE_LEVELS, Forecasts, Query, Relative
 from forecast_autotune.testing import example_table, query_of
-from forecast_autotune.tuning.task import uninformative_forecasts, validate_forecasts
+from forecast_autotune.tuning.loop import uninformative_forecasts, validate_forecasts
 
 NAMES = [Candidate(Config.of({"N": n})) for n in range(4)]
 

@@ -16,10 +16,9 @@ from forecast_autotune.records import Candidate, Decision, Evidence, Measurement
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.tuning import fact_collection
-from forecast_autotune.tuning.guarded_store import GuardedStore
-from forecast_autotune.tuning.loop import TuningTask, tune
-from forecast_autotune.tuning.task import FactStore, TuningStore
+from forecast_autotune.tuning import loop
+from forecast_autotune.tuning.loop import GuardedStore, TuningTask, tune
+from forecast_autotune.tuning.results import TuningStore
 from tests.core.tuning.loop import TABLE, Bench, constant, decide, outcomes
 
 FASTEST = min(m.ms for m in TABLE.measurements if m.ok)
@@ -219,10 +218,10 @@ def test_no_facts_are_collected_for_a_store_that_keeps_none(monkeypatch: pytest.
         collected.append(args)
         return collect_facts(*args, **options)
 
-    monkeypatch.setattr(fact_collection, "collect_facts", collect)
+    monkeypatch.setattr(loop, "collect_facts", collect)
     bare: Any = BareStore()
     for store, count in ((bare, 0), (Store(None), 1)):
         for kept_by in (GuardedStore(store), GuardedStore(GuardedStore(store))):
-            assert kept_by.keeps(FactStore) == bool(count)
+            assert kept_by.keeps("put_facts") == bool(count)
         decide(store, Bench(TABLE))
         assert len(collected) == count

@@ -16,10 +16,8 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.calibration import measurements_per_source
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.testing import TableMeasurer
-from forecast_autotune.tuning.failing_sources import expect_failing_sources
-from forecast_autotune.tuning.loop import TuningTask, tune
+from forecast_autotune.tuning.loop import TuningTask, expect_failing_sources, tune, uninformative_forecasts
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_autotune.tuning.task import uninformative_forecasts
 
 MATMUL = "matmul"
 GAIN = 0.8

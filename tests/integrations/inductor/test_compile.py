@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from forecast_autotune.llm.calibration import CalibrationScope, calibration_path, write
+from forecast_autotune.printable import utc_now
 from forecast_autotune.surrogates.factory import open_backend
-from forecast_autotune.tuning.task import utc_now
 from tests.core.llm.words import calibrated
 from tests.integrations.models.faults import no_http, stall, truncate
 from tests.integrations.models.faulty_server import FaultyServer

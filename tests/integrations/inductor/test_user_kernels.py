@@ -15,10 +15,10 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from forecast_autotune import autotune
+from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.hooks import user_kernels
 from forecast_integrations.inductor.session import TuningSession

@@ -13,7 +13,7 @@ import forecast_autotune.tuning.loop as loop
 from forecast_autotune import autotune
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.tuning.first_compilations import FirstCompilations
+from forecast_autotune.tuning.compilations import FirstCompilations
 from forecast_integrations.triton import engine, publication
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.key import KeyMaker

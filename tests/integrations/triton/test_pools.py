@@ -17,7 +17,7 @@ from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.traced_texts import CompressedText, TracedTexts
 from forecast_autotune.features.ttir.extraction import assignment_of, extract_facts
 from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_autotune.tuning.preparation.tracing import LazyTraces, fact_reader
+from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 from forecast_integrations.triton.compile import pool
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.threads import ThreadPool
@@ -221,7 +221,7 @@ def test_short_texts_of_another_shape_are_read_at_once(longest: int, monkeypatch
             found = texts.facts(name, problem.arguments, problem.grid)
             assert found == first.facts(name, problem.arguments, problem.grid)
             assert found is not None
-        traces = LazyTraces(candidates, make_tracer(call, known, 3, problem, {}), fact_reader(problem, {}))
+        traces = LazyTraces(candidates, make_tracer(call, known, 3, problem, {}), LaunchFacts(problem, {}))
         traces.start_initial()
         traces.trace_initial()
         assert traces.texts == first, "whether they were read at once or by children"

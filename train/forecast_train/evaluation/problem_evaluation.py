@@ -16,8 +16,8 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.prior import formula_prior
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
+from forecast_autotune.tuning.loop import validate_forecasts
 from forecast_autotune.tuning.replays.replay import replay_one
-from forecast_autotune.tuning.task import validate_forecasts
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.bin_scores import BinScores, bin_labels, bins_from_forecasts, score_bins
 from forecast_train.evaluation.metrics import FloatArray

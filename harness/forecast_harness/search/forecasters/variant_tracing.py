@@ -19,7 +19,7 @@ from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
-from forecast_autotune.tuning.preparation.tracing import farthest_point_sample
+from forecast_autotune.tuning.tracing import farthest_point_sample
 from forecast_harness.records import Node, SearchTarget
 from forecast_harness.search.forecasters.source_traces import RunJobs, SourceTraces
 from forecast_harness.search.forecasters.timings import Timing, add_timings, is_known_at, to_measurement

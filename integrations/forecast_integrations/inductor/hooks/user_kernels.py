@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.policy import WallTime
+from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem, digest
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.choices.records import size_hints
 from forecast_integrations.inductor.harvest import PROTOCOL

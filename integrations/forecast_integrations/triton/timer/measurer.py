@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 
 from forecast_autotune.errors import DeviceLostError, is_from_signal_handler, is_of_caller
 from forecast_autotune.features.ptx import ptx_facts
+from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.records.measurement import IN_TURNS
 from forecast_autotune.telemetry.spans import record, span
-from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.triton.compile.pool import make_pool
 from forecast_integrations.triton.compile.protocol import CompilePool, CompileResult
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of

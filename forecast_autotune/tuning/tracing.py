@@ -100,11 +100,11 @@ class LaunchFacts:
     def of_candidate(self, name: str, candidate: Candidate) -> TtirFacts | None:
         """Facts of IR of this assignment that has come in, else what the problem's record has kept of it."""
         grid = self.grids.get(candidate, self.problem.grid)
-        found = self.texts.facts(name, self.problem.arguments, grid) if name in self.texts else None
-        if found is None:
+        facts = self.texts.facts(name, self.problem.arguments, grid) if name in self.texts else None
+        if facts is None:
             units, by_name = self._kept
-            found = units.get((name, grid)) or by_name.get(name)
-        return found
+            facts = units.get((name, grid)) or by_name.get(name)
+        return facts
 
     @cached_property
     def _kept(self) -> tuple[Mapping[tuple[str, Grid], TtirFacts], Mapping[str, TtirFacts]]:
@@ -125,9 +125,9 @@ class LazyTraces:
         """Without `trace` there is no IR; without `read`, no meta-parameter is found to be inert."""
         self._facts = read if isinstance(read, LaunchFacts) else None
         self.texts = TracedTexts() if self._facts is None else self._facts.texts
-        self._candidates = CandidateList.of(candidates)
+        self.candidates = CandidateList.of(candidates)
         self._trace, self._read = trace, read
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
         """Assignments, as `CandidateList.assignments` numbers them."""
         self._parsed = 0
         """Texts that were parsed ahead, from the first on."""
@@ -137,8 +137,8 @@ class LazyTraces:
 
         None where neither can be read.
         """
-        names, keys = self._candidates.assignments
-        name, candidate = names[keys[row]], self._candidates[row]
+        names, keys = self.candidates.assignments
+        name, candidate = names[keys[row]], self.candidates[row]
         if self._facts is not None:
             return self._facts.of_candidate(name, candidate)
         return (
@@ -159,21 +159,17 @@ class LazyTraces:
         if not isinstance(self._trace, BackgroundTracer):
             return False
         wanted = list(self._initial_assignments)
-        if len(self._candidates.assignments[0]) > FULL_TRACE_LIMIT and self._read is not None:
+        if len(self.candidates.assignments[0]) > FULL_TRACE_LIMIT and self._read is not None:
             wanted = list(dict.fromkeys([*wanted, *self._probe_assignments]))
         return self._start(wanted)
-
-    def start_best(self, order: npt.NDArray[np.intp]) -> bool:
-        """`trace_best` in the background, if the tracer can: whether anything is under way."""
-        return self._start(self._best_untraced(order))
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Take in what has come from the background, waiting for it for so long; True if anything has."""
         if not isinstance(self._trace, BackgroundTracer):
             return False
-        came = self._trace.poll(timeout_s)
-        self.texts.merge(came)
-        return bool(came)
+        texts = self._trace.poll(timeout_s)
+        self.texts.merge(texts)
+        return bool(texts)
 
     def finish(self) -> None:
         """Wait for everything that is being traced in the background."""
@@ -205,7 +201,7 @@ class LazyTraces:
         """The first traces: every assignment of a small list, or a sample that covers a large one."""
         if self._trace is None:
             return
-        count = len(self._candidates.assignments[0])
+        count = len(self.candidates.assignments[0])
         self._trace_assignments(range(count) if everything else self._initial_assignments)
         if count > FULL_TRACE_LIMIT and not everything and self._read is not None:
             self._find_inert_parameters()
@@ -217,12 +213,12 @@ class LazyTraces:
         return len(self.texts) > before
 
     def _best_untraced(self, order: npt.NDArray[np.intp]) -> list[int]:
-        names, keys = self._candidates.assignments
-        if self._trace is None or len(self._asked) >= len(names):
+        names, keys = self.candidates.assignments
+        if self._trace is None or len(self._requested) >= len(names):
             return []
-        done = [i for i in self._asked if names[i] in self.texts]
+        done = [i for i in self._requested if names[i] in self.texts]
         left = ~np.isin(self._fact_classes, self._fact_classes[done])
-        left[list(self._asked)] = False
+        left[list(self._requested)] = False
         ranked = keys[order]
         ranked = ranked[left[ranked]]
         best = np.sort(np.unique(self._fact_classes[ranked], return_index=True)[1])
@@ -231,28 +227,28 @@ class LazyTraces:
 
     def _find_inert_parameters(self) -> None:
         """Find the inert meta-parameters. What is left of the space is traced whole if it is small."""
-        columns = trace_parameters(self._candidates)
+        columns = trace_parameters(self.candidates)
         self._trace_assignments(self._probe_assignments)
-        known = {row: facts for i in self._asked if (facts := self.facts(row := self._first_rows[i]))}
+        known = {row: facts for i in self._requested if (facts := self.facts(row := self._first_rows[i]))}
         inert = find_inert(columns, np.array(list(known), dtype=np.intp), list(known.values()))
         if not inert:
             return
         self._fact_classes = equivalence_classes(columns, np.array(self._first_rows, dtype=np.intp), inert)
         first = np.unique(self._fact_classes, return_index=True)[1]
         if len(first) <= DISTINCT_TRACE_LIMIT:
-            done = set(self._fact_classes[list(self._asked)].tolist())
+            done = set(self._fact_classes[list(self._requested)].tolist())
             self._trace_assignments([i for i in first.tolist() if int(self._fact_classes[i]) not in done])
 
     def _neighbours(self, base: int) -> list[int]:
         """Of each meta-parameter, two assignments that differ from this one in it alone, if there are any."""
-        columns, keys = trace_parameters(self._candidates), self._candidates.assignments[1]
+        columns, keys = trace_parameters(self.candidates), self.candidates.assignments[1]
         same = {name: c.codes == c.codes[self._first_rows[base]] for name, c in columns.items()}
-        found: dict[int, None] = {}
+        neighbours: dict[int, None] = {}
         for name in columns:
             others = [agrees for other, agrees in same.items() if other != name]
             rows = np.flatnonzero(np.logical_and.reduce([~same[name], *others]))
-            found |= dict.fromkeys(keys[rows[[0, -1]]].tolist() if len(rows) else ())
-        return list(found)
+            neighbours |= dict.fromkeys(keys[rows[[0, -1]]].tolist() if len(rows) else ())
+        return list(neighbours)
 
     @cached_property
     def _probe_assignments(self) -> list[int]:
@@ -262,7 +258,7 @@ class LazyTraces:
 
     @cached_property
     def _initial_assignments(self) -> Sequence[int]:
-        count = len(self._candidates.assignments[0])
+        count = len(self.candidates.assignments[0])
         return (
             range(count)
             if count <= FULL_TRACE_LIMIT
@@ -272,38 +268,38 @@ class LazyTraces:
     @cached_property
     def _fact_classes(self) -> Codes:
         """Which assignments are known to have the same facts, by numbers that say nothing else."""
-        return np.arange(len(self._candidates.assignments[0]))
+        return np.arange(len(self.candidates.assignments[0]))
 
     def _farthest_assignments(self, assignments: Sequence[int], count: int) -> list[int]:
         chosen = farthest_point_sample(self._examples(assignments), count)
-        keys = self._candidates.assignments[1]
-        return [int(keys[self._candidates.row_of[c]]) for c in chosen]
+        keys = self.candidates.assignments[1]
+        return [int(keys[self.candidates.row_of[c]]) for c in chosen]
 
     def _examples(self, assignments: Sequence[int]) -> list[Candidate]:
         """The first candidate of each of these assignments."""
-        return [self._candidates[self._first_rows[i]] for i in assignments]
+        return [self.candidates[self._first_rows[i]] for i in assignments]
 
     @cached_property
     def _first_rows(self) -> list[int]:
         """Row of the first candidate of every assignment."""
-        rows: list[int] = np.unique(self._candidates.assignments[1], return_index=True)[1].tolist()
+        rows: list[int] = np.unique(self.candidates.assignments[1], return_index=True)[1].tolist()
         return rows
 
     def _trace_assignments(self, assignments: Sequence[int]) -> None:
-        fresh = [i for i in assignments if i not in self._asked]
+        fresh = [i for i in assignments if i not in self._requested]
         if self._trace is None or not (fresh or self.outstanding):
             return
         with span("trace", assignments=len(fresh) or self.outstanding):
             self.finish()
             if fresh:
                 self.texts.merge(self._trace(self._units_of(fresh)))
-        self._asked.update(fresh)
+        self._requested.update(fresh)
 
     def _start(self, assignments: Sequence[int]) -> bool:
-        fresh = [i for i in assignments if i not in self._asked]
+        fresh = [i for i in assignments if i not in self._requested]
         if isinstance(self._trace, BackgroundTracer) and fresh:
             self._trace.start(self._units_of(fresh))
-            self._asked.update(fresh)
+            self._requested.update(fresh)
             if not self.outstanding:  # all was known, and nobody waits for what has come already
                 self.poll()
         return self.outstanding > 0
@@ -312,15 +308,10 @@ class LazyTraces:
         """A candidate of each launch grid that these assignments have, as far as grids are known here."""
         if self._facts is None:
             return self._examples(assignments)
-        units = self._candidates.units(self._facts.grids, self._facts.problem.grid)
-        keys = self._candidates.assignments[1]
+        units = self.candidates.units(self._facts.grids, self._facts.problem.grid)
+        keys = self.candidates.assignments[1]
         wanted = set(assignments)
-        return [self._candidates[row] for row in units.first.tolist() if int(keys[row]) in wanted]
-
-
-def fact_reader(problem: Problem, grids: Mapping[Candidate, tuple[int, ...]]) -> LaunchFacts:
-    """Reads TTIR as it runs at this problem; `grids` are the launch grids that depend on the candidate."""
-    return LaunchFacts(problem, grids)
+        return [self.candidates[row] for row in units.first.tolist() if int(keys[row]) in wanted]
 
 
 def farthest_point_sample(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

@@ -13,9 +13,9 @@ from forecast_autotune.features.compile_seconds import FEATURES, CompileSeconds,
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.records.table import Table, read_tables
-from forecast_autotune.tuning.preparation.compile_times import UNKNOWN_S, CompileTimes
-from forecast_autotune.tuning.preparation.tracing import LazyTraces, fact_reader
+from forecast_autotune.tuning.compilations import UNKNOWN_S, CompileTimes
 from forecast_autotune.tuning.replays.replay import shipped_tables
+from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 
 FLAT = CompileSeconds((0.0,) * len(FEATURES), 0.0, kernel_sd=1.0, config_sd=0.5)
 NAMES = CandidateList(Candidate(Config.of({"BLOCK": 2**k})) for k in range(4))
@@ -118,7 +118,7 @@ def test_ir_tells_long_compilations_from_short_ones() -> None:
             key: table.problem.ttir[key] for c in wanted if (key := assignment_of(c)) in table.problem.ttir
         }
 
-    traces = LazyTraces(names, trace, fact_reader(table.problem, table.grids()))
+    traces = LazyTraces(names, trace, LaunchFacts(table.problem, table.grids()))
     times = CompileTimes(names, traces, shipped_compile_seconds())
     blind = times.expected({}, {}, ()).remaining
     assert len(set(blind.tolist())) == 1

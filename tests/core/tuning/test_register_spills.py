@@ -10,7 +10,7 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
-from forecast_autotune.tuning.preparation.register_spills import spill_slowdowns
+from forecast_autotune.tuning.compilations import spill_slowdowns
 from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide
 
 

@@ -11,8 +11,8 @@ from forecast_autotune.features.ttir.extraction import assignment_key
 from forecast_autotune.features.ttir.module import TtirModule
 from forecast_autotune.features.ttir.parser import TtirFunction
 from forecast_autotune.records import Candidate, Config
-from forecast_autotune.tuning.preparation import tracing
-from forecast_autotune.tuning.preparation.tracing import (
+from forecast_autotune.tuning import tracing
+from forecast_autotune.tuning.tracing import (
     FULL_TRACE_LIMIT,
     SPREAD_TRACES,
     TRACES_PER_ROUND,
@@ -166,11 +166,6 @@ def test_whoever_waits_gets_what_the_background_had_begun() -> None:
     traces.trace_initial()
     assert traces.outstanding == 0
     assert len(traces.texts) == SPREAD_TRACES == len(set(tracer.asked)) == len(tracer.asked)
-    order = np.arange(len(candidates))[::-1]
-    assert traces.start_best(order)
-    assert traces.outstanding == TRACES_PER_ROUND
-    traces.finish()
-    assert len(traces.texts) == SPREAD_TRACES + TRACES_PER_ROUND
 
 
 class KnowingAll(Background):
