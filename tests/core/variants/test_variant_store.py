@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,17 +132,18 @@ number = 0
 while True:
     store.put_variant(variant(), [check(f"{{number:06d}}" + "x" * 2000)])
     number += 1
+    print(number, flush=True)
 """
 
 
 def test_a_kill_in_the_middle_of_a_write_leaves_a_whole_variant(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[3])
-    for _ in range(6):
+    for writes in range(1, 7):
         program = WRITER.format(root=root, store=str(tmp_path))
         with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
-            process.stdout.readline()
-            threading.Event().wait(0.15)
+            for _ in range(1 + writes):  # "ready", then a line per write: the next one is under way
+                process.stdout.readline()
             os.kill(process.pid, signal.SIGKILL)
         (kept,) = Store(tmp_path).variants(SHA)
         assert kept.source == SUM

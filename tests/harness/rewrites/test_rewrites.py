@@ -344,7 +344,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
