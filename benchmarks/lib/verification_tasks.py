@@ -35,8 +35,8 @@ from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.user_kernel import UserKernel
 from forecast_harness.targets.packs import Language, Pack, Solution, builtin_names, load_pack
+from forecast_harness.trials import corpus
 from forecast_harness.trials.variants import verify as variants
-from forecast_harness.verify import corpus
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import VERIFICATION_LIMITS, verify
 from forecast_harness.verify.verdict import Judgement, ReasonCode, SolutionVerdict

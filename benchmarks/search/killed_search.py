@@ -46,14 +46,15 @@ from benchmarks.lib.search.synthetic_landscape import (
 )
 from benchmarks.lib.search.synthetic_landscape import settings as table_settings
 from forecast_autotune.records import Outcome, digest
-from forecast_harness.records import Node, NodeResult, SearchSettings, SearchTarget
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, ProposalRequest, Proposed
+from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchSettings, SearchTarget
+from forecast_harness.search.history.events import ProposalRequest, Proposed
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, replay_events
-from forecast_harness.search.interfaces import Forecaster, NodeJudge, Proposer
-from forecast_harness.search.lanes.local_lanes import LocalJudgePool
+from forecast_harness.search.interfaces import Forecaster, Proposer
 from forecast_harness.search.planning.scheduler import action_key
 from forecast_harness.search.run import LOG_FILE, search
+from forecast_harness.trials.judge_pool import LocalJudgePool
+from forecast_harness.trials.protocol import NodeJudge
 
 LEDGER = "ledger"
 LANES = 2

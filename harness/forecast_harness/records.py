@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -11,6 +12,8 @@ from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Provenance
 
 SCHEMA = 1
+MIN_PROGRESS = math.log2(1.005)
+"""A node must be so much faster (log2) than the best before to count as progress: half a per cent."""
 
 
 class TargetKind(StrEnum):
@@ -277,3 +280,47 @@ class SearchContext:
     arms: tuple[str, ...] = ()
     """`<proposer>/<style>` of all that may propose; filled in by `run.search`."""
     schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """Asks a judge to verify, tune and time a node beside `against`."""
+
+    id: str
+    """Digest of the target, harness, node and `against`, and a number where it was lost before: what has one
+    is done once."""
+    node: Node
+    against: Node
+    against_config: Mapping[str, Any]
+    """The best known config of `against`."""
+    target: SearchTarget
+    batch: int
+    trials: int
+    confirm: bool = False
+    against_score: float = 0.0
+    """log2(time / time of the first seed) of `against`."""
+
+
+@dataclass(frozen=True)
+class VerificationJob:
+    """Asks a judge to verify a node in full, that was timed and found right at the timed sizes alone."""
+
+    id: str
+    """As `NodeJob.id`."""
+    node: Node
+    config: Mapping[str, Any]
+    """The one that it was timed with."""
+    target: SearchTarget
+
+
+@dataclass(frozen=True)
+class ConfirmationJob:
+    """Asks for the finalists to be timed again."""
+
+    nodes: tuple[Node, ...]
+    """The best first."""
+    configs: Mapping[str, Mapping[str, Any]]
+    seed_node: Node
+    target: SearchTarget
+    seconds: float | None = None
+    """Wall seconds left for it; where they do not suffice for all, the first is confirmed anyway."""

@@ -10,8 +10,7 @@ import pytest
 from benchmarks.lib.search.synthetic_landscape import LandscapeJudge, settings
 from benchmarks.machine_code.searches import KERNELS, told
 from forecast_autotune.records import Outcome
-from forecast_harness.records import NodeResult
-from forecast_harness.search.history.events import NodeJob
+from forecast_harness.records import NodeJob, NodeResult
 from tests.harness.search.simulated_search import SimulatedSearch
 
 

@@ -26,12 +26,12 @@ from forecast_harness.authors.recorded import RecordedProposer
 from forecast_harness.authors.torch.constants import cross_constants
 from forecast_harness.authors.torch.source_code import ParsedSource
 from forecast_harness.authors.triton_rewrites import kernel_rewrites
-from forecast_harness.records import NodeResult
+from forecast_harness.records import ConfirmationJob, NodeJob, NodeResult
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.search.archives.behaviour import behaviour_cell
 from forecast_harness.search.forecasters.lineage import LineageForecaster
 from forecast_harness.search.forecasters.source_features import static_features
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, ProposalRequest, Proposed
+from forecast_harness.search.history.events import ProposalRequest, Proposed
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.planning.plugin_answers import ask_plugin
@@ -41,7 +41,7 @@ from forecast_harness.targets.novelty import node_identity, signature
 from forecast_harness.targets.packs import load_pack, make_solution
 from forecast_harness.targets.packs.load import parse_task_yml
 from forecast_harness.targets.packs.schema import source_problem
-from forecast_harness.trials.judging.packs.source_configs import apply_config, configs_of
+from forecast_harness.trials.configs.source_configs import apply_config, configs_of
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 from forecast_harness.verify.screen import static_hints

@@ -20,8 +20,10 @@ from pathlib import Path
 from forecast_autotune.records import Outcome, digest
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import (
+    ConfirmationJob,
     Node,
     NodeForecast,
+    NodeJob,
     NodeResult,
     SearchContext,
     SearchCost,
@@ -29,17 +31,10 @@ from forecast_harness.records import (
     SearchTarget,
     TargetKind,
 )
-from forecast_harness.search.history.events import (
-    ConfirmationJob,
-    Forecasted,
-    NodeForecastRequest,
-    NodeJob,
-    ProposalRequest,
-    Proposed,
-)
-from forecast_harness.search.interfaces import NodeJudge
+from forecast_harness.search.history.events import Forecasted, NodeForecastRequest, ProposalRequest, Proposed
 from forecast_harness.search.planning.scheduler import action_key
 from forecast_harness.targets.novelty import node_identity
+from forecast_harness.trials.protocol import NodeJudge
 
 TARGET = SearchTarget(TargetKind.PACK, "table", "table-1", "torch", "run", "x * A + B")
 SIZE = 40

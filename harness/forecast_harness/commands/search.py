@@ -28,10 +28,11 @@ from forecast_harness.targets.kernels.kernel_file import KERNEL_PLACE
 if TYPE_CHECKING:
     from forecast_harness.records import Node, SearchContext, SearchSettings, SearchTarget
     from forecast_harness.search.history.state import SearchState
-    from forecast_harness.search.interfaces import NodeJudge, Proposer
-    from forecast_harness.search.lanes.local_lanes import LocalJudgePool
+    from forecast_harness.search.interfaces import Proposer
     from forecast_harness.search.report.server import ReportServer
+    from forecast_harness.trials.judge_pool import LocalJudgePool
     from forecast_harness.trials.machine_code.early_start import EarlyStart
+    from forecast_harness.trials.protocol import NodeJudge
 
 _INTERRUPTED = 130
 _LOG = "log.jsonl"
@@ -219,9 +220,9 @@ def _remove_unbegun(folder: Path) -> None:
 
 def _require_sound_pack(target: SearchTarget, device: str) -> None:
     """Raises `CommandError` for a pack that cannot tell right from wrong: what is found with it means nothing."""
-    from forecast_harness.search.interfaces import LaneFailure
     from forecast_harness.trials.judging.devices import verification_plan
     from forecast_harness.trials.judging.packs.judge import PackJudge
+    from forecast_harness.trials.protocol import LaneFailure
 
     try:
         with tempfile.TemporaryDirectory() as scratch:
@@ -304,7 +305,7 @@ def _lanes(
     folder: Path,
     early: EarlyStart | None,
 ) -> LocalJudgePool:
-    from forecast_harness.search.lanes.local_lanes import LocalJudgePool
+    from forecast_harness.trials.judge_pool import LocalJudgePool
 
     # A worker of Ray's asks for what Ray gives it, by the driver's number.
     numbers = _devices() if device == "cuda" and options.ray is None else []

@@ -21,28 +21,33 @@ from typing import Any
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.printable import utc_now
-from forecast_harness.records import Node, SearchContext, SearchSettings, SearchTarget
+from forecast_harness.records import (
+    ConfirmationJob,
+    Node,
+    NodeJob,
+    SearchContext,
+    SearchSettings,
+    SearchTarget,
+    VerificationJob,
+)
 from forecast_harness.search.archives import open_archive
 from forecast_harness.search.history.answer_store import AnswerStore
 from forecast_harness.search.history.events import (
     Action,
-    ConfirmationJob,
     Event,
     Expired,
     Lost,
     NodeForecastRequest,
-    NodeJob,
     ProposalRequest,
     RecordChoice,
     Resumed,
     Started,
     Stopped,
     StopSearch,
-    VerificationJob,
 )
 from forecast_harness.search.history.log import SearchLog, read_log
 from forecast_harness.search.history.state import SearchState, apply_event, replay_events
-from forecast_harness.search.interfaces import Forecaster, JudgePool, LaneFailure, Proposer
+from forecast_harness.search.interfaces import Forecaster, JudgePool, Proposer
 from forecast_harness.search.output import write_best, write_output
 from forecast_harness.search.planning.plugin_answers import (
     AwaitedAction,
@@ -58,6 +63,7 @@ from forecast_harness.search.planning.scheduler import (
     confirmation_reserve,
     pending_actions,
 )
+from forecast_harness.trials.protocol import LaneFailure
 
 MAX_PROPOSAL_REQUESTS = 8
 """Requests answered at once."""

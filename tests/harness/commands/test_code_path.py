@@ -19,8 +19,7 @@ from forecast_harness.clocks import fit_runner
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner_health import clock_problem, runner_problem
 from forecast_harness.commands.code_path import open_machine_code
-from forecast_harness.records import Node, SearchTarget
-from forecast_harness.search.history.events import NodeJob
+from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.load import load_pack
 from forecast_harness.targets.search_target import open_target

@@ -19,15 +19,17 @@ from forecast_autotune.records import Outcome
 from forecast_harness.authors import open_proposer
 from forecast_harness.clocks import fit_runner
 from forecast_harness.records import (
+    ConfirmationJob,
     Node,
+    NodeJob,
     NodeResult,
     SearchBudget,
     SearchContext,
     SearchSettings,
     SearchTarget,
+    VerificationJob,
 )
 from forecast_harness.search.forecasters import open_forecaster
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.run import search
 from forecast_harness.trials.judging.packs.cuda_judge import CudaJudge

@@ -8,8 +8,7 @@ from typing import Any
 
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.records import Node, SearchTarget, TargetKind
-from forecast_harness.search.history.events import NodeJob, VerificationJob
+from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind, VerificationJob
 from forecast_harness.trials.machine_code.node_judging import MachineCodeJudge
 from tests.harness.machine_code.noting_host import NotingHost
 from tests.harness.machine_code.sum_trials import SumTrials

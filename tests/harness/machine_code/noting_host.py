@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from forecast_autotune.records import Outcome
-from forecast_harness.records import FullVerification, NodeResult
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
+from forecast_harness.records import ConfirmationJob, FullVerification, NodeJob, NodeResult, VerificationJob
 
 
 class NotingHost:

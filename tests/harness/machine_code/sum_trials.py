@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks.lib.machine_code.sums import COUNT, SumCall
 from forecast_harness.clocks.compilation.build_requests import BuildRequest
 from forecast_harness.clocks.records import Program
-from forecast_harness.records import Node
-from forecast_harness.search.history.events import NodeJob
+from forecast_harness.records import Node, NodeJob
 from forecast_harness.trials.machine_code.target_trials import TrialCalls, TrialConfig
 from tests.harness.machine_code.written_sources import SMALL
 

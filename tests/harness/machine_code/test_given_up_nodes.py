@@ -12,10 +12,9 @@ import pytest
 
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
-from forecast_harness.records import FullVerification
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.records import ConfirmationJob, FullVerification, NodeJob, VerificationJob
 from forecast_harness.trials.machine_code import node_builds
+from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.machine_code.judged_sums import SEED, TARGET, Judged, job, verification
 
 

@@ -21,15 +21,14 @@ from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
 from forecast_harness.clocks.fit_runner import facts_for_workers
 from forecast_harness.clocks.records import MachineCodeError
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.records import Node, SearchTarget, TargetKind
+from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
 from forecast_harness.sandbox.jobs import SandboxError
-from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.trials.machine_code import early_start, opening
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials, kernel_call
 from forecast_harness.trials.machine_code.node_judging import MachineCodeJudge
 from forecast_harness.trials.machine_code.opening import MachineCodeLanes, open_machine_code_lanes
 from forecast_harness.trials.machine_code.variant_gate import VariantGate
+from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.machine_code.noting_host import NotingHost, ReadyHost

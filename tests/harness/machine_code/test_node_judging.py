@@ -13,11 +13,10 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.records import FullVerification
+from forecast_harness.records import ConfirmationJob, FullVerification, VerificationJob
 from forecast_harness.sandbox.jobs import SandboxError
-from forecast_harness.search.history.events import ConfirmationJob, VerificationJob
-from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.lanes.local_lanes import LocalJudgePool
+from forecast_harness.trials.judge_pool import LocalJudgePool
+from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.machine_code.judged_sums import SEED, TARGET, Judged, job, node, verification
 
 

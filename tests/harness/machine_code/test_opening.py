@@ -14,10 +14,10 @@ pytest.importorskip("torch")
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_harness.clocks import fit_runner
 from forecast_harness.clocks.fit_runner import NoMachineCodePath, open_fit_runner
-from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.trials.judging.early_opener import EarlyOpener
 from forecast_harness.trials.judging.lane_judge import HostJudge
 from forecast_harness.trials.machine_code.opening import MachineCodeLanes
+from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.verify.plan import VerificationPlan
 
 

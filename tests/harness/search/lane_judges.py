@@ -9,9 +9,17 @@ from pathlib import Path
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.records import FullVerification, Node, NodeResult, SearchTarget, TargetKind
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.interfaces import LaneFailure, NodeJudge
+from forecast_harness.records import (
+    ConfirmationJob,
+    FullVerification,
+    Node,
+    NodeJob,
+    NodeResult,
+    SearchTarget,
+    TargetKind,
+    VerificationJob,
+)
+from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 
 TARGET = SearchTarget(TargetKind.PACK, "table", "table-id", "torch", "run", "")
 SEED = Node("seed", "", "torch", (), Provenance(Origin.HAND))

@@ -19,23 +19,28 @@ from benchmarks.lib.search.synthetic_landscape import (
     parse_point,
 )
 from forecast_autotune.records import Outcome
-from forecast_harness.records import FullVerification, Node, NodeResult, SearchSettings
+from forecast_harness.records import (
+    ConfirmationJob,
+    FullVerification,
+    Node,
+    NodeJob,
+    NodeResult,
+    SearchSettings,
+    VerificationJob,
+)
 from forecast_harness.search.history.events import (
     Action,
-    ConfirmationJob,
     Event,
     NodeForecastRequest,
-    NodeJob,
     ProposalRequest,
     RecordChoice,
     Started,
     Stopped,
     StopSearch,
-    VerificationJob,
 )
 from forecast_harness.search.history.log import decode, encode
 from forecast_harness.search.history.state import SearchState, apply_event, replay_events
-from forecast_harness.search.interfaces import Forecaster, LaneFailure, NodeJudge, Proposer
+from forecast_harness.search.interfaces import Forecaster, Proposer
 from forecast_harness.search.planning.plugin_answers import (
     answer_event,
     ask_plugin,
@@ -43,6 +48,7 @@ from forecast_harness.search.planning.plugin_answers import (
     lane_failure_event,
 )
 from forecast_harness.search.planning.scheduler import pending_actions
+from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 
 
 class CountingJudge(LandscapeJudge):

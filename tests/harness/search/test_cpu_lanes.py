@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxError, SandboxJob
+from forecast_harness.sandbox.cpu_lanes import CpuLanes
 from forecast_harness.sandbox.lane_pools import lane_count
-from forecast_harness.search.lanes.cpu_lanes import CpuLanes
 
 LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
 ENTRY = "tests.harness.search.tracing_job:main"

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.trials.judging.early_opener import EarlyOpener
+from forecast_harness.trials.protocol import LaneFailure
 
 
 class Lane:

@@ -30,14 +30,14 @@ from forecast_harness.search.forecasters.lineage import (
 )
 from forecast_harness.search.forecasters.llm import LLMNodeForecaster, blend_forecast, question_prompt
 from forecast_harness.search.forecasters.source_features import edit_embedding
-from forecast_harness.search.forecasters.timings import (
+from forecast_harness.search.history.events import NodeForecastRequest
+from forecast_harness.trials.configs.timings import (
     MAX_TIMINGS,
     Timing,
     add_timings,
     is_known_at,
     to_measurement,
 )
-from forecast_harness.search.history.events import NodeForecastRequest
 from forecast_harness.trials.judging.races.rules import drift_corrected_seconds
 
 PACK = SearchTarget(

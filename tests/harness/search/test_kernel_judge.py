@@ -17,29 +17,24 @@ pytest.importorskip("triton")
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.records import Node, NodeResult, TargetKind
+from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, TargetKind, VerificationJob
 from forecast_harness.search.forecasters.lineage import UNINFORMED_SD
-from forecast_harness.search.forecasters.timings import Timing
 from forecast_harness.search.forecasters.triton import UNTESTED_DIFFERENCE_SD, TritonForecaster
-from forecast_harness.search.forecasters.variant_tracing import (
+from forecast_harness.search.history.events import NodeForecastRequest
+from forecast_harness.targets.novelty import node_identity
+from forecast_harness.targets.search_target import configs_for, open_target
+from forecast_harness.trials.configs.timings import Timing
+from forecast_harness.trials.configs.variant_tracing import (
     MAX_TRACED_ASSIGNMENTS,
     ConfigForecasts,
     VariantTracer,
     is_compatible,
     most_promising,
 )
-from forecast_harness.search.history.events import (
-    ConfirmationJob,
-    NodeForecastRequest,
-    NodeJob,
-    VerificationJob,
-)
-from forecast_harness.search.interfaces import ConfirmationEnded
-from forecast_harness.targets.novelty import node_identity
-from forecast_harness.targets.search_target import configs_for, open_target
 from forecast_harness.trials.judging import confirmation_limit
 from forecast_harness.trials.judging.kernels.judge import KernelJudge
 from forecast_harness.trials.judging.races.rules import RaceRules
+from forecast_harness.trials.protocol import ConfirmationEnded
 from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.variant_kernels import CONFIGS, SOFTMAX, rows, search_target, softmax_call, subject
 

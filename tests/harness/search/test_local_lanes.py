@@ -14,11 +14,11 @@ import pytest
 pytest.importorskip("torch")
 
 from forecast_autotune.records import Outcome
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.interfaces import LaneFailure, NodeJudge
-from forecast_harness.search.lanes.local_lanes import LocalJudgePool
+from forecast_harness.records import ConfirmationJob, NodeJob, VerificationJob
+from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.judging.packs.judge import PackJudge
 from forecast_harness.trials.judging.races.rules import RaceRules
+from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, judged_jobs
 from tests.harness.small import small_target

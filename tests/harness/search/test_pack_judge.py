@@ -14,17 +14,16 @@ pytest.importorskip("torch")
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome, codec
-from forecast_harness.records import Node, NodeResult, SearchTarget, TargetKind
+from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget, TargetKind
 from forecast_harness.sandbox.api import ResourceLimits
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob
-from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.targets.search_target import open_target
+from forecast_harness.trials.configs.source_configs import configs_of
 from forecast_harness.trials.judging.devices import device_slug
 from forecast_harness.trials.judging.factory import open_judge
 from forecast_harness.trials.judging.packs import judge as pack_judge
 from forecast_harness.trials.judging.packs.judge import PackJudge
-from forecast_harness.trials.judging.packs.source_configs import configs_of
 from forecast_harness.trials.judging.races.rules import RaceRules
+from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 from tests.harness.small import small_target

@@ -16,9 +16,9 @@ pytest.importorskip("torch")
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
-from forecast_harness.search.history.events import ConfirmationJob, VerificationJob
-from forecast_harness.search.interfaces import LaneFailure, NodeJudge
+from forecast_harness.records import ConfirmationJob, VerificationJob
 from forecast_harness.search.lanes.ray_lanes import RayJudgePool, RemoteJudge, load_ray
+from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, judged_jobs
 from tests.waiting import wait_until
 

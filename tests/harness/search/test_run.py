@@ -26,14 +26,14 @@ from benchmarks.lib.search.synthetic_landscape import (
 )
 from forecast_autotune.errors import RecordError, SettingsError, StoreError
 from forecast_autotune.records import Outcome
-from forecast_harness.records import NodeResult, SearchBudget, SearchCost, SearchSettings
+from forecast_harness.records import NodeJob, NodeResult, SearchBudget, SearchCost, SearchSettings
 from forecast_harness.search.history.answer_store import AnswerStore
-from forecast_harness.search.history.events import NodeJob, ProposalRequest, Proposed, Stopped
+from forecast_harness.search.history.events import ProposalRequest, Proposed, Stopped
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, replay_events
-from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.search.run import search
+from forecast_harness.trials.judge_pool import LocalJudgePool
+from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.search.simulated_search import SimulatedSearch, comparable_outcome
 from tests.harness.search.threaded_search import run_search
 

@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 
 from benchmarks.lib.search.synthetic_landscape import SEEDS, LandscapeForecaster, settings
 from forecast_autotune.records import Outcome
-from forecast_harness.records import FullVerification, NodeResult, SearchBudget
+from forecast_harness.records import ConfirmationJob, FullVerification, NodeJob, NodeResult, SearchBudget
 from forecast_harness.search.history.events import (
     Chosen,
-    ConfirmationJob,
     Confirmed,
     Expired,
     Finished,
     Forecasted,
     NodeForecastRequest,
-    NodeJob,
     ProposalRequest,
     Proposed,
     RecordChoice,
@@ -31,9 +29,9 @@ from forecast_harness.search.history.events import (
     Verified,
 )
 from forecast_harness.search.history.state import apply_event, replay_events
-from forecast_harness.search.interfaces import ConfirmationEnded, LaneFailure
 from forecast_harness.search.planning.plugin_answers import lane_failure_event
 from forecast_harness.search.planning.scheduler import action_key, confirmation_reserve, pending_actions
+from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, jobs
 
 # --- budgets ---

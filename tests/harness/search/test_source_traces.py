@@ -11,7 +11,7 @@ import pytest
 from forecast_autotune.records import Config
 from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, SandboxJob
-from forecast_harness.search.forecasters.source_traces import SourceTraces
+from forecast_harness.trials.configs.source_traces import SourceTraces
 from tests.harness.variant_kernels import DOUBLE, subject, vector_call
 
 BASE = subject(DOUBLE, vector_call(1000))

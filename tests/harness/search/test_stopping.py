@@ -19,10 +19,17 @@ from benchmarks.lib.search.synthetic_landscape import (
     settings,
 )
 from forecast_autotune.records import Outcome
-from forecast_harness.records import NodeForecast, NodeResult, SearchBudget, SearchSettings
-from forecast_harness.search.history.events import ConfirmationJob, Lost, NodeJob, ProposalRequest, Proposed
-from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.records import (
+    ConfirmationJob,
+    NodeForecast,
+    NodeJob,
+    NodeResult,
+    SearchBudget,
+    SearchSettings,
+)
+from forecast_harness.search.history.events import Lost, ProposalRequest, Proposed
 from forecast_harness.search.planning.stopping import proposers_problem
+from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, comparable_outcome
 
 # --- failures ---

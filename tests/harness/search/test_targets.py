@@ -14,7 +14,7 @@ from forecast_autotune.records import codec
 from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.targets.packs import load_pack
 from forecast_harness.targets.search_target import open_target, pack_of, solution_of
-from forecast_harness.trials.judging.packs.source_configs import apply_config, configs_of, diverse_configs
+from forecast_harness.trials.configs.source_configs import apply_config, configs_of, diverse_configs
 
 TASKS = Path(__file__).parents[1] / "tasks"
 TUNABLE = """import torch

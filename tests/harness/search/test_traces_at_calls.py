@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 from forecast_autotune.records import Argument
 from forecast_autotune.variants import Origin, Provenance
 from forecast_harness.records import Node, SearchTarget
+from forecast_harness.sandbox.cpu_lanes import CpuLanes
 from forecast_harness.sandbox.jobs import JobResult, SandboxJob
-from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS, SourceTraces
-from forecast_harness.search.forecasters.variant_tracing import VariantTracer
-from forecast_harness.search.lanes.cpu_lanes import CpuLanes
 from forecast_harness.targets.search_target import configs_for
+from forecast_harness.trials.configs.source_traces import TRACE_LIMITS, SourceTraces
+from forecast_harness.trials.configs.variant_tracing import VariantTracer
 from tests.harness.variant_kernels import (
     CONFIGS,
     DOUBLE,

@@ -16,29 +16,26 @@ from rich.console import Console
 from benchmarks.lib.search.synthetic_landscape import CallLedger, settings
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.records import FullVerification, NodeResult, SearchBudget
-from forecast_harness.search.history.batch_view import batch_view
-from forecast_harness.search.history.batches import MAX_RETRIES, MIN_PROGRESS
-from forecast_harness.search.history.events import (
-    Action,
+from forecast_harness.records import (
+    MIN_PROGRESS,
     ConfirmationJob,
-    Event,
-    Expired,
-    Finished,
-    Lost,
+    FullVerification,
     NodeJob,
-    Resumed,
+    NodeResult,
+    SearchBudget,
     VerificationJob,
-    Verified,
 )
+from forecast_harness.search.history.batch_view import batch_view
+from forecast_harness.search.history.batches import MAX_RETRIES
+from forecast_harness.search.history.events import Action, Event, Expired, Finished, Lost, Resumed, Verified
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, apply_event, replay_events
-from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.planning.scheduler import pending_actions
 from forecast_harness.search.report import page
 from forecast_harness.search.report.live import LiveDisplay
 from forecast_harness.search.report.report_model import build_report
 from forecast_harness.search.report.tables import finalist_rows
+from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.search.simulated_search import LateJudge, SimulatedSearch, is_cheat
 from tests.harness.search.threaded_search import run_search
 

@@ -18,9 +18,9 @@ from benchmarks.lib.search.synthetic_landscape import (
 )
 from forecast_harness.records import SearchSettings
 from forecast_harness.search.history.state import SearchState
-from forecast_harness.search.interfaces import NodeJudge
-from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.search.run import search
+from forecast_harness.trials.judge_pool import LocalJudgePool
+from forecast_harness.trials.protocol import NodeJudge
 
 
 def run_search(

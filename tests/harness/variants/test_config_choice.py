@@ -6,7 +6,7 @@ import itertools
 import statistics
 
 from forecast_autotune.records import Config
-from forecast_harness.trials.variants.config_choice import (
+from forecast_harness.trials.configs.config_choice import (
     FEWEST_CONFIGS,
     MOST_CONFIGS,
     configs_to_launch,

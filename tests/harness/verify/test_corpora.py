@@ -16,7 +16,8 @@ from forecast_harness.clocks.comparison.device import LaunchTiming
 from forecast_harness.clocks.comparison.plausibility import impossible_time
 from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
 from forecast_harness.targets.packs import Language, make_solution
-from forecast_harness.verify import corpus, inside
+from forecast_harness.trials import corpus
+from forecast_harness.verify import inside
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problems.problem import compare_outputs
 from forecast_harness.verify.tolerance import mismatch

@@ -19,9 +19,9 @@ from forecast_harness.search.forecasters.lineage import (
     failure_probabilities,
     relative_forecasts,
 )
-from forecast_harness.search.forecasters.pack_tracing import PackTracer
-from forecast_harness.search.forecasters.variant_tracing import VariantTracer
 from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
+from forecast_harness.trials.configs.pack_tracing import PackTracer
+from forecast_harness.trials.configs.variant_tracing import VariantTracer
 
 UNTESTED_DIFFERENCE_SD = 0.5
 """Spread (log2) of a forecast difference between two sources, before the search has tried any."""

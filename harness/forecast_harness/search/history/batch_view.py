@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.records import Node, NodeResult, SearchCost
-from forecast_harness.search.history.batches import MIN_PROGRESS, ArmStats, arm_stats
+from forecast_harness.records import MIN_PROGRESS, Node, NodeResult, SearchCost
+from forecast_harness.search.history.batches import ArmStats, arm_stats
 from forecast_harness.search.history.state import SearchState
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,8 +10,6 @@ from forecast_harness.search.history.events import Chosen, Forecasted, Lost, Pro
 
 MAX_RETRIES = 2
 """How often a job whose lane failed is tried again; after that its node is dropped, unjudged."""
-MIN_PROGRESS = math.log2(1.005)
-"""A node must be so much faster (log2) than the best before to count as progress: half a per cent."""
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,16 @@ from typing import Any, TypeAlias, get_args
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import codec
 from forecast_harness.records import (
+    ConfirmationJob,
     FullVerification,
     Node,
     NodeForecast,
+    NodeJob,
     NodeResult,
     SearchContext,
     SearchCost,
     SearchTarget,
+    VerificationJob,
 )
 
 
@@ -209,50 +212,6 @@ class NodeForecastRequest:
     lineage: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parents by node id."""
     target: SearchTarget | None = None
-
-
-@dataclass(frozen=True)
-class NodeJob:
-    """Asks a judge to verify, tune and time a node beside `against`."""
-
-    id: str
-    """Digest of the target, harness, node and `against`, and a number where it was lost before: what has one
-    is done once."""
-    node: Node
-    against: Node
-    against_config: Mapping[str, Any]
-    """The best known config of `against`."""
-    target: SearchTarget
-    batch: int
-    trials: int
-    confirm: bool = False
-    against_score: float = 0.0
-    """log2(time / time of the first seed) of `against`."""
-
-
-@dataclass(frozen=True)
-class VerificationJob:
-    """Asks a judge to verify a node in full, that was timed and found right at the timed sizes alone."""
-
-    id: str
-    """As `NodeJob.id`."""
-    node: Node
-    config: Mapping[str, Any]
-    """The one that it was timed with."""
-    target: SearchTarget
-
-
-@dataclass(frozen=True)
-class ConfirmationJob:
-    """Asks for the finalists to be timed again."""
-
-    nodes: tuple[Node, ...]
-    """The best first."""
-    configs: Mapping[str, Mapping[str, Any]]
-    seed_node: Node
-    target: SearchTarget
-    seconds: float | None = None
-    """Wall seconds left for it; where they do not suffice for all, the first is confirmed anyway."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.records import NodeResult
-from forecast_harness.search.history.batches import MAX_RETRIES, MIN_PROGRESS, HistoryPoint
+from forecast_harness.records import MIN_PROGRESS, NodeResult
+from forecast_harness.search.history.batches import MAX_RETRIES, HistoryPoint
 from forecast_harness.search.history.events import Lost, Verified
 
 

@@ -15,16 +15,15 @@ from typing import Any
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import codec
 from forecast_harness.clocks.comparison.device import device_index
-from forecast_harness.records import FullVerification, NodeResult
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.interfaces import LaneFailure, NodeJudge
-from forecast_harness.search.lanes.local_lanes import (
+from forecast_harness.records import ConfirmationJob, FullVerification, NodeJob, NodeResult, VerificationJob
+from forecast_harness.trials.judge_pool import (
     MAX_OPEN_FAILURES,
     MAX_REQUEUES,
     RETRY_S,
     LaneDied,
     LocalJudgePool,
 )
+from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 
 OPEN_TIMEOUT_S = 120.0
 """How long an actor may wait for its place in the cluster, and open its judge."""

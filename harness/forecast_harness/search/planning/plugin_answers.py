@@ -12,25 +12,23 @@ from typing import Any, TypeAlias
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.records import Node
+from forecast_harness.records import ConfirmationJob, Node, NodeJob, VerificationJob
 from forecast_harness.search.history.events import (
-    ConfirmationJob,
     Confirmed,
     Event,
     Finished,
     Forecasted,
     Lost,
     NodeForecastRequest,
-    NodeJob,
     ProposalRequest,
     Proposed,
-    VerificationJob,
     Verified,
 )
-from forecast_harness.search.interfaces import ConfirmationEnded, Forecaster, LaneFailure, Proposer
+from forecast_harness.search.interfaces import Forecaster, Proposer
 from forecast_harness.search.planning.scheduler import action_key
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.schema import source_problem
+from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure
 
 LaneAction: TypeAlias = NodeJob | VerificationJob | ConfirmationJob
 """The actions that a judge answers."""

@@ -27,19 +27,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from forecast_autotune.records import Outcome, digest
-from forecast_harness.records import FullVerification, Node
+from forecast_harness.records import ConfirmationJob, FullVerification, Node, NodeJob, VerificationJob
 from forecast_harness.search.history.batch_view import batch_view
 from forecast_harness.search.history.batches import MAX_RETRIES
 from forecast_harness.search.history.events import (
     Action,
     Chosen,
-    ConfirmationJob,
     NodeForecastRequest,
-    NodeJob,
     ProposalRequest,
     RecordChoice,
     StopSearch,
-    VerificationJob,
 )
 from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.planning.acquisition import choose_by_forecast, choose_first

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from forecast_harness.sandbox.api import SandboxError, SandboxLane
 from forecast_harness.sandbox.lane_pools import close_lanes
-from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.trials.judging.early_opener import EarlyOpener
+from forecast_harness.trials.protocol import LaneFailure
 
 
 @dataclass

@@ -15,10 +15,10 @@ from forecast_harness.sandbox import canary
 from forecast_harness.sandbox.api import JobStatus, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
 from forecast_harness.sandbox.lane_pools import Closable, close_lanes
-from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.trials.judging.devices import device_slug
 from forecast_harness.trials.judging.early_opener import EarlyOpener
 from forecast_harness.trials.judging.races.rules import log2_ratio
+from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 from forecast_harness.verify.lane_modules import LANE_MODULES
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash

@@ -9,10 +9,9 @@ from forecast_autotune.errors import RecordError
 from forecast_harness.clocks.compilation.build_requests import BuildRequest
 from forecast_harness.clocks.cuda.compilation import CudaBuild
 from forecast_harness.clocks.cuda.source_launch import cuda_configs
-from forecast_harness.records import Node, SearchTarget
-from forecast_harness.search.history.events import NodeJob
+from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.targets.search_target import cuda_signature_of
-from forecast_harness.trials.judging.packs.source_configs import configs_to_time, is_compatible
+from forecast_harness.trials.configs.source_configs import configs_to_time, is_compatible
 from forecast_harness.trials.machine_code.drawn_trials import DrawnTrials
 from forecast_harness.trials.machine_code.target_trials import TrialConfig
 from forecast_harness.verify.plan import VerificationPlan

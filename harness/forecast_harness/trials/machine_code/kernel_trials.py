@@ -26,14 +26,13 @@ from forecast_harness.clocks.runner.buffer_contents import BufferContents
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.known_results import ElementKind
 from forecast_harness.clocks.runner.messages import ObservedLaunch, ProgramInputs
-from forecast_harness.records import Node, SearchTarget
+from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
-from forecast_harness.search.forecasters.source_traces import TRACE_LIMITS
-from forecast_harness.search.forecasters.timings import Timing
-from forecast_harness.search.forecasters.variant_tracing import VariantTracer
-from forecast_harness.search.history.events import NodeJob
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.search_target import configs_for, decided_config, subjects_of
+from forecast_harness.trials.configs.source_traces import TRACE_LIMITS
+from forecast_harness.trials.configs.timings import Timing
+from forecast_harness.trials.configs.variant_tracing import VariantTracer
 from forecast_harness.trials.judging.kernels.call_values import HOST_PERIOD, fill_tensor
 from forecast_harness.trials.judging.kernels.race import MAX_RELATIVE_ERROR
 from forecast_harness.trials.judging.kernels.timed_calls import TimedCall

@@ -26,11 +26,15 @@ from forecast_harness.clocks.comparison.device import DeviceBusy
 from forecast_harness.clocks.compilation.build_requests import BuildResult
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.session import PAUSES, TimingLimits
-from forecast_harness.records import FullVerification, NodeResult
+from forecast_harness.records import (
+    MIN_PROGRESS,
+    ConfirmationJob,
+    FullVerification,
+    NodeJob,
+    NodeResult,
+    VerificationJob,
+)
 from forecast_harness.sandbox.jobs import SandboxError
-from forecast_harness.search.history.batches import MIN_PROGRESS
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.trials.judging.lane_judge import HostJudge
 from forecast_harness.trials.judging.races.rules import mean_log2_ratio
 from forecast_harness.trials.machine_code.node_builds import NodeBuilds
@@ -45,6 +49,7 @@ from forecast_harness.trials.machine_code.node_tuning import NodeTuner
 from forecast_harness.trials.machine_code.shared_host import SharedHostJudge, WorkUnderWay
 from forecast_harness.trials.machine_code.shared_runner import SharedRunner, block_means
 from forecast_harness.trials.machine_code.target_trials import SourceBuilder, TargetTrials, TrialConfig
+from forecast_harness.trials.protocol import LaneFailure
 
 _UNPAIRED_SD = 0.1
 """Of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""

@@ -10,8 +10,7 @@ from typing import Any
 
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.records import Program
-from forecast_harness.records import NodeResult
-from forecast_harness.search.history.events import NodeJob
+from forecast_harness.records import NodeJob, NodeResult
 from forecast_harness.trials.judging.lane_judge import truncated_feedback
 from forecast_harness.trials.machine_code.target_trials import TrialConfig
 

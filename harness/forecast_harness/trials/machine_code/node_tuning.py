@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.compilation.build_requests import BuildResult
 from forecast_harness.clocks.records import Program
-from forecast_harness.search.history.events import NodeJob
+from forecast_harness.records import NodeJob
 from forecast_harness.trials.judging.lane_judge import COMPILE_ERRORS
 from forecast_harness.trials.machine_code.node_builds import NodeBuilds, node_key, parts_by_code
 from forecast_harness.trials.machine_code.node_trial import NodeRefused, NodeTrial, NoMachineCode, PathFailed

@@ -12,12 +12,11 @@ from forecast_harness.clocks.comparison.paired_comparison import StoppingRules
 from forecast_harness.clocks.compilation.kept_answers import KeptAnswers
 from forecast_harness.clocks.fit_runner import NoMachineCodePath, facts_for_workers
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.records import Node, SearchTarget, TargetKind
+from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
 from forecast_harness.sandbox.lane_pools import close_lanes
-from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.targets.packs.schema import Pack
 from forecast_harness.targets.search_target import is_cuda_kernel
+from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.judging.devices import device_slug
 from forecast_harness.trials.judging.early_opener import EarlyOpener
 from forecast_harness.trials.judging.factory import open_judge

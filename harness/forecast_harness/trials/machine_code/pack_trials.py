@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forecast_harness.clocks.compilation.build_requests import BuildRequest
-from forecast_harness.records import Node, SearchTarget
-from forecast_harness.search.forecasters.pack_tracing import PackTracer
-from forecast_harness.search.history.events import NodeJob
-from forecast_harness.trials.judging.packs.source_configs import apply_config, configs_to_time, own_configs
+from forecast_harness.records import Node, NodeJob, SearchTarget
+from forecast_harness.trials.configs.pack_tracing import PackTracer
+from forecast_harness.trials.configs.source_configs import apply_config, configs_to_time, own_configs
 from forecast_harness.trials.machine_code.drawn_trials import DrawnTrials
 from forecast_harness.trials.machine_code.target_trials import TrialConfig
 from forecast_harness.verify.plan import VerificationPlan

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.trials.judging.lane_judge import HostJudge
+from forecast_harness.trials.protocol import LaneFailure
 
 _GIVE_UP_AGAIN_S = 0.2
 """After which the judge of host code is told again to give up, where it was between two jobs of its sandbox."""

@@ -13,9 +13,8 @@ from forecast_harness.clocks.compilation.compile_workers import LONG_S
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.messages import ObservedLaunch, ProgramInputs, RunnerFaultKind
 from forecast_harness.clocks.runner.session import Violation
-from forecast_harness.records import Node
+from forecast_harness.records import Node, NodeJob
 from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
-from forecast_harness.search.history.events import NodeJob
 
 TrialConfig = Mapping[str, Any]
 """A config of a source as results name it: constants of a pack's source, or a `Config` as JSON."""

@@ -13,6 +13,7 @@ from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import SandboxError
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.sizes import largest_tensor
+from forecast_harness.trials.configs.config_choice import work_of_a_warp
 from forecast_harness.trials.variants.base_runner import (
     BaseKernelError,
     BaseKernelRun,
@@ -33,7 +34,6 @@ from forecast_harness.trials.variants.call_sampling import (
     with_heuristics,
 )
 from forecast_harness.trials.variants.compilation.compiled_forms import CompiledForms, call_form
-from forecast_harness.trials.variants.config_choice import work_of_a_warp
 from forecast_harness.trials.variants.kernel_survey import call_source, launch_base, tensor_argument
 from forecast_harness.trials.variants.tolerance import compare_with_base, widened
 from forecast_harness.verify.bits import same_bits

@@ -17,9 +17,9 @@ from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import Contract, read_contract
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.trials.configs.config_choice import configs_to_launch
 from forecast_harness.trials.variants.compilation.base_binaries import BaseBinaries
 from forecast_harness.trials.variants.compilation.early_compilation import EarlyCompilation
-from forecast_harness.trials.variants.config_choice import configs_to_launch
 from forecast_harness.trials.variants.launch_file import launcher_files
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash, reason_of_result

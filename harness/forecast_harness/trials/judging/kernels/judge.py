@@ -15,16 +15,22 @@ from forecast_autotune.variants import Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.clocks.comparison.device import ONE_QUEUE, DeviceBusy, exclusive
 from forecast_harness.clocks.comparison.paired_clock import INCUMBENT
-from forecast_harness.records import FullVerification, Node, NodeResult, SearchTarget
+from forecast_harness.records import (
+    ConfirmationJob,
+    FullVerification,
+    Node,
+    NodeJob,
+    NodeResult,
+    SearchTarget,
+    VerificationJob,
+)
 from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
 from forecast_harness.sandbox.lane_pools import Closable, close_lanes
-from forecast_harness.search.forecasters.timings import Timing
-from forecast_harness.search.forecasters.variant_tracing import VariantTracer
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.interfaces import ConfirmationEnded, LaneFailure
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.search_target import configs_for, decided_config, subjects_of
+from forecast_harness.trials.configs.timings import Timing
+from forecast_harness.trials.configs.variant_tracing import VariantTracer
 from forecast_harness.trials.judging.confirmation_lanes import ConfirmationLanes, ConfirmationOpener
 from forecast_harness.trials.judging.confirmation_limit import ConfirmationLimit
 from forecast_harness.trials.judging.kernels.call_kinds import CallKinds
@@ -38,6 +44,7 @@ from forecast_harness.trials.judging.lane_judge import (
 )
 from forecast_harness.trials.judging.races.held_race import HeldRace
 from forecast_harness.trials.judging.races.rules import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
+from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure
 from forecast_harness.trials.variants.compilation.base_binaries import BaseBinaries
 from forecast_harness.trials.variants.verify import (
     VARIANT_LIMITS,

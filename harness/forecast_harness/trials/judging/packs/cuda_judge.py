@@ -17,16 +17,15 @@ from forecast_harness.clocks.cuda.compilation import (
 )
 from forecast_harness.clocks.cuda.host_solution import host_solution
 from forecast_harness.clocks.cuda.source_launch import cuda_configs
-from forecast_harness.records import Node, SearchTarget
+from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.sandbox.api import JobResult, SandboxError, SandboxJob, SandboxLane
-from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.targets.packs.schema import Solution
 from forecast_harness.targets.search_target import cuda_signature_of
+from forecast_harness.trials.configs.source_configs import SourceConfig
 from forecast_harness.trials.judging.packs.judge import PackJudge
-from forecast_harness.trials.judging.packs.source_configs import SourceConfig
 from forecast_harness.trials.judging.races.rules import QUICK_RULES, RaceRules
 from forecast_harness.trials.machine_code.cuda_requests import CudaRequests
+from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
 

@@ -12,16 +12,28 @@ from forecast_autotune.records import Outcome
 from forecast_harness.clocks.comparison import paired_comparison
 from forecast_harness.clocks.comparison.device import DeviceBusy, exclusive
 from forecast_harness.clocks.comparison.paired_clock import INCUMBENT
-from forecast_harness.records import FullVerification, Node, NodeResult, SearchTarget
+from forecast_harness.records import (
+    ConfirmationJob,
+    FullVerification,
+    Node,
+    NodeJob,
+    NodeResult,
+    SearchTarget,
+    VerificationJob,
+)
 from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
 from forecast_harness.sandbox.lane_pools import Closable
-from forecast_harness.search.forecasters.pack_tracing import PackTracer
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.interfaces import ConfirmationEnded, LaneFailure
 from forecast_harness.targets.packs.schema import Pack, Solution
 from forecast_harness.targets.search_target import pack_of, solution_of
 from forecast_harness.trials.bench import BENCH_LIMITS, BenchResult, Contest, compare_solutions
+from forecast_harness.trials.configs.pack_tracing import PackTracer
+from forecast_harness.trials.configs.source_configs import (
+    SourceConfig,
+    apply_config,
+    configs_to_time,
+    own_configs,
+)
 from forecast_harness.trials.judging.confirmation_limit import ConfirmationLimit
 from forecast_harness.trials.judging.lane_judge import (
     SandboxNodeJudge,
@@ -30,13 +42,8 @@ from forecast_harness.trials.judging.lane_judge import (
     reasons_text,
     truncated_feedback,
 )
-from forecast_harness.trials.judging.packs.source_configs import (
-    SourceConfig,
-    apply_config,
-    configs_to_time,
-    own_configs,
-)
 from forecast_harness.trials.judging.races.rules import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
+from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure
 from forecast_harness.verify.cell_limits import cell_limits_for
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import check_pack, reason_of_result, verify

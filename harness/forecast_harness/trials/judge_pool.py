@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.records import codec, digest
-from forecast_harness.records import FullVerification, NodeResult
-from forecast_harness.search.history.events import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.interfaces import LaneFailure, NodeJudge
+from forecast_harness.records import ConfirmationJob, FullVerification, NodeJob, NodeResult, VerificationJob
+from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 
 MAX_OPEN_FAILURES = 3
 """Failures to open in a row after which a lane is in quarantine."""

@@ -16,8 +16,8 @@ from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records import Argument, Config, Device, digest
 from forecast_harness.records import SearchTarget
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
+from forecast_harness.sandbox.cpu_lanes import CpuLanes
 from forecast_harness.sandbox.jobs import JobResult
-from forecast_harness.search.lanes.cpu_lanes import CpuLanes
 from forecast_harness.targets.search_target import subjects_of
 
 _MOST_KEPT = 128

@@ -21,11 +21,11 @@ from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_autotune.tuning.tracing import farthest_point_sample
 from forecast_harness.records import Node, SearchTarget
-from forecast_harness.search.forecasters.source_traces import RunJobs, SourceTraces
-from forecast_harness.search.forecasters.timings import Timing, add_timings, is_known_at, to_measurement
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.search_target import advice_of, configs_for, subjects_of
-from forecast_harness.trials.variants.config_choice import work_of_a_warp
+from forecast_harness.trials.configs.config_choice import work_of_a_warp
+from forecast_harness.trials.configs.source_traces import RunJobs, SourceTraces
+from forecast_harness.trials.configs.timings import Timing, add_timings, is_known_at, to_measurement
 
 MAX_TRACED_ASSIGNMENTS = 16
 """Of one source; configs that differ in warps and stages alone have one trace."""

@@ -25,12 +25,12 @@ from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_harness.records import Node, SearchTarget
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
-from forecast_harness.search.forecasters.timings import Timing, add_timings, is_known_at, to_measurement
-from forecast_harness.search.lanes.cpu_lanes import CpuLanes
+from forecast_harness.sandbox.cpu_lanes import CpuLanes
 from forecast_harness.targets.packs.schema import PackFormat
 from forecast_harness.targets.search_target import pack_of
-from forecast_harness.trials.judging.packs.source_configs import SourceConfig as TunedConfig
-from forecast_harness.trials.judging.packs.source_configs import apply_config, configs_of, diverse_configs
+from forecast_harness.trials.configs.source_configs import SourceConfig as TunedConfig
+from forecast_harness.trials.configs.source_configs import apply_config, configs_of, diverse_configs
+from forecast_harness.trials.configs.timings import Timing, add_timings, is_known_at, to_measurement
 
 MAX_TRACED_CONFIGS = 8
 """Configs of one source that are traced, the source as it stands among them."""
