@@ -10,7 +10,10 @@ from forecast_autotune.records import Candidate, Measurement, MeasuringCost
 
 
 class Measurer(Protocol):
-    """Compiles and times candidates of one problem. Knows no model and no store."""
+    """Compiles and times candidates of one problem. Knows no model and no store.
+
+    A subclass has what is written here: it compiles nothing ahead, holds nothing, and compares nothing.
+    """
 
     @property
     def workers(self) -> int:
@@ -20,15 +23,15 @@ class Measurer(Protocol):
     @property
     def quiet(self) -> bool:
         """Whether candidates can be timed while others compile."""
-        ...
+        return False
 
     def ready(self) -> Collection[Candidate]:
         """Candidates that are compiled, in this decision or an earlier one, and not timed in this one."""
-        ...
+        return ()
 
     def compiling(self) -> Mapping[Candidate, float]:
         """Candidates that compile now, with the seconds they have been at it."""
-        ...
+        return {}
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         """Start compiling these on idle workers, best first, without waiting for them.
@@ -36,7 +39,7 @@ class Measurer(Protocol):
         They will probably be asked for, but need not be. A measurer whose compilations would disturb
         the caller does nothing.
         """
-        ...
+        return
 
     def measure(
         self,
@@ -57,7 +60,7 @@ class Measurer(Protocol):
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         """Time these candidates again, interleaved, at full fidelity; in the order given."""
-        ...
+        return []
 
     def spent(self) -> MeasuringCost:
         """What has been used so far."""
@@ -65,7 +68,7 @@ class Measurer(Protocol):
 
     def close(self) -> None:
         """Cancel compilations nobody waits for, and free what is held."""
-        ...
+        return
 
 
 class MeasurerFailedError(Exception):

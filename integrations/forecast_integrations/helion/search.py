@@ -1,4 +1,4 @@
-"""A search algorithm for Helion's autotuner: our surrogate ranks its configs, our policy plans what it benchmarks.
+"""A search algorithm for Helion's autotuner: the project's loop over Helion's configs and Helion's clock.
 
 Helion compiles, checks and times as ever; a pool of its own random configs (its default and its seeds among them) is
 priced from generated code, a few are measured, and rounds go on until the stated risk of having missed a better one of
@@ -17,21 +17,35 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.policy import TuningState
 from forecast_autotune.policy.risk_bounded import RiskBounded
-from forecast_autotune.records import Candidate, Kernel, Measurement, Outcome, Problem
-from forecast_autotune.settings import Settings
+from forecast_autotune.records import (
+    Candidate,
+    Decision,
+    Kernel,
+    Measurement,
+    MeasuringCost,
+    Outcome,
+    Plan,
+    Problem,
+)
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store import Store
 from forecast_autotune.store.exchange.helion import PROTOCOL
 from forecast_autotune.surrogates.factory import surrogate_for
-from forecast_autotune.surrogates.protocol import Query, Surrogate
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.tuning.loop import TuningTask, tune
+from forecast_autotune.tuning.measurer import Measurer
 from forecast_integrations.device import current_device, toolchain
-from forecast_integrations.helion.child_tracing import generated_launches
-from forecast_integrations.helion.tracing import GeneratedLaunch, to_config
+from forecast_integrations.helion.tracing import GeneratedLaunch, generated_launches, to_config
 
 Benchmark = Callable[[list[Any]], Sequence[tuple[str, float]]]
 """Helion's status and milliseconds of configs, in their order."""
@@ -49,7 +63,6 @@ MOST_ELEMENTS = 256
 """Elements of its largest tile for each thread from which on a config is left out: it spills, and may compile for
 minutes, for which a whole batch waits. Of 40 recorded ones the median took 8 times as long as the best, a tenth
 compiled for more than 6 s, and five were within 2 % of the best."""
-MOST_ROUNDS = 30
 MOST_MEASURED = 0.5
 """Share of the pool that is measured at most, whatever risk is left."""
 MOST_GENERATIONS = 5
@@ -59,15 +72,16 @@ NEIGHBOURS, NEIGHBOURS_PER_WORKER, STEPS = 24, 4, 2
 Helion's steps."""
 _WORTHWHILE = 0.01
 """Share of its time by which a generation has to be better than the last, for another one to follow."""
-_FINALISTS, _FINAL_TIMINGS, _FINAL_MARGIN = 4, 2, 0.05
-"""How many of the fastest are timed again, how often, and by what share of the fastest's time others may be slower to
-be among them."""
+_FINAL_TIMINGS = 3
+"""How often each of the fastest is timed in all: single timings crown the luckiest, not the best."""
 _RAN = ("ok", "deduplicated")
+_TIME_IS_UP = "time is up"
 _OUTCOMES = {
     "timeout": Outcome.TIMEOUT,
     "accuracy_error": Outcome.INCORRECT,
     "peer_compilation_fail": Outcome.INFRASTRUCTURE,
     "filtered": Outcome.COMPILE_ERROR,
+    _TIME_IS_UP: Outcome.INFRASTRUCTURE,
 }
 
 
@@ -111,8 +125,7 @@ class RankedPool:
 
     def _launches(self, configs: Iterable[Any]) -> list[tuple[Any, GeneratedLaunch | None]]:
         some = list(configs)
-        found = generated_launches(self._kernel, self._args, some, self._workers)
-        return list(zip(some, found, strict=True))
+        return list(zip(some, generated_launches(self._kernel, self._args, some, self._workers), strict=True))
 
     def _add(self, config: Any, launch: GeneratedLaunch | None) -> None:
         candidate = Candidate(to_config(config, *((launch.num_warps, launch.num_stages) if launch else ())))
@@ -126,56 +139,84 @@ class RankedPool:
             self.grids[candidate] = launch.grid
         self.configs.setdefault(candidate, config)
 
-    def state(
-        self, surrogate: Surrogate, rows: Mapping[Candidate, Measurement], settings: Settings
-    ) -> TuningState:
-        """What the policy looks at, after what was measured."""
-        query = Query(self.problem, list(self.configs), self.grids, tuple(rows.values()), ttir=self.texts)
-        return TuningState(
-            surrogate.forecast(query),
-            dict(rows),
-            new=len(rows),
-            round=len(rows),
-            workers=settings.worker_count(),
-            tolerance=settings.tolerance,
-            risk=settings.risk,
-            budget=settings.budget,
-            problem=self.problem.id,
-        )
+
+@dataclass(frozen=True)
+class BatchPolicy(RiskBounded):
+    """Plans in batches of Helion's. What was measured of a smaller pool counts against the limits of a larger one."""
+
+    share: float = MOST_MEASURED
+    exhausted: Callable[[], bool] = field(default=lambda: False, repr=False)
+    """Whether the search has to end: Helion then answers for what it has not tried as for what fails."""
+
+    def cap(self, state: TuningState) -> int:
+        """Most measurements of one generation."""
+        return max(0, super().cap(state) - (len(state.measured) - state.new))
+
+    def plan(self, state: TuningState) -> Plan:
+        """The pool's first, Helion's default or what its heuristics say, is timed as well: no slower one is chosen."""
+        plan = super().plan(state)
+        if not plan.measure or self.exhausted():
+            return replace(plan, measure=(), prefetch=())
+        first = () if state.measured else (state.forecasts.candidates[0],)
+        batch = tuple(dict.fromkeys((*first, *plan.measure, *plan.prefetch)))[:BATCH]
+        return replace(plan, measure=batch, prefetch=())
 
 
-def search_pool(
-    pool: RankedPool,
-    benchmark: Benchmark,
-    surrogate: Surrogate,
-    settings: Settings,
-    *,
-    measured: Mapping[Candidate, Measurement] | None = None,
-    exhausted: Callable[[], bool] = lambda: False,
-) -> tuple[Any, dict[Candidate, Measurement], float]:
-    """Measure until the stated risk is accepted: (best config or None, what was measured, the risk at the end).
+class BatchMeasurer(Measurer):
+    """A `Measurer` over Helion's own benchmark, which compiles and times a batch of configs at once."""
 
-    `benchmark` gives (Helion's status, milliseconds) of configs, in their order. `measured` is what is known before.
-    Once `exhausted`, the search ends: Helion then answers for what it has not tried as for what fails.
-    """
-    rows: dict[Candidate, Measurement] = dict(measured or {})
-    policy = RiskBounded(share=MOST_MEASURED)
-    risk = 1.0
-    for _ in range(MOST_ROUNDS):
-        plan = policy.plan(pool.state(surrogate, rows, settings))
-        risk = plan.risk
-        # The pool's first, Helion's default or what its heuristics say, is timed as well: no slower one is chosen.
-        batch = [*([] if rows else list(pool.configs)[:1]), *plan.measure, *plan.prefetch]
-        wanted = [c for c in dict.fromkeys(batch) if c not in rows][:BATCH] if plan.measure else []
-        if not wanted or exhausted():
-            break
-        for candidate, (status, ms) in zip(wanted, benchmark([pool.configs[c] for c in wanted]), strict=True):
-            m = _measurement(pool.problem.id, candidate, status, ms)
-            if m.ok or not exhausted():
-                rows[candidate] = m
-    ran = [m for m in rows.values() if m.ok]
-    best = pool.configs[min(ran, key=lambda m: m.ms).candidate] if ran else None
-    return best, rows, risk
+    def __init__(
+        self, pool: RankedPool, benchmark: Benchmark, workers: int, exhausted: Callable[[], bool]
+    ) -> None:
+        """`benchmark` gives (Helion's status, milliseconds) of configs, in their order."""
+        self._workers = workers
+        self._pool, self._benchmark, self._exhausted = pool, benchmark, exhausted
+        self._begin = time.perf_counter()
+        self._timing_s = 0.0
+        self._times: dict[Candidate, list[float]] = defaultdict(list)
+
+    @property
+    def workers(self) -> int:
+        """How many configs Helion compiles side by side."""
+        return self._workers
+
+    def measure(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
+    ) -> Iterator[Measurement]:
+        """Yield measurements, a batch at a time; what fails once the time is up says nothing of its config."""
+        for start in range(0, len(candidates), BATCH):
+            batch = candidates[start : start + BATCH]
+            none = [("", math.inf)] * len(batch)
+            for candidate, (status, ms) in zip(
+                batch, none if self._exhausted() else self._timed(batch), strict=True
+            ):
+                known = status if _has_run(status, ms) or not self._exhausted() else _TIME_IS_UP
+                yield _measurement(self._pool.problem.id, candidate, known, ms)
+
+    def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        """Time these until each has been timed `_FINAL_TIMINGS` times; its time is the median."""
+        for _ in range(1, _FINAL_TIMINGS):
+            if lacking := [c for c in candidates if len(self._times[c]) < _FINAL_TIMINGS]:
+                self._timed(lacking)
+        problem = self._pool.problem.id
+        return [_measurement(problem, c, "ok", statistics.median(self._times[c])) for c in candidates]
+
+    def spent(self) -> MeasuringCost:
+        """Helion does not tell compiling from timing."""
+        return MeasuringCost(timing_s=self._timing_s, wall_s=time.perf_counter() - self._begin)
+
+    def _timed(self, batch: Sequence[Candidate]) -> list[tuple[str, float]]:
+        begin = time.perf_counter()
+        results = list(self._benchmark([self._pool.configs[c] for c in batch]))
+        self._timing_s += time.perf_counter() - begin
+        for candidate, (status, ms) in zip(batch, results, strict=True):
+            if _has_run(status, ms):
+                self._times[candidate].append(ms)
+        return results
 
 
 def neighbours(generation: Any, config: Any, generator: random.Random, most: int = NEIGHBOURS) -> list[Any]:
@@ -194,11 +235,11 @@ def neighbours(generation: Any, config: Any, generator: random.Random, most: int
     for one, other in itertools.combinations(blocks, 2):
         changes += [{one: a, other: b} for a in steps[one] for b in steps[other]]
     generator.shuffle(changes)
-    found = []
+    configs = []
     for change in changes[:most]:
         with contextlib.suppress(Exception):  # `InvalidConfig` of many kinds
-            found.append(generation.unflatten([change.get(i, value) for i, value in enumerate(base)]))
-    return found
+            configs.append(generation.unflatten([change.get(i, value) for i, value in enumerate(base)]))
+    return configs
 
 
 def search_generations(
@@ -207,49 +248,38 @@ def search_generations(
     benchmark: Benchmark,
     surrogate: Surrogate,
     settings: Settings,
-    exhausted: Callable[[], bool],
+    exhausted: Callable[[], bool] = lambda: False,
     say: Callable[[str], object] = lambda _: None,
-) -> tuple[Any, dict[Candidate, Measurement], float]:
-    """`search_pool`, and again with the neighbours of the best, until these are no better; the fastest timed again.
+) -> Decision:
+    """Decide on a config of the pool, and again with the neighbours of the best, until these are no better.
 
-    `say` hears of every generation.
+    `generation` is Helion's `ConfigGeneration`; `say` hears of every generation. Raises `NoWorkingConfigError` where
+    nothing runs.
     """
-    best, rows, risk = search_pool(pool, benchmark, surrogate, settings, exhausted=exhausted)
+    settings = settings.with_(mode=Mode.TUNE)
+    measurer = BatchMeasurer(pool, benchmark, settings.worker_count(), exhausted)
+    policy, store = BatchPolicy(exhausted=exhausted), Store(None)
     generator = random.Random(settings.seed)
     most = max(NEIGHBOURS, NEIGHBOURS_PER_WORKER * settings.worker_count())
-    for count in range(MOST_GENERATIONS):
-        before = _fastest_ms(rows)
-        say(
-            f"Generation {count}: {len(rows)} of {len(pool.configs)} measured, {before:.4f} ms, risk {risk:.0%}"
+    before = math.inf
+    for count in range(MOST_GENERATIONS + 1):
+        task = TuningTask(pool.problem, list(pool.configs), pool.grids, trace=lambda _: pool.texts)
+        decision = tune(
+            task, lambda: measurer, store=store, surrogate=surrogate, settings=settings, policy=policy
         )
-        if best is None or exhausted():
+        if decision.median_ms is None:  # the time was up before anything ran
+            raise NoWorkingConfigError(
+                f"{pool.problem.kernel.name}: no config of {len(pool.configs)} was timed"
+            )
+        ms = decision.median_ms
+        shown = f"{decision.known + decision.measured} of {len(pool.configs)} measured, {ms:.4f} ms"
+        say(f"Generation {count}: {shown}, risk {decision.stated_risk:.0%}")
+        if ms > (1.0 - _WORTHWHILE) * before or exhausted() or count == MOST_GENERATIONS:
             break
-        if not pool.extend(neighbours(generation, best, generator, most)):
+        before = ms
+        if not pool.extend(neighbours(generation, pool.configs[decision.chosen], generator, most)):
             break
-        best, rows, risk = search_pool(
-            pool, benchmark, surrogate, settings, measured=rows, exhausted=exhausted
-        )
-        if _fastest_ms(rows) > (1.0 - _WORTHWHILE) * before:
-            break
-    if best is not None:
-        best = _retimed_best(pool, benchmark, rows)
-    return best, rows, risk
-
-
-def _fastest_ms(rows: Mapping[Candidate, Measurement]) -> float:
-    return min((m.ms for m in rows.values() if m.ok), default=math.inf)
-
-
-def _retimed_best(pool: RankedPool, benchmark: Benchmark, rows: Mapping[Candidate, Measurement]) -> Any:
-    """The best config by the median of several timings: single ones crown the luckiest, not the best."""
-    limit = (1.0 + _FINAL_MARGIN) * _fastest_ms(rows)
-    close = sorted((m for m in rows.values() if m.ok and m.ms <= limit), key=lambda m: m.ms)[:_FINALISTS]
-    times = {m.candidate: [m.ms] for m in close}
-    for _ in range(_FINAL_TIMINGS if len(times) > 1 else 0):
-        for c, (status, ms) in zip(times, benchmark([pool.configs[c] for c in times]), strict=True):
-            if status in _RAN and math.isfinite(ms):
-                times[c].append(ms)
-    return pool.configs[min(times, key=lambda c: statistics.median(times[c]))]
+    return decision
 
 
 def _start_benchmark_process(search: Any) -> None:
@@ -260,18 +290,22 @@ def _start_benchmark_process(search: Any) -> None:
     with contextlib.suppress(Exception):
         provider = search.benchmark_provider
         if provider._subprocess_benchmark_enabled() and provider._benchmark_worker is None:
-            made = importlib.import_module("helion.autotuner.benchmark_worker").BenchmarkWorker(device=None)
-            made._start()
-            provider._benchmark_worker = made
+            worker = importlib.import_module("helion.autotuner.benchmark_worker").BenchmarkWorker(device=None)
+            worker._start()
+            provider._benchmark_worker = worker
+
+
+def _has_run(status: str, ms: float) -> bool:
+    return status in _RAN and math.isfinite(ms) and ms > 0
 
 
 def _measurement(problem: str, candidate: Candidate, status: str, ms: float) -> Measurement:
-    if status in _RAN and math.isfinite(ms) and ms > 0:
+    if _has_run(status, ms):
         return Measurement(problem, candidate, Outcome.OK, ms, protocol=PROTOCOL)
     return Measurement(problem, candidate, _OUTCOMES.get(status, Outcome.RUNTIME_ERROR), protocol=PROTOCOL)
 
 
-def make_search_class() -> Any:
+def _make_search_class() -> Any:
     """The algorithm's class, over the installed Helion's base. Raises `ImportError` without one."""
     base: Any = importlib.import_module("helion.autotuner.base_search").BaseSearch
 
@@ -300,17 +334,17 @@ def make_search_class() -> Any:
 
         def benchmark(configs: list[Any]) -> list[tuple[str, float]]:
             try:
-                found = self.benchmark_batch(configs, desc="Forecast", **options)
+                results = self.benchmark_batch(configs, desc="Forecast", **options)
             except Exception:
                 if quiet:
                     raise
                 return [("error", math.inf)] * len(configs)
-            return [(str(result.status), float(result.perf)) for result in found]
+            return [(str(result.status), float(result.perf)) for result in results]
 
         usual = self.settings.autotune_compile_timeout
         self.settings.autotune_compile_timeout = min(usual, COMPILE_TIMEOUT_S)
         try:
-            best, rows, self.stated_risk = search_generations(
+            decision = search_generations(
                 pool,
                 generation,
                 benchmark,
@@ -319,14 +353,12 @@ def make_search_class() -> Any:
                 self._autotune_budget_exceeded,
                 self.log,
             )
+        except NoWorkingConfigError as error:
+            raise importlib.import_module("helion.exc").NoConfigFound from error
         finally:
             self.settings.autotune_compile_timeout = usual
-        self.log(
-            f"{len(rows)} of {len(pool.configs)} configs measured, {self.stated_risk:.0%} risk of a better one"
-        )
-        if best is None:
-            raise importlib.import_module("helion.exc").NoConfigFound
-        return best
+        self.stated_risk = decision.stated_risk
+        return pool.configs[decision.chosen]
 
     return type(
         NAME,
@@ -345,11 +377,10 @@ def enable_helion(*, default: bool = False) -> Any:
     Raises `ImportError` where Helion is not installed.
     """
     algorithms: dict[str, Any] = importlib.import_module("helion.autotuner").search_algorithms
-    made = algorithms.get(NAME) or make_search_class()
-    algorithms[NAME] = made
+    search = algorithms[NAME] = algorithms.get(NAME) or _make_search_class()
     if default:
         os.environ["HELION_AUTOTUNER"] = NAME
-    return made
+    return search
 
 
 def disable_helion() -> None:

@@ -17,8 +17,8 @@ pytest.importorskip("helion", reason="needs the package helion")
 import helion
 from torch._subclasses import FakeTensorMode
 
-from forecast_integrations.helion import child_tracing
-from forecast_integrations.helion.child_tracing import generated_launches
+from forecast_integrations.helion import tracing
+from forecast_integrations.helion.tracing import generated_launches
 from forecast_integrations.triton.compile.forked_children import answers_of_children
 from forecast_integrations.triton.compile.pool import without_device
 from tests.integrations.helion.test_search import ARGS, population, row_sums
@@ -35,14 +35,14 @@ def bound() -> Any:
 def traced_here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Configs that this process traces itself."""
     seen: list[Any] = []
-    trace = child_tracing.generated_launch
+    trace = tracing.generated_launch
 
     def noted(kernel: Any, args: Any, config: Any, *host: Any) -> Any:
         if os.getpid() == HERE:
             seen.append(config)
         return trace(kernel, args, config, *host)
 
-    monkeypatch.setattr(child_tracing, "generated_launch", noted)
+    monkeypatch.setattr(tracing, "generated_launch", noted)
     return seen
 
 
@@ -62,16 +62,16 @@ def test_what_children_cannot_do_is_done_here(
 ) -> None:
     configs = population(bound, 8)
     here = generated_launches(bound, ARGS, configs)
-    trace = child_tracing.generated_launch
+    trace = tracing.generated_launch
 
     def elsewhere(kernel: Any, args: Any, config: Any, *host: Any) -> Any:
         if os.getpid() != HERE and config is configs[3]:
             if trouble == "dies":
                 os._exit(9)
-            raise child_tracing.FeatureError("no code: RuntimeError: Cannot re-initialize CUDA")
+            raise tracing.FeatureError("no code: RuntimeError: Cannot re-initialize CUDA")
         return trace(kernel, args, config, *host)
 
-    monkeypatch.setattr(child_tracing, "generated_launch", elsewhere)
+    monkeypatch.setattr(tracing, "generated_launch", elsewhere)
     traced_here.clear()
     assert generated_launches(bound, ARGS, configs, workers=2) == here
     assert traced_here == (configs[1::2] if trouble == "dies" else [configs[3]])
@@ -86,31 +86,31 @@ def test_a_child_generates_code_for_a_device_that_it_must_not_use(device: Any) -
     )
     told = {name: properties for name in ("get_device_properties", "_get_device_properties")}
     told |= {"is_available": True, "current_device": 0, "device_count": 1, "_lazy_init": None}
-    known = child_tracing._KnownDevice({**told, "get_device_name": "NVIDIA H200"})
+    known = tracing._KnownDevice({**told, "get_device_name": "NVIDIA H200"})
 
     def answer(share: Any) -> list[Any]:
         known.be_known()
         with FakeTensorMode():
             args = (torch.empty(1024, 512, device="cuda"),)
         bound = row_sums.bind(args)
-        tracer = child_tracing._Tracer(bound, args, known)
+        tracer = tracing._Tracer(bound, args, known)
         return tracer.answer(list(enumerate(population(bound, share[0]))))
 
     (found,) = answers_of_children(without_device(answer), [[6]], 120.0)
-    launches = [child_tracing._decoded(launch) for _, launch in found]
+    launches = [tracing._decoded(launch) for _, launch in found]
     assert len(launches) == 6, "nothing needs the device"
     assert any(launch is not None and "tt.func" in launch.ttir for launch in launches)
 
 
 def test_a_child_knows_the_device_and_takes_no_memory_of_it() -> None:
-    known = child_tracing._KnownDevice(
+    known = tracing._KnownDevice(
         {"is_available": True, "current_device": 3, "get_device_properties": "H200", "_lazy_init": None}
     )
 
     def answer(shapes: Any) -> list[Any]:
         known.be_known()
         (shape,) = shapes
-        with child_tracing._WithoutMemory():
+        with tracing._WithoutMemory():
             made = [torch.empty(shape, device="cuda"), torch.zeros(shape, device="cuda:3", dtype=torch.int8)]
             made += [torch.empty_like(made[0]), made[0].new_full(shape, 1.0), torch.ones(shape)]
         told = torch.cuda.get_device_properties(torch.cuda.current_device())

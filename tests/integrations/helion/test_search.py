@@ -18,26 +18,37 @@ pytest.importorskip("helion", reason="needs the package helion")
 import helion
 import helion.language as hl
 
+from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.features.traced_texts import cached_facts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_integrations.helion.search import (
+    BATCH,
     MOST_MEASURED,
     NAME,
     NEIGHBOURS,
     POOL,
     POOL_PER_WORKER,
+    BatchMeasurer,
     RankedPool,
     _start_benchmark_process,
     disable_helion,
     enable_helion,
     neighbours,
     search_generations,
-    search_pool,
 )
 from forecast_integrations.helion.tracing import generated_launch, to_config
+
+
+class NoNeighbours:
+    """Helion's generator where every parameter is fixed: the pool stays as it is."""
+
+    overridden_flat_indices = block_size_indices = flat_spec = ()
+
+    def flatten(self, config: Any) -> list[Any]:
+        return []
 
 
 @helion.kernel(autotune_effort="quick", static_shapes=True)
@@ -103,23 +114,25 @@ def test_a_part_of_a_pool_is_measured_until_the_risk_is_accepted(bound: Any) -> 
         return [("ok", made_up_ms(c)) for c in some]
 
     settings = Settings()
-    best, rows, risk = search_pool(pool, benchmark, surrogate_for(settings), settings)
-    assert len(asked) == len(rows) <= len(pool.configs)
-    assert made_up_ms(best) == min(made_up_ms(c) for c in asked)
-    assert risk <= settings.risk or len(rows) >= MOST_MEASURED * len(pool.configs)
+    decision = search_generations(pool, NoNeighbours(), benchmark, surrogate_for(settings), settings)
+    measured = set(map(id, asked))
+    assert decision.measured == len(measured) <= len(pool.configs)
+    assert made_up_ms(pool.configs[decision.chosen]) == min(made_up_ms(c) for c in asked)
+    assert decision.stated_risk <= settings.risk or len(measured) >= MOST_MEASURED * len(pool.configs)
 
 
-def test_configs_that_fail_are_labels_and_a_pool_of_them_has_no_best(bound: Any) -> None:
+def test_a_pool_of_configs_that_fail_has_no_best(bound: Any) -> None:
     pool = RankedPool(bound, ARGS, population(bound, 8))
     settings = Settings()
-    best, rows, _ = search_pool(
-        pool, lambda some: [("accuracy_error", float("inf"))] * len(some), surrogate_for(settings), settings
-    )
-    assert best is None
-    assert {str(m.outcome) for m in rows.values()} == {"incorrect"}
+
+    def benchmark(some: list[Any]) -> list[tuple[str, float]]:
+        return [("accuracy_error", float("inf"))] * len(some)
+
+    with pytest.raises(NoWorkingConfigError, match="incorrect"):
+        search_generations(pool, NoNeighbours(), benchmark, surrogate_for(settings), settings)
 
 
-def test_what_failed_after_the_time_was_up_is_no_label(bound: Any) -> None:
+def test_what_failed_after_the_time_was_up_says_nothing_of_its_config(bound: Any) -> None:
     generation = bound.config_spec.create_config_generation()
     start = bound.config_spec.default_config()
     pool = RankedPool(bound, ARGS, neighbours(generation, start, random.Random(0)))
@@ -130,11 +143,15 @@ def test_what_failed_after_the_time_was_up_is_no_label(bound: Any) -> None:
         calls.append(len(some))
         return [("ok", made_up_ms(some[0])), *[("error", float("inf"))] * (len(some) - 1)]
 
-    best, rows, _ = search_pool(
-        pool, benchmark, surrogate_for(settings), settings, exhausted=lambda: len(calls) == 1
+    measurer = BatchMeasurer(pool, benchmark, 8, lambda: bool(calls))
+    rows = list(measurer.measure(list(pool.configs)[: 2 * BATCH]))
+    assert [m.outcome.is_label for m in rows] == [True] + [False] * (len(rows) - 1)
+    calls.clear()
+    decision = search_generations(
+        pool, generation, benchmark, surrogate_for(settings), settings, lambda: len(calls) == 1
     )
-    assert best is not None
-    assert calls[0] > len(rows) == 1
+    assert calls[0] > 1 == len(calls)
+    assert decision.chosen == next(iter(pool.configs))
 
 
 def test_facts_are_read_with_each_configs_own_arguments(bound: Any) -> None:
@@ -181,11 +198,12 @@ def test_neighbours_of_the_best_join_the_pool_while_they_are_better(bound: Any) 
 
     settings = Settings()
     surrogate = surrogate_for(settings)
-    best, rows, _ = search_generations(pool, generation, benchmark, surrogate, settings, lambda: False)
+    decision = search_generations(pool, generation, benchmark, surrogate, settings)
+    best = pool.configs[decision.chosen]
     assert made_up_ms(best) < made_up_ms(start)
-    assert made_up_ms(best) == min(map(made_up_ms, asked)) == min(m.ms for m in rows.values())
-    ended = search_generations(pool, generation, benchmark, surrogate, settings, lambda: True)
-    assert ended[:2] == (None, {})
+    assert made_up_ms(best) == min(map(made_up_ms, asked)) == decision.median_ms
+    with pytest.raises(NoWorkingConfigError):
+        search_generations(pool, generation, benchmark, surrogate, settings, lambda: True)
 
 
 def test_the_luckiest_of_close_ones_is_not_taken(bound: Any) -> None:
@@ -199,10 +217,10 @@ def test_the_luckiest_of_close_ones_is_not_taken(bound: Any) -> None:
         return [("ok", 0.97 if first and c is lucky[0] else 1.02 if c is lucky[0] else 1.0) for c in some]
 
     generation = bound.config_spec.create_config_generation()
-    surrogate = surrogate_for(Settings())
-    best, rows, _ = search_generations(pool, generation, benchmark, surrogate, Settings(), lambda: False)
-    assert min(m.ms for m in rows.values()) == 0.97
-    assert best is not lucky[0]
+    decision = search_generations(pool, generation, benchmark, surrogate_for(Settings()), Settings())
+    assert lucky
+    assert pool.configs[decision.chosen] is not lucky[0]
+    assert decision.median_ms == 1.0
 
 
 @pytest.mark.parametrize("release", ["1.4", "1.5"])
