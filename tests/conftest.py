@@ -57,7 +57,7 @@ ALLOWED_SKIPS = (
     r"mounting a small file system is not permitted here",
     # A package beside ours whose pins (numpy 1.26, among others) no environment of the CI can meet, and one that no
     # index has.
-    r"needs the package (?:flag_gems|triton_dejavu)",
+    r"needs the package flag_gems",
     # Run by itself once the extra is installed (.ci/run).
     r"needs the extra docs",
     # Another version than the one under test; the jobs of the CI cover the oldest and the newest.

@@ -13,7 +13,7 @@ import triton
 
 from benchmarks.lib.bridges.moe_loaders import version_of
 from forecast_autotune.records import Device
-from forecast_autotune.store.exchange.exports.moe_configs import ExpertLayer, sglang_file_name, vllm_file_name
+from forecast_autotune.store.exchange.exports import ExpertLayer, sglang_file_name, vllm_file_name
 from forecast_integrations.fused_moe.layer import MoeLayer
 
 LAYERS = {

@@ -29,7 +29,7 @@ ORDER = (
     "demo",
 )
 """As `--help` lists them; commands of other packages follow by name."""
-OTHER_TOOLS = ("autoheuristic", "kernel-tuner", "kernel-tuner-t4", "sglang-moe", "triton-dejavu", "vllm-moe")
+OTHER_TOOLS = ("kernel-tuner", "kernel-tuner-t4", "sglang-moe", "vllm-moe")
 """`store.exchange.exports.EXPORT_FORMATS`, which would take long to load for a line of help."""
 
 
@@ -182,8 +182,8 @@ def _import(commands: Commands) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="tables, caches of Kernel Tuner, triton-dejavu, Inductor, FlagGems, Triton (its directory), logs of "
-        "Helion and AutoHeuristic, folders of such files; - is stdin",
+        help="tables, caches of Kernel Tuner, Inductor, FlagGems, Triton (its directory), logs of Helion, folders of "
+        "such files; - is stdin",
     )
     imports.add_argument(
         "--triton-cache",

@@ -6,6 +6,7 @@ import argparse
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.directory import StoredCounts, imported_name
-from forecast_autotune.store.exchange.autoheuristic import import_autoheuristic, is_autoheuristic_log
 from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, write_export
 from forecast_autotune.store.exchange.flaggems import import_flaggems, is_flaggems_cache
 from forecast_autotune.store.exchange.helion import import_helion, is_helion_log
@@ -31,10 +31,8 @@ from forecast_autotune.store.exchange.kernel_tuner import (
     import_kernel_tuner,
     is_kernel_tuner_cache,
 )
-from forecast_autotune.store.exchange.refusals import Refusals
 from forecast_autotune.store.exchange.triton_cache import holds_timings, import_triton_cache
-from forecast_autotune.store.exchange.triton_dejavu import import_triton_dejavu, is_triton_dejavu_cache
-from forecast_autotune.store.files import VERSION, is_bundle
+from forecast_autotune.store.files import VERSION, StoreWarning, is_bundle
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Variant
 
@@ -43,14 +41,45 @@ if TYPE_CHECKING:
 
     from forecast_autotune.store import Store
 
+_SHOWN = 3
+"""Refusals said one by one, of each file; garbage cannot flood a terminal."""
+
+
+class Refusals:
+    """Counts what is refused, and says the first of each file as `StoreWarning`s."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.files = 0
+        """Files that were refused as a whole."""
+        self._of_file = 0
+
+    def begin_file(self) -> None:
+        """The rows refused from here on are those of another file."""
+        self._of_file = 0
+
+    def refuse_row(self, error: RecordError) -> None:
+        """Count a row, which the others of its file do without."""
+        self.rows += 1
+        self._of_file += 1
+        if self._of_file <= _SHOWN:
+            warnings.warn(f"refused: {error}", StoreWarning, stacklevel=3)
+
+    def refuse_file(self, error: Exception) -> None:
+        """Count a file, which the other files do without."""
+        self.files += 1
+        warnings.warn(f"refused: {error}", StoreWarning, stacklevel=3)
+
+    def summary(self) -> str:
+        """How much was refused, in words; empty for nothing."""
+        counts = [(self.rows, "row"), (self.files, "file")]
+        return " and ".join(count_text(n, noun) for n, noun in counts if n)
+
 
 IMPORTERS = "forecast_autotune.importers"
 """Entries are functions (path, device's name, what takes rows that break a rule) -> tables, or None for a file that
 is not theirs."""
-KNOWN_FORMATS = (
-    "tables of `export`, caches of Kernel Tuner, triton-dejavu, Inductor or FlagGems, logs of Helion or "
-    "AutoHeuristic, Triton's cache directory"
-)
+KNOWN_FORMATS = "tables of `export`, caches of Kernel Tuner, Inductor or FlagGems, logs of Helion, Triton's cache"
 _TABLES = (".jsonl", ".jsonl.gz")
 
 
@@ -64,8 +93,6 @@ _OTHERS = (
     (is_helion_log, import_helion),
     (is_flaggems_cache, import_flaggems),
     (is_kernel_tuner_cache, _import_kernel_tuner),
-    (is_triton_dejavu_cache, import_triton_dejavu),
-    (is_autoheuristic_log, import_autoheuristic),
 )
 """What tells another tool's file, and what reads it; the first that knows a file has it."""
 
@@ -90,7 +117,7 @@ def export(options: argparse.Namespace, output: Output) -> int:
         filtered = " that --kernel and --device choose" if options.kernel or options.device else ""
         raise CommandError(f"nothing to export: the store at {store.root} holds no measurement{filtered}")
     if form == "parquet":
-        from forecast_autotune.store.exchange.parquet import write_parquet
+        from forecast_autotune.store.exchange.exports import write_parquet
 
         count = write_parquet(path, tables)
     else:

@@ -59,8 +59,8 @@ def test_nothing_written_is_a_failure(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "out")
-    assert main(["export", out, "--format", "autoheuristic", "--store", str(store)]) == 1
-    assert "no product of two matrices under torch.compile" in capsys.readouterr().err
+    assert main(["export", out, "--format", "vllm-moe", "--kernel", "softmax", "--store", str(store)]) == 1
+    assert "no fused_moe_kernel" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["-", "a_file"])

@@ -233,25 +233,6 @@ def test_t4_results_say_what_was_wrong_with_a_config(tmp_path: Path) -> None:
     assert [r["times"]["runtimes"] for r in data["results"]] == [[0.5], [], []]
 
 
-def test_dejavu_gets_keys_and_configs_as_triton_shows_them(tmp_path: Path) -> None:
-    given = [
-        table(
-            Problem.of(Kernel("mm"), (), H200, key=[size, "torch.float16"]),
-            {config(16): 2.0, config(64): 1.0},
-        )
-        for size in ("1024", "2048")
-    ]
-    name, data = only_file(export("triton-dejavu", tmp_path, *given), tmp_path)
-    assert name == "gpu_NVIDIA_H200/mm/cache.json"
-    shown = (
-        "BLOCK_SIZE_K: 64, BLOCK_SIZE_M: 64, BLOCK_SIZE_N: 128, GROUP_SIZE_M: 8, num_warps: 4, num_ctas: 1, "
-        "num_stages: 4, maxnreg: None"
-    )
-    assert data["cache"] == {"('1024', 'torch.float16')": shown, "('2048', 'torch.float16')": shown}
-    assert data["timings"]["('1024', 'torch.float16')"] == [1.0, 1.0, 1.0]
-    assert data["timings_data"]["labels"] == ["ms", "min_ms", "max_ms"]
-
-
 def test_what_was_decided_counts_over_what_was_fastest(tmp_path: Path) -> None:
     from forecast_autotune.records import Decision, Evidence
 

@@ -1,0 +1,536 @@
+"""Measurements and decisions in the formats of other tools: Kernel Tuner, vLLM, SGLang; and tables as Parquet."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune.errors import StoreError
+from forecast_autotune.file_access import open_named_output
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Decision,
+    Measurement,
+    Outcome,
+    Problem,
+    Scalar,
+)
+from forecast_autotune.records.bounded_json import without_halves
+from forecast_autotune.records.table import Table
+
+if TYPE_CHECKING:
+    from forecast_autotune.records import Problem
+    from forecast_autotune.records.table import Table
+
+
+@dataclass(frozen=True)
+class TunedProblem:
+    """A problem, its latest measurements, and its decision where there is one."""
+
+    problem: Problem
+    rows: dict[Candidate, Measurement]
+    decision: Decision | None = None
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """What was decided, else the fastest that ran; None where nothing did, or another source than the kernel's."""
+        if self.decision is not None:
+            found: Candidate | None = self.decision.chosen
+        else:
+            ran = [m for m in self.rows.values() if m.ok and m.candidate.is_base_variant]
+            found = min(ran, key=lambda m: m.ms).candidate if ran else None
+        return found if found is not None and found.is_base_variant else None
+
+
+@dataclass
+class ExportReport:
+    """What an export wrote, and what it could not."""
+
+    files: list[Path] = field(default_factory=list)
+    problems: int = 0
+    measurements: int = 0
+    left_out: list[str] = field(default_factory=list)
+    """A sentence for each problem that the format has no place for."""
+
+    def write(self, path: Path, data: Any, indent: int | None = 4) -> None:
+        """Write one JSON file, whole or not at all. Raises `OSError`."""
+        self.write_text(path, json.dumps(data, indent=indent) + "\n")
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Write one file, whole or not at all. Raises `OSError`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open_named_output(path) as stream:
+            stream.write(text.encode())
+        self.files.append(path)
+
+
+def tuned_problems(
+    tables: Iterable[Table], decisions: Iterable[tuple[Problem, Decision]]
+) -> list[TunedProblem]:
+    """Every table with its decision, in order."""
+    of = {problem.id: decision for problem, decision in decisions}
+    return [TunedProblem(t.problem, t.by_candidate(), of.get(t.problem.id)) for t in tables]
+
+
+def file_stem(problem: Problem) -> str:
+    """A name for a problem's file: its kernel, device and id, in letters that every file system takes."""
+    shown = f"{problem.kernel.name}-{problem.device.slug}-{problem.id[:12]}"
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in shown)
+
+
+_FAILURES = {Outcome.COMPILE_ERROR: "CompilationFailedConfig"}
+_OTHER_FAILURE = "RuntimeFailedConfig"
+_INVALIDITY = {
+    Outcome.OK: "correct",
+    Outcome.COMPILE_ERROR: "compile",
+    Outcome.INCORRECT: "correctness",
+    Outcome.TIMEOUT: "timeout",
+}
+_T4_SCHEMA = "1.0.0"
+
+
+def write_kernel_tuner(folder: Path, problems: Sequence[TunedProblem]) -> ExportReport:
+    """Write a cache file for each problem into a folder. Raises `OSError`."""
+    report = ExportReport()
+    for tuned, rows, parameters in _usable(problems, report):
+        header = {
+            "device_name": tuned.problem.device.name,
+            "kernel_name": tuned.problem.kernel.name,
+            "problem_size": _problem_size(tuned.problem),
+            "tune_params_keys": list(parameters),
+            "tune_params": parameters,
+            "objective": "time",
+        }
+        cache = {_key(values, parameters): _cache_row(values, row) for values, row in rows}
+        report.write(folder / f"{file_stem(tuned.problem)}.json", {**header, "cache": cache}, indent=0)
+    return report
+
+
+def write_kernel_tuner_t4(folder: Path, problems: Sequence[TunedProblem]) -> ExportReport:
+    """Write T4 results for each problem into a folder. Raises `OSError`."""
+    report = ExportReport()
+    for tuned, rows, _ in _usable(problems, report):
+        results = [_t4_row(values, row) for values, row in rows]
+        data = {"schema_version": _T4_SCHEMA, "results": results}
+        report.write(folder / f"{file_stem(tuned.problem)}_T4.json", data)
+    return report
+
+
+_Rows = list[tuple[dict[str, Scalar], Measurement]]
+
+
+def _usable(
+    problems: Sequence[TunedProblem], report: ExportReport
+) -> list[tuple[TunedProblem, _Rows, dict[str, list[Scalar]]]]:
+    """Each problem with its rows of the kernel's own source, and the values of each parameter."""
+    found = []
+    for tuned in problems:
+        rows = [
+            (m.candidate.config.parameters(), m) for m in tuned.rows.values() if m.candidate.is_base_variant
+        ]
+        names = dict.fromkeys(name for values, _ in rows for name in values)
+        rows = [(values, row) for values, row in rows if len(values) == len(names)]
+        if not rows:
+            report.left_out.append(
+                f"{tuned.problem.kernel.name}: no two of its configs have the same parameters"
+            )
+            continue
+        values_of = {n: sorted({values[n] for values, _ in rows}, key=_order) for n in names}
+        found.append((tuned, rows, values_of))
+        report.problems += 1
+        report.measurements += len(rows)
+    return found
+
+
+def _order(value: Scalar) -> tuple[bool, float, str]:
+    number = isinstance(value, int | float)
+    return not number, float(value) if number else 0.0, str(value)  # type: ignore[arg-type]
+
+
+def _key(values: dict[str, Scalar], parameters: dict[str, list[Scalar]]) -> str:
+    return ",".join(str(values[name]) for name in parameters)
+
+
+def _problem_size(problem: Problem) -> list[int | str]:
+    return [int(k) if k.lstrip("-").isdigit() else k for k in problem.key]
+
+
+def _stamp(row: Measurement) -> str:
+    return row.at or datetime.fromtimestamp(0, UTC).isoformat(timespec="seconds")
+
+
+def _compile_ms(row: Measurement) -> float:
+    return 1000.0 * row.compile_s if row.compile_s is not None else 0.0
+
+
+def _cache_row(values: dict[str, Scalar], row: Measurement) -> dict[str, Any]:
+    timed = {"times": [row.ms]} if row.ok else {}
+    return {
+        **values,
+        "time": row.ms if row.ok else _FAILURES.get(row.outcome, _OTHER_FAILURE),
+        **timed,
+        "compile_time": _compile_ms(row),
+        "verification_time": 0,
+        "benchmark_time": 0.0,
+        "strategy_time": 0,
+        "framework_time": 0.0,
+        "timestamp": _stamp(row),
+    }
+
+
+def _t4_row(values: dict[str, Scalar], row: Measurement) -> dict[str, Any]:
+    return {
+        "timestamp": _stamp(row),
+        "configuration": values,
+        "times": {
+            "compilation_time": _compile_ms(row),
+            "framework": 0.0,
+            "search_algorithm": 0.0,
+            "validation": 0.0,
+            "runtimes": [row.ms] if row.ok else [],
+        },
+        "invalidity": _INVALIDITY.get(row.outcome, "runtime"),
+        "correctness": 0 if row.outcome is Outcome.INCORRECT else 1,
+        "measurements": [{"name": "time", "value": row.ms, "unit": "ms"}] if row.ok else [],
+        "objectives": ["time"],
+    }
+
+
+BLOCKS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+"""Parameters that a config of the kernel must have."""
+DEVICE_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "grf_mode")
+"""Of AMD's devices, and of Intel's; either reader passes them on to the launch."""
+SGLANG_OPTIONS = ("USE_TMA",)
+_PRECISIONS = ("use_fp8_w8a8", "use_fp8_w8a16", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16")
+_INT4 = "int4_w4a16"
+_H200 = "NVIDIA_H200"
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """What a file is named after; `device` is the device's name without spaces, `triton` the release."""
+
+    experts: int
+    inner: int
+    device: str
+    dtype: str
+    block: tuple[int, int] | None
+    triton: str
+    per_channel: bool = False
+
+
+def vllm_file_name(layer: ExpertLayer) -> str:
+    """The name that vLLM's `get_config_file_name` gives: all variants of the H200 share a file."""
+    device = _H200 if "H200" in layer.device.split("_") else layer.device
+    block = f",block_shape=[{layer.block[0]},{layer.block[1]}]" if layer.block else ""
+    return f"E={layer.experts},N={layer.inner},device_name={device}{_selector(layer)}{block}.json"
+
+
+def sglang_file_name(layer: ExpertLayer) -> str:
+    """The name that SGLang's gives: a space within the block's shape, and packed int4 weights counted in bytes."""
+    inner = layer.inner // 2 if layer.dtype == _INT4 else layer.inner
+    block = f",block_shape=[{layer.block[0]}, {layer.block[1]}]" if layer.block else ""
+    channel = ",per_channel_quant=True" if layer.per_channel else ""
+    return f"E={layer.experts},N={inner},device_name={layer.device}{_selector(layer)}{block}{channel}.json"
+
+
+def _selector(layer: ExpertLayer) -> str:
+    return f",dtype={layer.dtype}" if layer.dtype else ""
+
+
+@dataclass(frozen=True)
+class _TunedProduct:
+    """One tuned product of a layer."""
+
+    layer: ExpertLayer
+    tokens: int
+    tuned: TunedProblem
+
+
+def write_vllm_moe(folder: Path, problems: Sequence[TunedProblem]) -> ExportReport:
+    """Write the files that vLLM reads into a folder. Raises `OSError`."""
+    return _write(folder, problems, for_sglang=False)
+
+
+def write_sglang_moe(folder: Path, problems: Sequence[TunedProblem]) -> ExportReport:
+    """The same for SGLang: in a folder for each release of Triton, without its version in the file."""
+    return _write(folder, problems, for_sglang=True)
+
+
+def _write(folder: Path, problems: Sequence[TunedProblem], *, for_sglang: bool) -> ExportReport:
+    report = ExportReport()
+    layers: dict[ExpertLayer, dict[int, list[_TunedProduct]]] = defaultdict(lambda: defaultdict(list))
+    for product in _products(problems, report):
+        layers[product.layer][product.tokens].append(product)
+    for layer, batches in layers.items():
+        made: dict[str, Any] = {}
+        for tokens in sorted(batches):
+            config = _best_of_both([p.tuned for p in batches[tokens]])
+            made[str(tokens)] = _entry(
+                config, (*DEVICE_OPTIONS, *SGLANG_OPTIONS) if for_sglang else DEVICE_OPTIONS
+            )
+            report.problems += len(batches[tokens])
+            report.measurements += sum(len(p.tuned.rows) for p in batches[tokens])
+        if for_sglang:
+            release = f"triton_{layer.triton.partition('+')[0].replace('.', '_')}"
+            report.write(folder / "configs" / release / sglang_file_name(layer), made)
+        else:
+            report.write(folder / vllm_file_name(layer), {"triton_version": layer.triton, **made})
+    return report
+
+
+def _products(problems: Sequence[TunedProblem], report: ExportReport) -> list[_TunedProduct]:
+    """The products of layers that the problems are; the second of a layer takes its tokens from the first."""
+    first: list[_TunedProduct] = []
+    second: list[tuple[TunedProblem, dict[str, Argument]]] = []
+    for tuned in problems:
+        named = {a.name: a for a in tuned.problem.arguments}
+        if why := _refusal(tuned, named):
+            report.left_out.append(f"{tuned.problem.kernel.name} {' '.join(tuned.problem.key)}: {why}")
+            continue
+        experts, columns, _ = _weights(named)
+        top_k, valid = _number(named, "top_k"), _number(named, "num_valid_tokens")
+        if top_k == 1 and _has_first(problems, named):
+            second.append((tuned, named))
+            continue
+        first.append(
+            _TunedProduct(_layer(tuned.problem, named, experts, columns // 2), valid // top_k, tuned)
+        )
+    for tuned, named in second:
+        experts, _, inner = _weights(named)
+        layer = _layer(tuned.problem, named, experts, inner)
+        valid = _number(named, "num_valid_tokens")
+        for one in list(first):
+            same = _number({a.name: a for a in one.tuned.problem.arguments}, "num_valid_tokens")
+            if one.layer == layer and same == valid:
+                first.append(_TunedProduct(layer, one.tokens, tuned))
+                break
+        else:
+            report.left_out.append(
+                f"{tuned.problem.kernel.name}: the layer's first product was not tuned as well"
+            )
+    return first
+
+
+def _has_first(problems: Sequence[TunedProblem], second: dict[str, Argument]) -> bool:
+    """Whether any problem is the first product of a layer whose second these arguments are of."""
+    experts, hidden, inner = _weights(second)
+    for other in problems:
+        named = {a.name: a for a in other.problem.arguments}
+        tensor = "b_ptr" in named and len(named["b_ptr"].shape) == 3
+        if tensor and _weights(named) == (experts, 2 * inner, hidden):
+            return True
+    return False
+
+
+def _weights(named: dict[str, Argument]) -> tuple[int, int, int]:
+    """Experts, columns and rows of the weights; of those in 4 bits, two share a byte of a row."""
+    experts, columns, rows = named["b_ptr"].shape
+    return experts, columns, rows * 2 if _precision(named) == _INT4 else rows
+
+
+def _refusal(tuned: TunedProblem, named: dict[str, Argument]) -> str:
+    """Why a problem is none of the kernel's, or has no config for it; empty if it is one."""
+    if missing := [n for n in ("b_ptr", "num_valid_tokens", "top_k") if n not in named]:
+        return f"it has no argument {missing[0]}: no fused_moe_kernel"
+    if len(named["b_ptr"].shape) != 3:
+        return "b_ptr must be [experts, columns, rows]"
+    if _number(named, "top_k") < 1:
+        return "top_k must be a number"
+    if tuned.chosen is None:
+        return "none of its configs ran"
+    if missing := [n for n in BLOCKS if n not in dict(tuned.chosen.config.kwargs)]:
+        return f"its configs have no {missing[0]}"
+    return ""
+
+
+def _number(named: dict[str, Argument], name: str) -> int:
+    """An integer argument; 0 where it is not there, or is none."""
+    value = named[name].value if name in named else None
+    return value if isinstance(value, int) else 0
+
+
+def _layer(problem: Problem, named: dict[str, Argument], experts: int, inner: int) -> ExpertLayer:
+    dtype = _precision(named)
+    if not dtype and named["b_ptr"].dtype in ("float32", "fp32"):
+        dtype = "float32"
+    sizes = [n for n in (_number(named, "group_n"), _number(named, "group_k")) if n]
+    block = (sizes[0], sizes[1]) if len(sizes) == 2 else None
+    device = problem.device.name.replace(" ", "_")
+    triton = dict(problem.toolchain).get("triton", "")
+    return ExpertLayer(experts, inner, device, dtype, block, triton, _is_set(named, "per_channel_quant"))
+
+
+def _precision(named: dict[str, Argument]) -> str:
+    """How weights and activations are quantized, in the words of the kernel's own flags; empty if they are not."""
+    used = [name for name in _PRECISIONS if _is_set(named, name)]
+    return used[0].removeprefix("use_") if used else ""
+
+
+def _is_set(named: dict[str, Argument], flag: str) -> bool:
+    return flag in named and bool(named[flag].value)
+
+
+def _best_of_both(tuned: Sequence[TunedProblem]) -> Config:
+    """The config of the least time of all products that tried it; without a common one, the slowest product's."""
+    shared: set[Candidate] = set.intersection(*({c for c, m in t.rows.items() if m.ok} for t in tuned))
+    shared = {c for c in shared if c.is_base_variant}
+    if len(tuned) > 1 and shared:
+        return min(shared, key=lambda c: (sum(t.rows[c].ms for t in tuned), str(c))).config
+
+    def time_of(one: TunedProblem) -> float:
+        row = one.rows.get(one.chosen) if one.chosen else None
+        return row.ms if row is not None and row.ok else 0.0
+
+    chosen = max(tuned, key=time_of).chosen
+    assert chosen is not None  # by `_refusal`
+    return chosen.config
+
+
+def _entry(config: Config, options: Sequence[str]) -> dict[str, Any]:
+    """A config by the names that the readers know, in their order."""
+    given = dict(config.kwargs)
+    made = {name: given[name] for name in BLOCKS}
+    if "SPLIT_K" in given:
+        made["SPLIT_K"] = given["SPLIT_K"]
+    made["num_warps"] = config.num_warps
+    if config.num_ctas != 1:
+        made["num_ctas"] = config.num_ctas
+    made["num_stages"] = config.num_stages
+    return {**made, **{name: given[name] for name in options if name in given}}
+
+
+EXPORT_FORMATS: dict[str, Callable[[Path, Sequence[TunedProblem]], ExportReport]] = {
+    "kernel-tuner": write_kernel_tuner,
+    "kernel-tuner-t4": write_kernel_tuner_t4,
+    "sglang-moe": write_sglang_moe,
+    "vllm-moe": write_vllm_moe,
+}
+
+
+def write_export(
+    form: str,
+    folder: Path,
+    tables: Iterable[Table],
+    decisions: Iterable[tuple[Problem, Decision]],
+) -> ExportReport:
+    """Write tables and decisions in one of `EXPORT_FORMATS` into a folder. Raises `OSError`."""
+    return EXPORT_FORMATS[form](folder, tuned_problems(tables, decisions))
+
+
+_COLUMNS = {
+    "kernel": "string",
+    "language": "string",
+    "source_sha256": "string",
+    "device": "string",
+    "backend": "string",
+    "arch": "string",
+    "problem": "string",
+    "key": "string",
+    "arguments": "string",
+    "toolchain": "string",
+    "variant": "string",
+    "config": "string",
+    "kwargs": "string",
+    "num_warps": "int64",
+    "num_stages": "int64",
+    "num_ctas": "int64",
+    "maxnreg": "int64",
+    "grid": "string",
+    "outcome": "string",
+    "median_ms": "float64",
+    "p20_ms": "float64",
+    "p80_ms": "float64",
+    "repeats": "int64",
+    "compile_s": "float64",
+    "protocol": "string",
+    "at": "string",
+    "extra": "string",
+}
+"""Columns and their types; strings of structured values are JSON."""
+
+_ROWS_AT_ONCE = 50_000
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _problem_columns(problem: Problem) -> dict[str, Any]:
+    return {
+        "kernel": problem.kernel.name,
+        "language": problem.kernel.language,
+        "source_sha256": problem.kernel.source_sha256,
+        "device": problem.device.name,
+        "backend": problem.device.backend,
+        "arch": problem.device.arch,
+        "problem": problem.id,
+        "key": _json(list(problem.key)),
+        "arguments": _json([a.to_json() for a in problem.arguments]),
+        "toolchain": _json(dict(problem.toolchain)),
+    }
+
+
+def measurement_rows(tables: Iterable[Table]) -> Iterator[dict[str, Any]]:
+    """One flat row per measurement, with its problem's columns repeated."""
+    for table in tables:
+        shared = _problem_columns(table.problem)
+        for m in table.measurements:
+            config, grid = m.candidate.config, m.grid or table.problem.grid
+            row = {
+                **shared,
+                "variant": m.candidate.variant,
+                "config": _json(config.to_json()),
+                "kwargs": _json(dict(config.kwargs)),
+                "num_warps": config.num_warps,
+                "num_stages": config.num_stages,
+                "num_ctas": config.num_ctas,
+                "maxnreg": config.maxnreg,
+                "grid": None if grid is None else _json(list(grid)),
+                "outcome": str(m.outcome),
+                "median_ms": m.median_ms,
+                "p20_ms": m.p20_ms,
+                "p80_ms": m.p80_ms,
+                "repeats": m.repeats,
+                "compile_s": m.compile_s,
+                "protocol": m.protocol,
+                "at": m.at,
+                "extra": _json(dict(m.extra)),
+            }
+            yield {k: without_halves(v) if isinstance(v, str) else v for k, v in row.items()}
+
+
+def write_parquet(path: Path, tables: Iterable[Table]) -> int:
+    """Write one row per measurement (`measurement_rows`), as `write_tables` does; returns the number of rows.
+
+    Raises `StoreError` when pyarrow is not installed, and `OSError` when the file cannot be written.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise StoreError(
+            f"writing {path.name} needs pyarrow ({error}): pip install 'forecast-autotune[parquet]', "
+            "or write .jsonl.gz instead"
+        ) from error
+    schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in _COLUMNS.items()])
+    count, flat = 0, measurement_rows(tables)
+    # A device or a pipe cannot be asked where it stands, as the format's writer does.
+    with open_named_output(path) as stream, tempfile.TemporaryFile() as whole:
+        with pyarrow.parquet.ParquetWriter(whole, schema) as writer:
+            while batch := list(islice(flat, _ROWS_AT_ONCE)):
+                writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+                count += len(batch)
+        whole.seek(0)
+        shutil.copyfileobj(whole, stream)
+    return count
