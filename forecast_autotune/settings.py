@@ -340,9 +340,6 @@ class Settings:
         "off",
         "otel: tell OpenTelemetry of decisions, through the application's own providers",
     )
-    trace: Path | None = _variable(
-        "_TRACE", parse_user_directory, None, "a file for a trace of decisions that Perfetto shows"
-    )
     seed: int = _variable("_SEED", _count(0, 2**32 - 1), 0, "seed of audits and of random policies")
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_VALUES = ("--mode", "--store", "--tolerance", "--risk", "--max-measurements", "--trace")
+_VALUES = ("--mode", "--store", "--tolerance", "--risk", "--max-measurements")
 
 
 def split_run(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -17,7 +17,7 @@ from forecast_autotune.ranges.surrogate import RangeSurrogate
 from forecast_autotune.records import Candidate, Decision
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Array, Surrogate
-from forecast_autotune.telemetry.decision_span import DecisionSpan
+from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_autotune.tuning.loop import FACT_COLLECTION_S, GuardedStore, TuningTask, tune
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.results import TuningStore

@@ -21,7 +21,7 @@ from forecast_autotune.records.bounded_json import decode_bounded
 from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.telemetry.decision_span import DecisionSpan
+from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_autotune.tuning.loop import GuardedStore, TuningTask, tune
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.results import TuningStore

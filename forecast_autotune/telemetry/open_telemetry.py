@@ -8,7 +8,7 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 
-from forecast_autotune.telemetry.exporter import COUNTERS, Attributes
+from forecast_autotune.telemetry.spans import COUNTERS, Attributes
 from forecast_autotune.version import __version__
 
 _NAME = "forecast_autotune"
@@ -29,7 +29,7 @@ class OpenTelemetryExporter:
         }
 
     def begin(self, name: str, attributes: Attributes) -> object:
-        """As `TelemetryExporter`: a child of the span that is current in this thread, and current until its end."""
+        """Begin a child of the span that is current in this thread, current until its end; returns its token."""
         manager: AbstractContextManager[Any] = self._tracer.start_as_current_span(
             f"{_NAME}.{name}",
             attributes=_prefixed(attributes),
@@ -39,7 +39,7 @@ class OpenTelemetryExporter:
         return manager, manager.__enter__()
 
     def end(self, token: object, attributes: Attributes, failed: bool) -> None:
-        """As `TelemetryExporter`."""
+        """End the span of a token, with more attributes; `failed`: by an exception."""
         assert isinstance(token, tuple)
         manager, span = token
         try:
@@ -50,18 +50,15 @@ class OpenTelemetryExporter:
             manager.__exit__(None, None, None)
 
     def record(self, name: str, lane: str, begin_s: float, end_s: float, attributes: Attributes) -> None:
-        """As `TelemetryExporter`: a child of the span that is current now."""
+        """Show a child of the current span that another process ended; seconds of `time.perf_counter`."""
         now, now_ns = time.perf_counter(), time.time_ns()
         began, ended = (now_ns - int(1e9 * (now - at)) for at in (begin_s, end_s))
         named = {**_prefixed(attributes), f"{_NAME}.lane": lane}
         self._tracer.start_span(f"{_NAME}.{name}", start_time=began, attributes=named).end(end_time=ended)
 
     def count(self, counter: str, amount: float, attributes: Attributes) -> None:
-        """As `TelemetryExporter`."""
+        """Add to one of `COUNTERS`."""
         self._counters[counter].add(amount, _prefixed(attributes))
-
-    def close(self) -> None:
-        """The providers are the application's: nothing is closed."""
 
 
 def _prefixed(attributes: Attributes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Spans and counters of this process. Nothing is done, and nothing loaded, unless an exporter was asked for.
+"""Spans and counters of this process. Nothing is done, and nothing loaded, unless OpenTelemetry was asked for.
 
 Launches of a key that is decided come through here no more than through the rest of a decision: counting them
 would cost every launch.
@@ -6,18 +6,30 @@ would cost every launch.
 
 from __future__ import annotations
 
-import atexit
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.printable import LONGEST_NAME, printable
-from forecast_autotune.telemetry.exporter import Attributes, AttributeValue, TelemetryExporter
+from forecast_autotune.records import Decision, Evidence, Problem
+
+if TYPE_CHECKING:
+    from forecast_autotune.settings import Settings
+    from forecast_autotune.telemetry.open_telemetry import OpenTelemetryExporter
 
 Answer = TypeVar("Answer")
+AttributeValue = str | int | float | bool
+Attributes = Mapping[str, AttributeValue]
+COUNTERS = {
+    "hits": "keys that were answered without a measurement",
+    "misses": "keys that had to be decided",
+    "measured": "candidates compiled and timed, or found failing",
+    "seconds_saved": "predicted seconds that measuring every candidate would have taken on top",
+}
+"""Every counter, with what it counts."""
 
 
 class Span:
@@ -36,20 +48,17 @@ class Span:
 
 
 class _ShownSpan(Span):
-    """A span that exporters hear of."""
+    """A span that the exporter hears of."""
 
-    def __init__(self, name: str, attributes: Mapping[str, object]) -> None:
-        self._name, self._first = name, attributes
+    def __init__(self, exporter: OpenTelemetryExporter, name: str, attributes: Mapping[str, object]) -> None:
+        self._exporter, self._name, self._first = exporter, name, attributes
         self._later: dict[str, object] = {}
-        self._tokens: list[tuple[TelemetryExporter, object]] = []
 
     def set(self, **attributes: object) -> None:
         self._later |= attributes
 
     def __enter__(self) -> Span:
-        said = shown_attributes(self._first)
-        for exporter in _state.exporters:
-            self._tokens.append((exporter, _state.ask(exporter, exporter.begin, self._name, said)))
+        self._token = _state.ask(self._exporter.begin, self._name, shown_attributes(self._first))
         return self
 
     def __exit__(
@@ -57,83 +66,54 @@ class _ShownSpan(Span):
     ) -> None:
         if kind is not None:
             self._later.setdefault("outcome", kind.__name__)
-        said = shown_attributes(self._later)
-        for exporter, token in reversed(self._tokens):
-            if exporter in _state.exporters:  # else it was closed, or failed, meanwhile
-                _state.ask(exporter, exporter.end, token, said, kind is not None)
+        if _state.exporter is self._exporter:  # else it was closed, or failed, meanwhile
+            _state.ask(self._exporter.end, self._token, shown_attributes(self._later), kind is not None)
 
 
 _HIDDEN_SPAN = Span()
 
 
-_NOTHING: tuple[str, Path | None] = ("off", None)
-
-
 class _Telemetry:
-    """The exporters of this process, and what they were made for."""
+    """The exporter of this process, if it was asked for one."""
 
     def __init__(self) -> None:
-        self.exporters: tuple[TelemetryExporter, ...] = ()
-        self._configured: tuple[str, Path | None] = _NOTHING
-        self._ended = False
+        self.exporter: OpenTelemetryExporter | None = None
+        self._configured = False
         self._mutex = threading.RLock()
 
-    def configure(self, kind: str, trace: Path | None, at_once: bool) -> None:
+    def configure(self, kind: str) -> None:
         """See `configure`."""
-        wanted = kind, trace
-        if wanted in (self._configured, _NOTHING):
+        if kind == "off" or self._configured:
             return
         with self._mutex:
-            if wanted == self._configured or self._ended:
+            if self._configured:
                 return
-            self.close()
-            self._configured = wanted
-            made = []
-            if trace is not None and (
-                file := self._make(f"no trace is written to {trace}", _trace_file, trace, at_once)
-            ):
-                made.append(file)
-            if kind == "otel" and (otel := self._make("nothing is told to OpenTelemetry", _open_telemetry)):
-                made.append(otel)
-            self.exporters = tuple(made)
+            self._configured = True
+            try:
+                from forecast_autotune.telemetry.open_telemetry import OpenTelemetryExporter
 
-    def close(self, *, for_good: bool = False) -> None:
-        """Close every exporter; unless it is for good, the next `configure` may make new ones."""
+                self.exporter = OpenTelemetryExporter()
+            except ImportError as error:
+                _warn(
+                    f"nothing is told to OpenTelemetry: {error}: pip install 'forecast-autotune[telemetry]'"
+                )
+            except Exception as error:
+                _warn(f"nothing is told to OpenTelemetry: {error}")
+
+    def close(self) -> None:
+        """Forget the exporter; the next `configure` may make another."""
         with self._mutex:
-            old, self.exporters, self._configured, self._ended = self.exporters, (), _NOTHING, for_good
-            for exporter in old:
-                self._try(exporter.close)
+            self.exporter, self._configured = None, False
 
-    def ask(
-        self, exporter: TelemetryExporter, call: Callable[..., Answer], *arguments: object
-    ) -> Answer | None:
-        """What the call gives; where it raises, a warning, and the exporter is heard of no more."""
+    def ask(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
+        """What the call gives; where it raises, a warning, and nothing is told any more."""
         try:
             return call(*arguments)
         except Exception as error:
             with self._mutex:
-                known = exporter in self.exporters
-                self.exporters = tuple(e for e in self.exporters if e is not exporter)
-            if known:
-                self._try(exporter.close)
+                exporter, self.exporter = self.exporter, None
+            if exporter is not None:
                 _warn(f"{type(exporter).__name__} failed ({error!r:.300}): going on without it")
-            return None
-
-    @staticmethod
-    def _try(close: Callable[[], None]) -> None:
-        try:
-            close()
-        except Exception as error:
-            _warn(f"telemetry could not be closed ({error!r:.300})")
-
-    @staticmethod
-    def _make(
-        what: str, make: Callable[..., TelemetryExporter], *arguments: object
-    ) -> TelemetryExporter | None:
-        try:
-            return make(*arguments)
-        except Exception as error:
-            _warn(f"{what}: {error}")
             return None
 
 
@@ -144,58 +124,40 @@ def _warn(text: str) -> None:
     warnings.warn(printable(text), RuntimeWarning, stacklevel=5)
 
 
-def _trace_file(path: Path, at_once: bool) -> TelemetryExporter:
-    from forecast_autotune.telemetry.trace_file import TraceFile
+def configure(kind: str) -> None:
+    """Show spans and counters from now on: `kind` is "off" or "otel".
 
-    return TraceFile(path, at_once=at_once)
-
-
-def _open_telemetry() -> TelemetryExporter:
-    try:
-        from forecast_autotune.telemetry.open_telemetry import OpenTelemetryExporter
-    except ImportError as error:
-        raise ImportError(f"{error}: pip install 'forecast-autotune[telemetry]'") from error
-    return OpenTelemetryExporter()
-
-
-def configure(kind: str, trace: Path | None, *, at_once: bool = False) -> None:
-    """Show spans and counters from now on: `kind` is "off" or "otel", `trace` a file to write.
-
-    The file is begun with the first event, or `at_once`. Asked for the same again, or for nothing, it does nothing:
-    decisions of one process may have settings that were read at other times. What cannot be had costs one warning.
+    Asked for the same again, or for nothing, it does nothing: decisions of one process may have settings that were
+    read at other times. Where the package is missing, that is one warning.
     """
-    _state.configure(kind, trace, at_once)
+    _state.configure(kind)
 
 
 def close() -> None:
-    """End a trace file, and tell nobody anything any more until `configure`."""
+    """Tell nobody anything any more until `configure`."""
     _state.close()
-
-
-# Exit handlers of the program that tune later must not begin the file anew.
-atexit.register(_state.close, for_good=True)
 
 
 def span(name: str, **attributes: object) -> Span:
     """A span to enter; one that does nothing unless somebody listens."""
-    return _ShownSpan(name, attributes) if _state.exporters else _HIDDEN_SPAN
+    exporter = _state.exporter
+    return _HIDDEN_SPAN if exporter is None else _ShownSpan(exporter, name, attributes)
 
 
 def record(name: str, lane: str, begin_s: float, end_s: float, **attributes: object) -> None:
     """Show a span of a child process that is over; seconds of `time.perf_counter`."""
-    for exporter in _state.exporters:
-        said = shown_attributes(attributes)
-        _state.ask(exporter, exporter.record, name, lane, begin_s, max(begin_s, end_s), said)
+    if (exporter := _state.exporter) is not None:
+        _state.ask(exporter.record, name, lane, begin_s, max(begin_s, end_s), shown_attributes(attributes))
 
 
 def count(counter: str, amount: float, **attributes: object) -> None:
-    """Add to a counter of `exporter.COUNTERS`."""
-    for exporter in _state.exporters:
-        _state.ask(exporter, exporter.count, counter, amount, shown_attributes(attributes))
+    """Add to a counter of `COUNTERS`."""
+    if (exporter := _state.exporter) is not None:
+        _state.ask(exporter.count, counter, amount, shown_attributes(attributes))
 
 
 def shown_attributes(attributes: Mapping[str, object]) -> Attributes:
-    """Attributes as exporters get them: numbers and truth values as they are, all else as text of bounded length."""
+    """Attributes as the exporter gets them: numbers and truth values as they are, all else as bounded text."""
     shown: dict[str, AttributeValue] = {}
     for name, value in attributes.items():
         if isinstance(value, bool | int | float):
@@ -203,3 +165,48 @@ def shown_attributes(attributes: Mapping[str, object]) -> Attributes:
         elif value is not None:
             shown[name] = printable(value, LONGEST_NAME)
     return shown
+
+
+class DecisionSpan:
+    """Enter it around whatever decides a problem, and say inside what was decided."""
+
+    def __init__(self, problem: Problem, settings: Settings, *, met_now: bool = True) -> None:
+        """Shown where the settings say. Unless a key is `met_now`, it was counted when it was."""
+        configure(settings.telemetry)
+        self._met_now = met_now
+        self._labels = {"kernel": problem.kernel.name, "mode": str(settings.mode)}
+        self._span = span("decide", **self._labels, key=" ".join(problem.key), device=problem.device.name)
+
+    def conclude(self, decision: Decision) -> Decision:
+        """Show and count the decision, and return it.
+
+        What was saved is what the summary line says: it is said of decisions that were made now, and of no others.
+        """
+        shown = {name: getattr(decision, name) for name in _SHOWN}
+        self._span.set(**shown, outcome="decided", why="; ".join(decision.rounds[-1:]) or decision.reason)
+        fresh = decision.evidence is Evidence.FORECAST or decision.measured > 0
+        if self._met_now:
+            count("misses" if fresh else "hits", 1, **self._labels)
+        if not fresh:
+            return decision
+        self._span.set(seconds_saved=decision.saved_s)
+        count("measured", decision.measured, **self._labels)
+        count("seconds_saved", decision.saved_s, **self._labels)
+        return decision
+
+    def __enter__(self) -> DecisionSpan:
+        self._span.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and issubclass(kind, FrozenMissError):
+            count("misses", 1, **self._labels)
+        self._span.__exit__(kind, error, trace)
+
+
+_SHOWN = (
+    *("evidence", "candidates", "measured", "known", "trusted", "refused"),
+    *("chosen", "median_ms", "stated_risk"),
+)

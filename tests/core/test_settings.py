@@ -48,7 +48,6 @@ GOOD: dict[str, tuple[str, Any]] = {
     "variants": ("store", "store"),
     "summary": ("yes", True),
     "telemetry": ("otel", "otel"),
-    "trace": ("/some/trace.json", Path("/some/trace.json")),
     "seed": ("5", 5),
 }
 BAD = [

@@ -79,7 +79,9 @@ class Refusals:
 IMPORTERS = "forecast_autotune.importers"
 """Entries are functions (path, device's name, what takes rows that break a rule) -> tables, or None for a file that
 is not theirs."""
-KNOWN_FORMATS = "tables of `export`, caches of Kernel Tuner, Inductor or FlagGems, logs of Helion, Triton's cache"
+KNOWN_FORMATS = (
+    "tables of `export`, caches of Kernel Tuner, Inductor or FlagGems, logs of Helion, Triton's cache"
+)
 _TABLES = (".jsonl", ".jsonl.gz")
 
 

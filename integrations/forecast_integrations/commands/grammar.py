@@ -35,9 +35,6 @@ def run(commands: Commands) -> None:
         metavar="N",
         help="most candidates measured per decision",
     )
-    parser.add_argument(
-        "--trace", metavar="FILE", help="write a trace of all decisions, which https://ui.perfetto.dev shows"
-    )
 
 
 def llm(commands: Commands) -> None:

@@ -27,7 +27,6 @@ from forecast_autotune.records import Decision
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.report.summary import ModelTally
 from forecast_autotune.settings import Settings, parse_user_directory
-from forecast_autotune.telemetry.spans import configure
 
 _VARIABLES = {
     "mode": "FORECAST_AUTOTUNE_MODE",
@@ -109,8 +108,6 @@ def run(options: argparse.Namespace, output: Output) -> int:
     activate.install(lambda: _listen(tally))
     _listen_to_compilations(tally)
     prepare()
-    # Now, so that processes that the program starts find the file taken, and name theirs otherwise.
-    configure(settings.telemetry, settings.trace, at_once=True)
     return _as_python_would(execute)
 
 
@@ -118,12 +115,6 @@ def _check_places(options: argparse.Namespace) -> None:
     """Raises `UsageError` for a place that takes nothing: the program would run, and what it measures be lost."""
     if options.store is not None and (said := misplaced_file(parse_user_directory(options.store))):
         raise UsageError(f"--store {options.store}: that is {said}; name a folder")
-    if options.trace is not None:
-        path = parse_user_directory(options.trace).absolute()
-        if path.is_dir():
-            raise UsageError(f"--trace {options.trace}: that is a folder; name a file")
-        if not path.parent.is_dir():
-            raise UsageError(f"--trace {options.trace}: there is no directory {path.parent}")
 
 
 def _check_model(settings: Settings) -> None:
@@ -145,8 +136,6 @@ def _set_environment(options: argparse.Namespace) -> None:
 
         # The program may change its directory.
         os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(own_root(options))
-    if options.trace is not None:
-        os.environ["FORECAST_AUTOTUNE_TRACE"] = str(parse_user_directory(options.trace).absolute())
     if options.summary:
         os.environ["FORECAST_AUTOTUNE_SUMMARY"] = "1"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.settings import Mode
-from forecast_autotune.telemetry.decision_span import DecisionSpan
+from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_integrations.inductor.choices.graph_position import graph_position
 from forecast_integrations.inductor.choices.pool import ChoicePool, ReservedChoices, annotate_choice
 from forecast_integrations.inductor.choices.records import (

@@ -193,7 +193,7 @@ class TuningSession:
         limit_s: float = FORECAST_LIMIT_S,
     ) -> TuningSession:
         """Put together what `enable_torch_compile` was given; without a surrogate, the settings say which."""
-        configure(settings.telemetry, settings.trace)
+        configure(settings.telemetry)
         warn_once = WarnOnce()
         own = surrogate is None
         surrogate = surrogate or language_model.surrogate_for_operations(settings, until, limit_s)

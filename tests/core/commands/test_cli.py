@@ -73,8 +73,6 @@ def test_help_and_version_load_nothing_heavy(argument: str) -> None:
         ["warm", "--plan", "--shapes", "foo"],
         ["run", "--store", "/dev/null", "program.py"],
         ["run", "--store", __file__, "program.py"],
-        ["run", "--trace", "/nowhere/trace.json", "program.py"],
-        ["run", "--trace", "/", "program.py"],
         ["train", "export", "/nowhere", "--out", "out"],
         ["eval", "--out", "/dev/null"],
         [

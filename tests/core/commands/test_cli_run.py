@@ -247,33 +247,3 @@ def test_a_bad_variable_is_a_warning_when_activating_and_an_error_for_doctor() -
     assert done.stdout == "False\n"
     assert "FORECAST_AUTOTUNE='perhaps'" in done.stderr
     assert command("doctor", env=environment).returncode == 1
-
-
-TRACED = """
-import pathlib, sys
-import torch, triton, triton.language as tl
-from forecast_integrations.triton.null_device import null_device
-
-@triton.autotune([triton.Config({"BLOCK": b}) for b in (64, 128)], key=["n"])
-@triton.jit
-def scale(x, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
-
-with null_device():
-    scale[(32,)](torch.ones(4096), 4096)
-pathlib.Path("at_the_time.json").write_bytes(pathlib.Path("trace.json").read_bytes())
-"""
-
-
-@pytest.mark.slow
-@needs_triton
-def test_a_program_is_traced_and_its_trace_can_be_read_at_any_time(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(TRACED, encoding="utf-8")
-    done = command("run", "--trace", "trace.json", "program.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    as_if_killed = json.loads((tmp_path / "at_the_time.json").read_text(encoding="utf-8") + "]")
-    ended = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
-    assert as_if_killed == ended
-    assert [e["args"]["name"] for e in ended if e.get("name") == "process_name"] == ["program.py"]
-    assert {"decide", "forecast", "compile", "measure"} <= {e.get("name") for e in ended}

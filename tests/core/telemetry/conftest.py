@@ -20,5 +20,5 @@ def silence() -> Iterator[None]:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """The only exporter."""
     made = Recorder()
-    monkeypatch.setattr(spans._state, "exporters", (made,))
+    monkeypatch.setattr(spans._state, "exporter", made)
     return made

@@ -1,10 +1,10 @@
-"""An exporter that remembers what it was told, put in the place of all others."""
+"""An exporter that remembers what it was told, put in the place of OpenTelemetry."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from forecast_autotune.telemetry.exporter import Attributes
+from forecast_autotune.telemetry.spans import Attributes
 
 
 class Recorder:
@@ -14,7 +14,6 @@ class Recorder:
         self.spans: list[tuple[str, dict[str, Any], str]] = []
         self.counted: dict[str, float] = {}
         self.open: list[tuple[str, dict[str, Any]]] = []
-        self.closed = 0
 
     def begin(self, name: str, attributes: Attributes) -> object:
         self.open.append((name, dict(attributes)))
@@ -31,9 +30,6 @@ class Recorder:
 
     def count(self, counter: str, amount: float, attributes: Attributes) -> None:
         self.counted[counter] = self.counted.get(counter, 0) + amount
-
-    def close(self) -> None:
-        self.closed += 1
 
     @property
     def parent(self) -> str:

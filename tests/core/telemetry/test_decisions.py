@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.telemetry import spans
-from forecast_autotune.telemetry.decision_span import DecisionSpan
+from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import TuningTask
 from forecast_integrations.commands.run import RunSummary
@@ -24,7 +23,7 @@ from tests.core.telemetry.recorder import Recorder
 @pytest.fixture
 def decided(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Decides the example problem; the recorder hears of it."""
-    monkeypatch.setattr(spans._state, "configure", lambda *wanted, **more: None)
+    monkeypatch.setattr(spans._state, "configure", lambda kind: None)
     table = example_table()
     store = Store(None)
 
@@ -78,15 +77,3 @@ def test_a_frozen_miss_is_a_miss(decided: Any, recorder: Recorder) -> None:
     (span,) = recorder.named("decide")
     assert (span["outcome"], span["failed"]) == ("FrozenMissError", True)
     assert recorder.counted == {"misses": 1}
-
-
-def test_the_settings_choose_the_exporters(tmp_path: Path) -> None:
-    table = example_table()
-    tune_together(
-        TuningTask(table.problem, list(table.by_candidate())),
-        lambda: TableMeasurer(table, workers=2),
-        store=Store(None),
-        surrogate=AnalyticSurrogate(),
-        settings=Settings(trace=tmp_path / "trace.json", mode=Mode.SKIP),
-    )
-    assert '"name":"forecast"' in (tmp_path / "trace.json").read_text(encoding="utf-8")

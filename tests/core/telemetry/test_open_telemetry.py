@@ -35,7 +35,7 @@ def application() -> None:
 @pytest.fixture
 def told() -> InMemorySpanExporter:
     SPANS.clear()
-    spans.configure("otel", None)
+    spans.configure("otel")
     return SPANS
 
 
@@ -86,7 +86,7 @@ def test_without_the_package_there_is_one_warning(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.warns(RuntimeWarning, match=r"pip install 'forecast-autotune\[telemetry\]'"):
-        spans.configure("otel", None)
+        spans.configure("otel")
     with warnings.catch_warnings(), spans.span("decide"):
         warnings.simplefilter("error")
-        spans.configure("otel", None)
+        spans.configure("otel")

@@ -14,7 +14,7 @@ from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.telemetry.decision_span import DecisionSpan
+from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_autotune.tuning.loop import GuardedStore, TuningTask, tune
 from forecast_integrations.triton.background.launch_series import LaunchSeries
 from forecast_integrations.triton.background.sliced_timer import BackgroundMeasurer, SlicedTimer
