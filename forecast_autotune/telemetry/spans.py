@@ -7,18 +7,20 @@ would cost every launch.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.printable import LONGEST_NAME, printable
 from forecast_autotune.records import Decision, Evidence, Problem
+from forecast_autotune.version import __version__
 
 if TYPE_CHECKING:
     from forecast_autotune.settings import Settings
-    from forecast_autotune.telemetry.open_telemetry import OpenTelemetryExporter
 
 Answer = TypeVar("Answer")
 AttributeValue = str | int | float | bool
@@ -30,6 +32,64 @@ COUNTERS = {
     "seconds_saved": "predicted seconds that measuring every candidate would have taken on top",
 }
 """Every counter, with what it counts."""
+_NAME = "forecast_autotune"
+
+
+class OpenTelemetryExporter:
+    """Tells the application's own providers, those that are set or will be; nothing is configured here.
+
+    Raises `ImportError` without the extra `telemetry`.
+    """
+
+    def __init__(self) -> None:
+        from opentelemetry import metrics, trace
+
+        self._failed = trace.StatusCode.ERROR
+        self._tracer = trace.get_tracer(_NAME, __version__)
+        meter = metrics.get_meter(_NAME, __version__)
+        self._counters: dict[str, Any] = {
+            # What was saved may be less than nothing.
+            name: (meter.create_up_down_counter if name == "seconds_saved" else meter.create_counter)(
+                f"{_NAME}.{name}", unit="s" if name == "seconds_saved" else "1", description=what
+            )
+            for name, what in COUNTERS.items()
+        }
+
+    def begin(self, name: str, attributes: Attributes) -> object:
+        """Begin a child of the span that is current in this thread, current until its end; returns its token."""
+        manager: AbstractContextManager[Any] = self._tracer.start_as_current_span(
+            f"{_NAME}.{name}",
+            attributes=_prefixed(attributes),
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+        return manager, manager.__enter__()
+
+    def end(self, token: object, attributes: Attributes, failed: bool) -> None:
+        """End the span of a token, with more attributes; `failed`: by an exception."""
+        assert isinstance(token, tuple)
+        manager, span = token
+        try:
+            span.set_attributes(_prefixed(attributes))
+            if failed:
+                span.set_status(self._failed)
+        finally:
+            manager.__exit__(None, None, None)
+
+    def record(self, name: str, lane: str, begin_s: float, end_s: float, attributes: Attributes) -> None:
+        """Show a child of the current span that another process ended; seconds of `time.perf_counter`."""
+        now, now_ns = time.perf_counter(), time.time_ns()
+        began, ended = (now_ns - int(1e9 * (now - at)) for at in (begin_s, end_s))
+        named = {**_prefixed(attributes), f"{_NAME}.lane": lane}
+        self._tracer.start_span(f"{_NAME}.{name}", start_time=began, attributes=named).end(end_time=ended)
+
+    def count(self, counter: str, amount: float, attributes: Attributes) -> None:
+        """Add to one of `COUNTERS`."""
+        self._counters[counter].add(amount, _prefixed(attributes))
+
+
+def _prefixed(attributes: Attributes) -> dict[str, Any]:
+    return {f"{_NAME}.{name}": value for name, value in attributes.items()}
 
 
 class Span:
@@ -90,8 +150,6 @@ class _Telemetry:
                 return
             self._configured = True
             try:
-                from forecast_autotune.telemetry.open_telemetry import OpenTelemetryExporter
-
                 self.exporter = OpenTelemetryExporter()
             except ImportError as error:
                 _warn(

@@ -82,8 +82,6 @@ def test_counters_are_the_meters(told: InMemorySpanExporter) -> None:
 
 
 def test_without_the_package_there_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "forecast_autotune.telemetry.open_telemetry"
-    monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.warns(RuntimeWarning, match=r"pip install 'forecast-autotune\[telemetry\]'"):
         spans.configure("otel")
