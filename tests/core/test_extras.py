@@ -48,7 +48,7 @@ def test_every_extra_that_is_named_exists() -> None:
 
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])
 def test_what_doctor_misses_is_in_the_extra_it_names(kind: str) -> None:
-    from forecast_integrations.models.presence import _PACKAGES, _REMEDIES
+    from forecast_integrations.models.factory import _PACKAGES, _REMEDIES
 
     (extra,) = NAMED.findall(_REMEDIES[kind])
     assert set(_PACKAGES[kind]) - {"torch"} <= packages(extra), "torch is the user's own"

@@ -16,7 +16,7 @@ _EXTRAS = {
     "lightgbm": "eval",
     "sklearn": "eval",
     "jinja2": "llm",
-    "httpx": "llm",
+    "openai": "llm",
     "ray": "ray",
     "fsspec": "remote",
     "redis": "remote",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from forecast_autotune.commands.checks import DoctorCheck
@@ -41,7 +41,7 @@ def language_model_checks(settings: Settings, *, network: bool = False) -> Itera
         yield DoctorCheck(MODEL_ROW, "ok", f"none: {VARIABLE} names one")
         return
     from forecast_autotune.llm.spec import SERVER_KINDS, parsed
-    from forecast_integrations.models.presence import missing_packages, package_remedy
+    from forecast_integrations.models.factory import missing_packages, package_remedy
 
     try:
         spec = parsed(settings.llm)
@@ -73,7 +73,7 @@ def language_model_checks(settings: Settings, *, network: bool = False) -> Itera
 
 def _absent(text: str, spec: ModelSpec, network: bool) -> str:
     """Why the model is not there; empty if it is, or if nobody may ask."""
-    from forecast_integrations.models.presence import check
+    from forecast_integrations.models.factory import check
 
     try:
         check(text, contact=network or urlsplit(spec.location).hostname in _LOOPBACK_HOSTS)
@@ -85,35 +85,32 @@ def _absent(text: str, spec: ModelSpec, network: bool) -> str:
 def _server(what: str, place: str, model: str, network: bool) -> DoctorCheck:
     if not network:
         return DoctorCheck(MODEL_ROW, "ok", f"{what}; not contacted: --network does")
+    from forecast_integrations.models.http.client import RequestRejected, ServerClient
     from forecast_integrations.models.http.limits import Deadline
-    from forecast_integrations.models.http.request import ConnectionFailed, api_key_for, send_request
 
     url = f"{place}/models"
     try:
-        key = api_key_for(urlsplit(url))
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        reply = send_request("GET", url, None, headers, Deadline(NETWORK_S))
-    except (ConnectionFailed, ForecastAutotuneError) as error:
+        listed, _ = ServerClient(place, attempts=1).ask(url, None, _model_names, deadline=Deadline(NETWORK_S))
+    except RequestRejected as error:
+        if error.status in (401, 403):
+            remedy = "give its key in FORECAST_AUTOTUNE_LLM_KEY (or OPENAI_API_KEY)"
+            return DoctorCheck(MODEL_ROW, "warn", f"{what}: HTTP {error.status}", remedy)
+        return DoctorCheck(MODEL_ROW, "ok", f"{what}: it answers (HTTP {error.status}), and lists no models")
+    except ForecastAutotuneError as error:
         return DoctorCheck(MODEL_ROW, "warn", f"{what}: {error}", "start the server, or correct its address")
-    if reply.status in (401, 403):
-        remedy = "give its key in FORECAST_AUTOTUNE_LLM_KEY (or OPENAI_API_KEY)"
-        return DoctorCheck(MODEL_ROW, "warn", f"{what}: HTTP {reply.status}", remedy)
-    listed = _model_names(reply.body) if reply.status == 200 else []
     if listed and model not in listed:
         # Its names are its words, and a server may repeat the key.
         said = f"{what}: it answers, but this is none of the {len(listed)} models that it lists"
         return DoctorCheck(MODEL_ROW, "warn", said, f"correct ?model=NAME: {place}/models lists the names")
-    how = "it serves this model" if listed else f"it answers (HTTP {reply.status}), and lists no models"
+    how = "it serves this model" if listed else "it answers, and lists no models"
     return DoctorCheck(MODEL_ROW, "ok", f"{what}: {how}")
 
 
-def _model_names(body: bytes) -> list[str]:
+def _model_names(data: Any) -> list[str]:
     """Names of the models in an answer of `/models`; none where it is no such answer."""
-    import json
-
     try:
-        return [str(entry["id"])[:100] for entry in json.loads(body)["data"]]
-    except (ValueError, LookupError, TypeError, RecursionError):
+        return [str(entry["id"])[:100] for entry in data["data"]]
+    except (LookupError, TypeError):
         return []
 
 
@@ -151,7 +148,7 @@ def _is_in_hub_cache(name: str) -> bool:
 def _key(place: str) -> DoctorCheck:
     import os
 
-    from forecast_integrations.models.http.request import api_key_for
+    from forecast_integrations.models.http.keys import api_key_for
 
     names = ("FORECAST_AUTOTUNE_LLM_KEY", "OPENAI_API_KEY")
     name = next((n for n in names if os.environ.get(n, "").strip()), "")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from forecast_autotune.commands.console.extras import is_installed
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import Backend
 from forecast_autotune.llm.providers import GENERATION_TIMEOUT_S, answers_directory
@@ -12,16 +17,31 @@ from forecast_autotune.llm.spec import ModelSpec, parsed
 from forecast_autotune.llm.writers import TextGenerator, UsageCallback, ignore_usage
 from forecast_autotune.settings import Settings
 from forecast_integrations.models.cache import CachingBackend
-from forecast_integrations.models.http import generation
-from forecast_integrations.models.http.chat import ChatBackend
-from forecast_integrations.models.http.completions import CompletionsBackend
+from forecast_integrations.models.http.chat import ChatBackend, chat_generator
+from forecast_integrations.models.http.client import ServerClient
+from forecast_integrations.models.http.completions import CompletionsBackend, completions_generator
 from forecast_integrations.models.http.decisions import SystemOneBackend
 from forecast_integrations.models.http.limits import SpendingLimits, TokenPrices
-from forecast_integrations.models.http.transport import Transport
-from forecast_integrations.models.presence import check as check
 from forecast_integrations.models.recorded import RecordedAnswers, RecordedBackend, recorded_generator
 from forecast_integrations.models.transformers.generation import LocalGenerator
 from forecast_integrations.models.transformers.loading import ModelSource
+
+_PACKAGES = {
+    "transformers": ("jinja2", "torch", "transformers", "safetensors"),
+    "vllm": ("jinja2", "torch", "vllm"),
+    "recorded": (),
+}
+"""Packages by kind of backend that runs here."""
+_SERVER_PACKAGES = ("jinja2", "openai")
+_REMEDIES = {
+    "transformers": "pip install 'forecast-autotune[transformers]'",
+    "vllm": "pip install 'forecast-autotune[vllm]', or a build for your device: https://docs.vllm.ai",
+}
+CONNECT_S = 3.0
+"""Most seconds that a server is given to take a connection."""
+_LOCAL_KINDS = ("transformers", "vllm")
+_OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 
 
 def backend(text: str, *, settings: Settings | None = None, cached: bool = True) -> Backend:
@@ -66,16 +86,14 @@ def text_generator(
         source = ModelSource(spec.location, **spec.given_options("adapter", "device", "dtype"))
         return LocalGenerator(source, timeout_s=timeout_s, told=told, **options)
     if spec.kind == "completions":
-        return generation.completions_generator(
-            _open_transport(spec, settings), spec.options["model"], timeout_s, **options, told=told
+        return completions_generator(
+            _open_client(spec, settings), spec.options["model"], timeout_s, **options, told=told
         )
     if spec.kind == "chat":
         if "effort" not in spec.options:
             # Several texts of one prompt are only worth having if they differ.
             spec = replace(spec, options={"temperature": 1.0, **spec.options})
-        return generation.chat_generator(
-            _open_chat(spec, _open_transport(spec, settings)), timeout_s, told=told
-        )
+        return chat_generator(_open_chat(spec, _open_client(spec, settings)), timeout_s, told=told)
     raise SettingsError(
         f"{spec.kind} does not generate text: use kind=chat, kind=completions, transformers: or recorded:"
     )
@@ -92,10 +110,10 @@ def model_name(text: str) -> str:
     return str(spec.options.get("model") or Path(spec.location).name)
 
 
-def _open_transport(spec: ModelSpec, settings: Settings) -> Transport:
+def _open_client(spec: ModelSpec, settings: Settings) -> ServerClient:
     limits = SpendingLimits(settings.llm_max_tokens, settings.llm_max_money, settings.llm_max_seconds)
     prices = TokenPrices(spec.options.get("price_prompt", 0.0), spec.options.get("price_output", 0.0))
-    return Transport(
+    return ServerClient(
         spec.location, prices=prices, limits=limits, **spec.given_options("concurrency", "attempts")
     )
 
@@ -103,15 +121,95 @@ def _open_transport(spec: ModelSpec, settings: Settings) -> Transport:
 def _open_http_backend(
     spec: ModelSpec, settings: Settings
 ) -> ChatBackend | CompletionsBackend | SystemOneBackend:
-    transport, model = _open_transport(spec, settings), spec.options["model"]
+    client, model = _open_client(spec, settings), spec.options["model"]
     if spec.kind == "chat":
-        return _open_chat(spec, transport)
+        return _open_chat(spec, client)
     batch = spec.given_options("batch")
     if spec.kind == "systemone":
-        return SystemOneBackend(spec.location, model, transport=transport, **batch)
-    return CompletionsBackend(spec.location, model, transport=transport, **batch)
+        return SystemOneBackend(spec.location, model, client=client, **batch)
+    return CompletionsBackend(spec.location, model, client=client, **batch)
 
 
-def _open_chat(spec: ModelSpec, transport: Transport) -> ChatBackend:
+def _open_chat(spec: ModelSpec, client: ServerClient) -> ChatBackend:
     options = spec.given_options("batch", "samples", "temperature", "effort", "max_tokens")
-    return ChatBackend(spec.location, spec.options["model"], transport=transport, **options)
+    return ChatBackend(spec.location, spec.options["model"], client=client, **options)
+
+
+# --- whether it is there ---
+
+
+def check(text: str, *, contact: bool = True, connect_s: float = CONNECT_S) -> None:
+    """Raises `SettingsError` where the model cannot be there: naming the rule, the value and the remedy.
+
+    A folder must hold a model, a file of recorded answers must be one, and with `contact` a server must take a
+    connection within `connect_s`. A name on the hub passes, as it is fetched at its first use, but not offline.
+    """
+    spec = parsed(text, writing=True)
+    _check_packages(spec)
+    if spec.kind == "recorded":
+        RecordedAnswers.read(spec.location)
+    elif spec.kind in _LOCAL_KINDS:
+        _check_folder(spec.location, "model", "config.json")
+        if adapter := str(spec.options.get("adapter") or ""):
+            _check_folder(adapter, "adapter", "adapter_config.json")
+    elif contact:
+        _check_server(spec, connect_s)
+
+
+def missing_packages(spec: ModelSpec) -> list[str]:
+    """Packages that a model's kind needs and that are not installed; nothing is imported."""
+    needed = _PACKAGES.get(spec.kind, _SERVER_PACKAGES)
+    if spec.kind == "transformers" and spec.options.get("adapter"):
+        needed = (*needed, "peft")
+    return [name for name in needed if not is_installed(name)]
+
+
+def package_remedy(spec: ModelSpec) -> str:
+    """How to get the packages that a model's kind needs."""
+    return _REMEDIES.get(spec.kind, "pip install 'forecast-autotune[llm]'")
+
+
+def _check_packages(spec: ModelSpec) -> None:
+    if missing := missing_packages(spec):
+        raise SettingsError(
+            f"a language model of the kind {spec.kind} needs {' and '.join(missing)}, not installed here: "
+            f"{package_remedy(spec)}"
+        )
+
+
+def _check_folder(name: str, part: str, config: str) -> None:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / config).is_file():
+            raise SettingsError(
+                f"the folder of the {part} must hold {config}, and {name} does not: give the {part}'s folder"
+            )
+    elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise SettingsError(
+            f"the {part} must be a folder or a name on the hub, and {name} does not exist: correct the path"
+        )
+    elif any(os.environ.get(v, "") not in ("", "0") for v in _OFFLINE_VARIABLES) and not _in_hub_cache(name):
+        raise SettingsError(
+            f"{name} is no folder and not in the hub's cache, and {' or '.join(_OFFLINE_VARIABLES)} forbids to "
+            f"fetch it: give a folder, or fetch it beforehand (hf download {name})"
+        )
+
+
+def _in_hub_cache(name: str) -> bool:
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    place = next((os.environ[v] for v in _HUB_CACHES if os.environ.get(v)), f"{home}/hub")
+    return (Path(place).expanduser() / f"models--{name.replace('/', '--')}").is_dir()
+
+
+def _check_server(spec: ModelSpec, connect_s: float) -> None:
+    url = urlsplit(spec.location)
+    host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+    if url.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+        return  # only the proxy knows
+    try:
+        socket.create_connection((host, port), timeout=connect_s).close()
+    except OSError as error:
+        raise SettingsError(
+            f"a server must answer at its address, and {spec.location} does not ({error}): start the server, or "
+            "correct the address"
+        ) from None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forecast_integrations.models.http import transport
-
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries follow at once."""
-    monkeypatch.setattr(transport, "FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr(pytest.importorskip("openai._base_client"), "INITIAL_RETRY_DELAY", 0.02)

@@ -16,6 +16,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -24,9 +25,9 @@ import numpy.typing as npt
 
 from forecast_autotune.llm.backend import Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
-from forecast_integrations.models.http import limits
-from forecast_integrations.models.http.limits import CircuitBreaker, Deadline, UsageLedger
-from forecast_integrations.models.http.transport import Transport
+from forecast_integrations.models.http import client
+from forecast_integrations.models.http.client import ServerClient
+from forecast_integrations.models.http.limits import Deadline, UsageLedger
 
 PREFIX = "You forecast how long a kernel runs.\n" + BINS.table() + "\n\n"
 _NUMBERED = re.compile(r"^(\d+)\. (.+)$", re.MULTILINE)
@@ -148,11 +149,10 @@ class FaultyServer(ThreadingHTTPServer):
 
     def __init__(self, choose: Chooser | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        # An earlier server may have had this port, and failed: the process's circuit breaker would know it by that.
-        with limits._BREAKERS_MUTEX:
-            limits._BREAKERS.pop(self.url.removesuffix("/v1"), None)
+        # An earlier server may have had this port, and failed.
+        client._FAILURES.pop(self.url.removesuffix("/v1"), None)
         self.choose: Chooser = choose or (lambda path, body: None)
-        self.requests: list[tuple[str, Any, dict[str, str]]] = []
+        self.requests: list[tuple[str, Any, Message]] = []
         """Path, body and headers of every request."""
         self.served: Counter[str] = Counter()
         """Replies by the name of their fault; honest ones under "honest"."""
@@ -182,13 +182,13 @@ class FaultyServer(ThreadingHTTPServer):
         """A client that has gone away is what most tests are about."""
 
 
-def transport_to(server: FaultyServer, **options: Any) -> Transport:
-    """A transport with a ledger of its own, and with a breaker that never opens."""
-    mine: dict[str, Any] = {"shared_breaker": CircuitBreaker("it", 10**9), "ledger": UsageLedger()}
-    return Transport(server.url, **mine | options)
+def client_of(server: FaultyServer, **options: Any) -> ServerClient:
+    """A client with a ledger of its own, which never leaves the server alone."""
+    mine: dict[str, Any] = {"failures": 10**9, "ledger": UsageLedger()}
+    return ServerClient(server.url, **mine | options)
 
 
-def ask(it: Transport, seconds: float = 5.0, expected: Usage = Usage(), body: Any = None) -> Any:  # noqa: B008
+def ask(it: ServerClient, seconds: float = 5.0, expected: Usage = Usage(), body: Any = None) -> Any:  # noqa: B008
     """One request; the honest server echoes it."""
     found, _ = it.ask(
         f"{it.base}/echo", body or {"a": 1}, dict, deadline=Deadline(seconds), expected=expected
@@ -206,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length", 0))
         body = json.loads(self.rfile.read(size))
         path = self.path.partition("?")[0]
-        self.server.requests.append((self.path, body, dict(self.headers)))
+        self.server.requests.append((self.path, body, self.headers))
         fault = self.server.choose(path, body)
         name = getattr(fault, "name", getattr(fault, "__name__", "fault")) if fault else "honest"
         self.server.served[name] += 1

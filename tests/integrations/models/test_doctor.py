@@ -209,11 +209,11 @@ def test_packages_that_are_missing(
     import importlib.util
 
     real = importlib.util.find_spec
-    absent = ("vllm", "jinja2", "httpx")
+    absent = ("vllm", "jinja2", "openai")
     monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n in absent else real(n, *a))
     for text, missing, remedy in (
         ("vllm:some/model", "jinja2, vllm", "docs.vllm.ai"),
-        ("http://127.0.0.1:9/v1?model=m", "jinja2, httpx", "forecast-autotune[llm]"),
+        ("http://127.0.0.1:9/v1?model=m", "jinja2, openai", "forecast-autotune[llm]"),
     ):
         configured(monkeypatch, text)
         found, _ = examined(capsys)

@@ -55,9 +55,9 @@ def test_options_arrive() -> None:
     )
     assert it.model == "org/name"
     assert it.batch == 7
-    assert (it.transport.concurrency, it.transport.attempts) == (3, 2)
-    assert it.transport.prices == TokenPrices(0.5, 2.0)
-    assert it.transport.limits == SpendingLimits(1000, 0.5, 60.0)
+    assert (it.client.concurrency, it.client.attempts) == (3, 2)
+    assert it.client.prices == TokenPrices(0.5, 2.0)
+    assert it.client.limits == SpendingLimits(1000, 0.5, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_options_arrive() -> None:
     ],
 )
 def test_addresses(text: str, base: str, root: str) -> None:
-    it = served(text).transport
+    it = served(text).client
     assert (it.base, it.root) == (base, root)
 
 

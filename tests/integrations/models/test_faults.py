@@ -20,13 +20,12 @@ from forecast_integrations.models.cache import CachingBackend
 from forecast_integrations.models.http import request
 from forecast_integrations.models.http.backend import HTTPBackend
 from forecast_integrations.models.http.chat import ChatBackend
+from forecast_integrations.models.http.client import ServerClient
 from forecast_integrations.models.http.completions import CompletionsBackend
 from forecast_integrations.models.http.decisions import SystemOneBackend
-from forecast_integrations.models.http.limits import CircuitBreaker
-from forecast_integrations.models.http.transport import Transport
 from tests.integrations.models import faults, faulty_server
 from tests.integrations.models.faults import BODIES, BROKEN, STALLS, STATUSES
-from tests.integrations.models.faulty_server import MASS, PREFIX, Fault, FaultyServer, transport_to, truth
+from tests.integrations.models.faulty_server import MASS, PREFIX, Fault, FaultyServer, client_of, truth
 
 KEY = "sk-test-0123456789abcdefghij"
 KINDS: dict[str, Callable[..., HTTPBackend]] = {
@@ -43,7 +42,7 @@ MARGIN_S = 20.0
 
 def opened(kind: str, server: FaultyServer, **options: Any) -> HTTPBackend:
     """A backend with a breaker and a ledger of its own."""
-    return KINDS[kind](server.url, "m", transport=transport_to(server), **options)
+    return KINDS[kind](server.url, "m", client=client_of(server), **options)
 
 
 def right(answer: BackendResponse, asked: list[str], honest_mass: float) -> Counter[str]:
@@ -163,7 +162,7 @@ def test_each_fault_alone_is_an_error_in_time(fault: Fault, key: str) -> None:
 def test_nobody_listens(key: str) -> None:
     with FaultyServer() as server:
         url = server.url
-    backend = ChatBackend(url, "m", transport=Transport(url, attempts=1, shared_breaker=CircuitBreaker("it")))
+    backend = ChatBackend(url, "m", client=ServerClient(url, attempts=1, failures=10**9))
     with pytest.raises(LLMError, match="refused"):
         backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=10.0)
 
@@ -171,9 +170,7 @@ def test_nobody_listens(key: str) -> None:
 def test_a_server_that_does_not_speak_tls(key: str) -> None:
     with FaultyServer() as server:
         url = server.url.replace("http:", "https:")
-        backend = ChatBackend(
-            url, "m", transport=Transport(url, attempts=1, shared_breaker=CircuitBreaker("it"))
-        )
+        backend = ChatBackend(url, "m", client=ServerClient(url, attempts=1, failures=10**9))
         with pytest.raises(LLMError, match="SSL"):
             backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=10.0)
         assert not server.requests
@@ -181,7 +178,7 @@ def test_a_server_that_does_not_speak_tls(key: str) -> None:
 
 def test_a_name_that_does_not_exist() -> None:
     url = "http://no-such-host.invalid/v1"
-    backend = ChatBackend(url, "m", transport=Transport(url, shared_breaker=CircuitBreaker("it")))
+    backend = ChatBackend(url, "m", client=ServerClient(url, failures=10**9))
     with pytest.raises(LLMError, match="no-such-host"):
         backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=0.5)
 

@@ -22,10 +22,10 @@ from tests.integrations.models.faulty_server import (
     PREFIX,
     FaultyServer,
     Handler,
+    client_of,
     honest,
     suffixes,
     tokenized,
-    transport_to,
     truth,
 )
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("short_pauses")
 
 def opened(kind: str, server: FaultyServer, attempts: int = 2, **options: Any) -> HTTPBackend:
     """A backend with a breaker and a ledger of its own."""
-    return KINDS[kind](server.url, "m", transport=transport_to(server, attempts=attempts), **options)
+    return KINDS[kind](server.url, "m", client=client_of(server, attempts=attempts), **options)
 
 
 def ask(it: Backend, asked: list[str] | None = None, labels: Any = BINS.labels) -> BackendResponse:
@@ -202,7 +202,7 @@ def test_a_server_without_system_one_says_what_else_there_is() -> None:
     for status in (404, 501):
         with FaultyServer(replying(partial(_only, status))) as server:
             with pytest.raises(LLMError, match=r"vLLM >= 0\.32.*kind=completions"):
-                ask(opened("systemone", server))
+                ask(opened("systemone", server, attempts=1))
             assert len(server.requests) == 1
 
 

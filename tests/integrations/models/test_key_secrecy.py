@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("httpx")
+pytest.importorskip("openai")
 
 from forecast_autotune.commands import main
 from forecast_autotune.llm.backend import LLMError
@@ -21,13 +21,12 @@ from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
 from forecast_integrations.models.cache import CachingBackend
-from forecast_integrations.models.http.chat import ChatBackend
-from forecast_integrations.models.http.completions import CompletionsBackend
+from forecast_integrations.models.http.chat import ChatBackend, chat_generator
+from forecast_integrations.models.http.completions import CompletionsBackend, completions_generator
 from forecast_integrations.models.http.decisions import SystemOneBackend
-from forecast_integrations.models.http.generation import chat_generator, completions_generator
-from forecast_integrations.models.http.key_echo import repeats_key
+from forecast_integrations.models.http.keys import repeats_key
 from tests.integrations.models import faulty_server
-from tests.integrations.models.faulty_server import PREFIX, Fault, FaultyServer, Handler, transport_to
+from tests.integrations.models.faulty_server import PREFIX, Fault, FaultyServer, Handler, client_of
 from tests.integrations.models.key_encodings import ALL_AT_ONCE, ENCODINGS, KEY, PACKED, leaks
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -138,15 +137,15 @@ def test_no_error_holds_a_word_of_the_server(
     kinds = {"chat": ChatBackend, "completions": CompletionsBackend, "systemone": SystemOneBackend}
     fault = PLACES[place](JOINED)
     with FaultyServer(lambda path, asked: fault) as server:
-        transport = transport_to(server, attempts=2)
-        model = CachingBackend(kinds[kind](server.url, "m", transport=transport), tmp_path)
+        client = client_of(server, attempts=2)
+        model = CachingBackend(kinds[kind](server.url, "m", client=client), tmp_path)
         with pytest.raises(LLMError) as caught:
             model.forecast(PREFIX, faulty_server.suffixes(3), BINS.labels, timeout_s=20.0)
         assert server.requests[0][2]["Authorization"] == f"Bearer {KEY}"
     text = str(caught.value)
     assert text.isprintable()
     assert len(text) < 1000
-    assert_secret(*texts_of(caught.value), caplog.text, repr(vars(transport)), str(vars(transport.breaker)))
+    assert_secret(*texts_of(caught.value), caplog.text, repr(vars(client)))
     captured = capsys.readouterr()
     assert_secret(captured.out, captured.err)
     for path in tmp_path.rglob("*"):
@@ -169,7 +168,7 @@ def test_no_error_holds_the_key_in_any_encoding(name: str) -> None:
     )
     for fault in faults:
         with FaultyServer(lambda path, asked, fault=fault: fault) as server:  # type: ignore[misc]
-            model = ChatBackend(server.url, "m", transport=transport_to(server, attempts=1))
+            model = ChatBackend(server.url, "m", client=client_of(server, attempts=1))
             with pytest.raises(LLMError) as caught:
                 model.forecast(PREFIX, faulty_server.suffixes(1), BINS.labels, timeout_s=20.0)
         assert_secret(*texts_of(caught.value))
@@ -180,10 +179,10 @@ def test_a_text_that_repeats_the_key_is_refused(name: str) -> None:
     """What a model writes is kept, so the key must not be in it."""
     text = f"def kernel():\n    # {ENCODINGS[name](KEY)}\n    return 1\n"
     with FaultyServer(lambda path, asked: as_json(said(text))) as server:
-        transport = transport_to(server, attempts=2)
+        client = client_of(server, attempts=2)
         for write in (
-            chat_generator(ChatBackend(server.url, "m", transport=transport), 20.0),
-            completions_generator(transport, "m", 20.0),
+            chat_generator(ChatBackend(server.url, "m", client=client), 20.0),
+            completions_generator(client, "m", 20.0),
         ):
             with pytest.raises(LLMError, match="repeats the key") as caught:
                 write("write", 2)
@@ -200,8 +199,8 @@ def test_an_honest_text_is_not_refused() -> None:
     for placeholder in ("EMPTY", "none", "dummy", ""):
         assert not repeats_key(f"EMPTY none dummy {placeholder}", placeholder)
     with FaultyServer() as server:
-        transport = transport_to(server)
-        assert completions_generator(transport, "m", 20.0)("write", 1) == ["after write"]
+        client = client_of(server)
+        assert completions_generator(client, "m", 20.0)("write", 1) == ["after write"]
 
 
 def test_a_server_of_another_host_is_never_sent_the_key() -> None:
@@ -219,7 +218,7 @@ def test_a_server_of_another_host_is_never_sent_the_key() -> None:
                     FaultyServer(lambda path, asked, fault=fault: fault) as server,  # type: ignore[misc]
                     pytest.raises(LLMError, match=rf"HTTP {status}|redirects more than"),
                 ):
-                    faulty_server.ask(transport_to(server, attempts=1))
+                    faulty_server.ask(client_of(server, attempts=1))
         assert other.requests == []
 
 

@@ -15,7 +15,7 @@ from forecast_autotune.llm.providers import provider
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
-from forecast_integrations.models.presence import check
+from forecast_integrations.models.factory import check
 
 
 @pytest.fixture(autouse=True)

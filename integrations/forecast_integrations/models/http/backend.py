@@ -19,8 +19,9 @@ from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Us
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.parallel import run_parallel
 from forecast_autotune.llm.replies import InvalidResponse
+from forecast_autotune.llm.writers import UsageCallback, require_texts
+from forecast_integrations.models.http.client import MALFORMED_ERRORS, ServerClient
 from forecast_integrations.models.http.limits import Deadline
-from forecast_integrations.models.http.transport import MALFORMED_ERRORS, Transport
 
 T = TypeVar("T")
 Array = npt.NDArray[np.float64]
@@ -47,10 +48,10 @@ class LabelRows:
 class ForecastCall:
     """One call of `forecast`: its deadline, and what its requests cost. Safe to share between threads."""
 
-    def __init__(self, transport: Transport, deadline: Deadline) -> None:
+    def __init__(self, client: ServerClient, deadline: Deadline) -> None:
         self.deadline = deadline
         self.usage = Usage()
-        self._transport = transport
+        self._client = client
         self._mutex = threading.Lock()
 
     def post(
@@ -64,7 +65,7 @@ class ForecastCall:
     ) -> T:
         """Ask for JSON; `prompt` (bytes) and `output` (tokens) say what it may cost. Raises `LLMError`."""
         expected = Usage(1, prompt // BYTES_PER_TOKEN_ESTIMATE, 0, output)
-        found, usage = self._transport.ask(url, body, read, deadline=self.deadline, expected=expected)
+        found, usage = self._client.ask(url, body, read, deadline=self.deadline, expected=expected)
         with self._mutex:
             self.usage += usage
         return found
@@ -77,19 +78,19 @@ class HTTPBackend(Backend):
         url: where the API starts, with its version: `http://127.0.0.1:8000/v1`.
         model: its name on the server; a LoRA adapter's name where the server has adapters.
         batch: most candidates per request.
-        transport: by default one of its own.
+        client: by default one of its own.
     """
 
     kind = ""
 
-    def __init__(self, url: str, model: str, *, batch: int, transport: Transport | None = None) -> None:
+    def __init__(self, url: str, model: str, *, batch: int, client: ServerClient | None = None) -> None:
         self.model = model
         self.batch = batch
-        self.transport = transport or Transport(url)
+        self.client = client or ServerClient(url)
         self.name = f"{self.kind}:{model}"
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.transport.base}, {self.model!r})"
+        return f"{type(self).__name__}({self.client.base}, {self.model!r})"
 
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
@@ -100,11 +101,11 @@ class HTTPBackend(Backend):
         probabilities, mass = np.zeros((n, k)), np.zeros(n)
         if not n:
             return BackendResponse(probabilities, mass)
-        asking = ForecastCall(self.transport, Deadline(timeout_s))
+        call = ForecastCall(self.client, Deadline(timeout_s))
         firsts = range(0, n, self.batch)
         parts = [list(suffixes[first : first + self.batch]) for first in firsts]
-        ask = self.batch_function(asking, prefix, suffixes, labels)
-        found = run_parallel([partial(ask, part) for part in parts], self.transport.concurrency)
+        ask = self.batch_function(call, prefix, suffixes, labels)
+        found = run_parallel([partial(ask, part) for part in parts], self.client.concurrency)
         trouble: list[str] = []
         for first, part, rows in zip(firsts, parts, found, strict=True):
             if isinstance(rows, LLMError):
@@ -113,7 +114,7 @@ class HTTPBackend(Backend):
             trouble += rows.trouble
             probabilities[first : first + len(part)] = rows.probabilities
             mass[first : first + len(part)] = rows.mass
-        usage = replace(asking.usage, seconds=time.monotonic() - begin)
+        usage = replace(call.usage, seconds=time.monotonic() - begin)
         answer = BackendResponse(probabilities, mass, usage, tuple(dict.fromkeys(trouble)))
         if not answer.answered.any():
             raise LLMError("; ".join(answer.trouble[:3]))
@@ -121,7 +122,7 @@ class HTTPBackend(Backend):
 
     @abstractmethod
     def batch_function(
-        self, asking: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
+        self, call: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
     ) -> Callable[[Sequence[str]], LabelRows]:
         """Do what has to be done once per forecast; returns what asks for one batch. Raises `LLMError`."""
 
@@ -175,3 +176,15 @@ def rows(
     if not mass.any():
         raise InvalidResponse("; ".join(said))
     return LabelRows(probabilities, mass, said)
+
+
+def generate_texts(
+    jobs: list[Callable[[], str]], call: ForecastCall, told: UsageCallback, width: int
+) -> list[str]:
+    """The texts that jobs give, side by side; `told` gets what all of them cost. Raises `LLMError` if there is none."""
+    begin = time.monotonic()
+    found = run_parallel(jobs, width)
+    told(replace(call.usage, seconds=time.monotonic() - begin))
+    return require_texts(
+        [t for t in found if isinstance(t, str)], [str(e) for e in found if isinstance(e, LLMError)]
+    )

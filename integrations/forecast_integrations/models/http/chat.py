@@ -20,8 +20,16 @@ from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.parallel import run_parallel
 from forecast_autotune.llm.replies import MAX_TOTAL, MIN_TOTAL, InvalidResponse, extract_json, weights
-from forecast_integrations.models.http.backend import ForecastCall, HTTPBackend, LabelRows, rows
-from forecast_integrations.models.http.transport import RequestRejected, Transport
+from forecast_autotune.llm.writers import TextGenerator, UsageCallback, ignore_usage
+from forecast_integrations.models.http.backend import (
+    ForecastCall,
+    HTTPBackend,
+    LabelRows,
+    generate_texts,
+    rows,
+)
+from forecast_integrations.models.http.client import RequestRejected, ServerClient
+from forecast_integrations.models.http.limits import Deadline
 
 T = TypeVar("T")
 
@@ -47,7 +55,7 @@ class ChatBackend(HTTPBackend):
     """A model that is asked in words; see the module.
 
     Args:
-        url, model, batch, transport: see `HTTPBackend`.
+        url, model, batch, client: see `HTTPBackend`.
         samples: answers per candidate, averaged.
         temperature: by default 1 for several samples, 0 for one, and the server's where `effort` is set.
         effort: `reasoning_effort` for models that have it: low, medium, high, ...
@@ -66,9 +74,9 @@ class ChatBackend(HTTPBackend):
         temperature: float | None = None,
         effort: str = "",
         max_tokens: int | None = None,
-        transport: Transport | None = None,
+        client: ServerClient | None = None,
     ) -> None:
-        super().__init__(url, model, batch=batch, transport=transport)
+        super().__init__(url, model, batch=batch, client=client)
         if temperature is None and not effort:
             temperature = 1.0 if samples > 1 else 0.0
         self.samples = samples
@@ -88,18 +96,18 @@ class ChatBackend(HTTPBackend):
         """Fields that this server does not take, and what is sent instead."""
 
     def batch_function(
-        self, asking: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
+        self, call: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
     ) -> Callable[[Sequence[str]], LabelRows]:
         """A batch is one request per sample."""
-        return partial(self._batch, asking, prefix, labels)
+        return partial(self._batch, call, prefix, labels)
 
-    def generate_text(self, asking: ForecastCall, prompt: str) -> str:
+    def generate_text(self, call: ForecastCall, prompt: str) -> str:
         """One reply to a prompt, as text. Raises `LLMError`."""
         messages = [{"role": "user", "content": prompt}]
-        return self._say(asking, messages, {}, len(prompt), self._max_tokens or REASONING_TOKENS, _content)
+        return self._request(call, messages, {}, len(prompt), self._max_tokens or REASONING_TOKENS, _content)
 
     def _batch(
-        self, asking: ForecastCall, prefix: str, labels: Sequence[AnswerLabel], suffixes: Sequence[str]
+        self, call: ForecastCall, prefix: str, labels: Sequence[AnswerLabel], suffixes: Sequence[str]
     ) -> LabelRows:
         shown = [f"{n}. {_QUESTION.sub('', suffix)}" for n, suffix in enumerate(suffixes, start=1)]
         asked = "\n".join([prefix.rstrip(), "", TASK_PROMPT, *shown])
@@ -111,12 +119,12 @@ class ChatBackend(HTTPBackend):
         def read(data: Any) -> LabelRows:
             return _parse_rows(_content(data), labels, len(suffixes))
 
-        one = partial(self._say, asking, messages, fields, len(asked), most, read)
+        one = partial(self._request, call, messages, fields, len(asked), most, read)
         return _mean_rows(run_parallel([one] * self.samples, self.samples))
 
-    def _say(
+    def _request(
         self,
-        asking: ForecastCall,
+        call: ForecastCall,
         messages: Sequence[Mapping[str, str]],
         fields: Mapping[str, object],
         size: int,
@@ -131,12 +139,12 @@ class ChatBackend(HTTPBackend):
             body: dict[str, object] = {"model": self.model, "messages": messages}
             body |= self._accepted(wanted)
             try:
-                url = f"{self.transport.base}/chat/completions"
-                return asking.post(url, body, read, prompt=size, output=max_tokens)
+                url = f"{self.client.base}/chat/completions"
+                return call.post(url, body, read, prompt=size, output=max_tokens)
             except RequestRejected as error:
                 if error.status not in (400, 422) or not self._without(error.fields, body):
                     raise
-        raise LLMError(f"{self.transport.base} takes none of the ways to ask {self.model} for an answer")
+        raise LLMError(f"{self.client.base} takes none of the ways to ask {self.model} for an answer")
 
     def _accepted(self, wanted: Mapping[str, object]) -> dict[str, object]:
         body: dict[str, object] = {}
@@ -231,3 +239,20 @@ def _mean_rows(samples: Sequence[LabelRows | LLMError]) -> LabelRows:
     mass = sum(sample.mass for sample in good) / count
     trouble = [reason for sample in good for reason in sample.trouble]
     return LabelRows(np.asarray(probabilities), np.asarray(mass), tuple(dict.fromkeys([*failed, *trouble])))
+
+
+# --- texts ---
+
+
+def chat_generator(
+    model: ChatBackend, timeout_s: float, *, told: UsageCallback = ignore_usage
+) -> TextGenerator:
+    """A writer over a chat endpoint: one request per text, side by side."""
+
+    def write(prompt: str, n: int) -> list[str]:
+        call = ForecastCall(model.client, Deadline(timeout_s))
+        return generate_texts(
+            [partial(model.generate_text, call, prompt)] * n, call, told, model.client.concurrency
+        )
+
+    return write

@@ -26,11 +26,21 @@ from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.parallel import run_parallel
 from forecast_autotune.llm.replies import InvalidResponse
-from forecast_integrations.models.http.backend import ForecastCall, HTTPBackend, LabelRows, rows
-from forecast_integrations.models.http.transport import RequestRejected, Transport
+from forecast_autotune.llm.writers import TextGenerator, UsageCallback, ignore_usage
+from forecast_integrations.models.http.backend import (
+    ForecastCall,
+    HTTPBackend,
+    LabelRows,
+    generate_texts,
+    rows,
+)
+from forecast_integrations.models.http.client import RequestRejected, ServerClient
+from forecast_integrations.models.http.limits import Deadline
 
 TOP_LOGPROBS = (20, 5)
 """Likely tokens to ask for: vLLM's most by default, then OpenAI's."""
+MAX_TOKENS = 4096
+"""Default limit of a text."""
 _TOKEN_CACHE_SIZE = 4096
 """Most texts whose tokens are remembered."""
 _SPACES = " \u2581\u0120"
@@ -45,8 +55,8 @@ class CompletionsBackend(HTTPBackend):
 
     kind = "completions"
 
-    def __init__(self, url: str, model: str, *, batch: int = 64, transport: Transport | None = None) -> None:
-        super().__init__(url, model, batch=batch, transport=transport)
+    def __init__(self, url: str, model: str, *, batch: int = 64, client: ServerClient | None = None) -> None:
+        super().__init__(url, model, batch=batch, client=client)
         self._mutex = threading.Lock()
         self._tokens: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._top = TOP_LOGPROBS[0]
@@ -54,46 +64,46 @@ class CompletionsBackend(HTTPBackend):
         """The server does not tokenize."""
 
     def batch_function(
-        self, asking: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
+        self, call: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
     ) -> Callable[[Sequence[str]], LabelRows]:
         """Tokenize what was not met before; a batch is one request with many prompts."""
         ids: list[int] | None = None
         if not self._texts:
             try:
-                ids = self._prepared(asking, prefix, suffixes, labels)
+                ids = self._prepared(call, prefix, suffixes, labels)
             except _NoTokenizer:
                 self._texts = True
-        return partial(self._batch, asking, prefix, labels, ids)
+        return partial(self._batch, call, prefix, labels, ids)
 
     # --- tokens ---
 
     def _prepared(
-        self, asking: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
+        self, call: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
     ) -> list[int]:
         """Learn the tokens of all texts; returns the labels' own."""
-        self._tokenized(asking, prefix, opening=True)
+        self._tokenized(call, prefix, opening=True)
         # What a label follows: the question's last word, the same for all candidates of a prompt.
         words = list(dict.fromkeys(suffix.split()[-1] for suffix in suffixes if suffix.strip())) or [""]
         after = {word: [word, *(f"{word} {label.token}" for label in labels)] for word in words}
         wanted = [*suffixes, *itertools.chain.from_iterable(after.values())]
-        jobs = [partial(self._tokenized, asking, text, opening=False) for text in dict.fromkeys(wanted)]
-        for result in run_parallel(jobs, self.transport.concurrency):
+        jobs = [partial(self._tokenized, call, text, opening=False) for text in dict.fromkeys(wanted)]
+        for result in run_parallel(jobs, self.client.concurrency):
             if isinstance(result, LLMError):
                 raise result
         found = set()
         for texts in after.values():
-            before, *ends = (self._tokenized(asking, text, opening=False) for text in texts)
+            before, *ends = (self._tokenized(call, text, opening=False) for text in texts)
             single = all(len(end) == len(before) + 1 and end[:-1] == before for end in ends)
             found.add(tuple(end[-1] for end in ends) if single else ())
         (ids, *others) = found
         if others or len(set(ids)) < len(labels):
             raise LLMError(
                 f"the labels {[label.token for label in labels]} must be one token each after {words[0]!r}, "
-                f"and for {self.model} on {self.transport.base} they are not: use another model, or kind=chat"
+                f"and for {self.model} on {self.client.base} they are not: use another model, or kind=chat"
             )
         return list(ids)
 
-    def _tokenized(self, asking: ForecastCall, text: str, *, opening: bool) -> tuple[int, ...]:
+    def _tokenized(self, call: ForecastCall, text: str, *, opening: bool) -> tuple[int, ...]:
         """Token numbers of a text; with `opening`, of a prompt's beginning."""
         key = (text, opening)
         if (known := self._tokens.get(key)) is not None:
@@ -108,7 +118,7 @@ class CompletionsBackend(HTTPBackend):
             return tuple(whole)
 
         try:
-            found = asking.post(f"{self.transport.root}/tokenize", body, read, prompt=0)
+            found = call.post(f"{self.client.root}/tokenize", body, read, prompt=0)
         except RequestRejected as error:
             # One that has tokenized before does so again: text might be read as other tokens.
             if error.status in (400, 404, 405, 422, 501) and not self._tokens:
@@ -124,7 +134,7 @@ class CompletionsBackend(HTTPBackend):
 
     def _batch(
         self,
-        asking: ForecastCall,
+        call: ForecastCall,
         prefix: str,
         labels: Sequence[AnswerLabel],
         ids: list[int] | None,
@@ -135,8 +145,8 @@ class CompletionsBackend(HTTPBackend):
         if ids is None:
             prompts = [prefix + suffix for suffix in suffixes]
         else:
-            begin = self._tokenized(asking, prefix, opening=True)
-            prompts = [begin + self._tokenized(asking, suffix, opening=False) for suffix in suffixes]
+            begin = self._tokenized(call, prefix, opening=True)
+            prompts = [begin + self._tokenized(call, suffix, opening=False) for suffix in suffixes]
             body |= {"logprob_token_ids": ids, "return_tokens_as_token_ids": True}
         # Some servers take one prompt per request: with batch=1 they can be asked, too.
         body["prompt"] = prompts if len(prompts) > 1 else prompts[0]
@@ -145,11 +155,11 @@ class CompletionsBackend(HTTPBackend):
         def read(data: Any) -> LabelRows:
             return self._read(data, labels, ids, len(suffixes))
 
-        url = f"{self.transport.base}/completions"
+        url = f"{self.client.base}/completions"
         while True:
             asked = self._top
             try:
-                return asking.post(url, body | {"logprobs": asked}, read, prompt=size, output=len(suffixes))
+                return call.post(url, body | {"logprobs": asked}, read, prompt=size, output=len(suffixes))
             except RequestRejected as error:
                 fewer = [top for top in TOP_LOGPROBS if top < asked]
                 if "logprobs" not in error.fields or not fewer:
@@ -165,7 +175,7 @@ class CompletionsBackend(HTTPBackend):
                 places.setdefault(index, []).append(choice)
         if choices and all(choice.get("logprobs") is None for choice in choices):
             raise LLMError(
-                f"{self.transport.base} returns no log-probabilities for {self.model} (transformers serve "
+                f"{self.client.base} returns no log-probabilities for {self.model} (transformers serve "
                 "ignores them): use kind=systemone or kind=chat"
             )
         read = partial(_label_weights, labels=labels, ids=ids)
@@ -202,3 +212,33 @@ def _probability(log_probabilities: Sequence[object]) -> float | None:
             return None
         total += math.exp(max(value, -9999.0))
     return total
+
+
+# --- texts ---
+
+
+def completions_generator(
+    client: ServerClient,
+    model: str,
+    timeout_s: float,
+    *,
+    temperature: float = 1.0,
+    max_tokens: int = MAX_TOKENS,
+    told: UsageCallback = ignore_usage,
+) -> TextGenerator:
+    """A writer over `/v1/completions`: a text is what follows the prompt."""
+    body = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
+
+    def read(data: Any) -> str:
+        text = data["choices"][0]["text"]
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidResponse("an empty text")
+        return text
+
+    def write(prompt: str, n: int) -> list[str]:
+        call = ForecastCall(client, Deadline(timeout_s))
+        url = f"{client.base}/completions"
+        one = partial(call.post, url, {**body, "prompt": prompt}, read, prompt=len(prompt), output=max_tokens)
+        return generate_texts([one] * n, call, told, client.concurrency)
+
+    return write

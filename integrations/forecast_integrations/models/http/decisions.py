@@ -14,7 +14,7 @@ from typing import Any
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_integrations.models.http.backend import ForecastCall, HTTPBackend, LabelRows, rows
-from forecast_integrations.models.http.transport import RequestRejected, Transport
+from forecast_integrations.models.http.client import RequestRejected, ServerClient
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """What a server calls its options, in order."""
@@ -28,12 +28,12 @@ class SystemOneBackend(HTTPBackend):
     kind = "systemone"
 
     def __init__(
-        self, url: str, model: str, *, batch: int = MAX_QUESTIONS, transport: Transport | None = None
+        self, url: str, model: str, *, batch: int = MAX_QUESTIONS, client: ServerClient | None = None
     ) -> None:
-        super().__init__(url, model, batch=min(batch, MAX_QUESTIONS), transport=transport)
+        super().__init__(url, model, batch=min(batch, MAX_QUESTIONS), client=client)
 
     def batch_function(
-        self, asking: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
+        self, call: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
     ) -> Callable[[Sequence[str]], LabelRows]:
         """A batch is one request with a question per candidate."""
         if "".join(label.token for label in labels) != LETTERS[: len(labels)]:
@@ -41,10 +41,10 @@ class SystemOneBackend(HTTPBackend):
                 f"System One servers call their options {LETTERS[:3]}... in order, the labels are "
                 f"{[label.token for label in labels]}: use kind=completions or kind=chat"
             )
-        return partial(self._batch, asking, prefix, labels)
+        return partial(self._batch, call, prefix, labels)
 
     def _batch(
-        self, asking: ForecastCall, prefix: str, labels: Sequence[AnswerLabel], suffixes: Sequence[str]
+        self, call: ForecastCall, prefix: str, labels: Sequence[AnswerLabel], suffixes: Sequence[str]
     ) -> LabelRows:
         options = {label.meaning: None for label in labels}
         questions = {
@@ -58,7 +58,7 @@ class SystemOneBackend(HTTPBackend):
             return _parse_rows(data, list(options), len(suffixes))
 
         try:
-            return asking.post(f"{self.transport.base}/systemone", body, read, prompt=size)
+            return call.post(f"{self.client.base}/systemone", body, read, prompt=size)
         except RequestRejected as error:
             if error.status not in (404, 501):
                 raise

@@ -1,4 +1,4 @@
-"""What keeps a server from costing more than it may: deadline, circuit breaker, budget."""
+"""What keeps a server from costing more than it may: a deadline, and budgets of tokens, money and seconds."""
 
 from __future__ import annotations
 
@@ -11,101 +11,19 @@ from dataclasses import dataclass, replace
 from forecast_autotune.llm.backend import LLMError, Usage
 
 TimeSource = Callable[[], float]
-_MAX_PAUSE_S = 600.0
 
 
 class Deadline:
     """A point in time by which everything about one question has to be over."""
 
-    def __init__(self, seconds: float, clock: TimeSource = time.monotonic) -> None:
+    def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._clock = clock
-        self._end = clock() + seconds
+        self._end = time.monotonic() + seconds
 
     @property
     def remaining_s(self) -> float:
         """Seconds until then; 0 when it has passed."""
-        return max(0.0, self._end - self._clock())
-
-    def capped_at(self, seconds: float) -> Deadline:
-        """This deadline, or one in `seconds` from now if that comes first."""
-        return self if self.remaining_s <= seconds else Deadline(seconds, self._clock)
-
-
-class CircuitOpen(LLMError):
-    """The server failed too often in a row and is left alone for a while."""
-
-
-class CircuitBreaker:
-    """Stops asking a server that keeps failing, and tries it again with one request after a pause.
-
-    Opens after `failures` failures in a row. After `pause_s` one request is let through: its success
-    closes the breaker, its failure doubles the pause, up to ten minutes.
-    """
-
-    def __init__(
-        self, name: str, failures: int = 5, pause_s: float = 15.0, clock: TimeSource = time.monotonic
-    ) -> None:
-        self.name = name
-        self._most = failures
-        self._first_pause_s = self._pause_s = pause_s
-        self._clock = clock
-        self._mutex = threading.Lock()
-        self._failed = 0
-        self._until = 0.0
-        self._trying = False
-        self._reason = ""
-
-    @property
-    def open(self) -> bool:
-        """Whether requests are refused at this moment."""
-        with self._mutex:
-            return self._failed >= self._most and (self._trying or self._clock() < self._until)
-
-    def admit(self) -> None:
-        """Take leave to send one request; `succeeded` or `failed` must follow. Raises `CircuitOpen`."""
-        with self._mutex:
-            if self._failed < self._most:
-                return
-            wait = self._until - self._clock()
-            if self._trying or wait > 0:
-                when = "once a request under way has answered" if self._trying else f"in {wait:.0f} s"
-                raise CircuitOpen(
-                    f"{self.name} failed {self._failed} times in a row (last: {self._reason}); "
-                    f"it is tried again {when}"
-                )
-            self._trying = True
-
-    def succeeded(self) -> None:
-        """The server answered."""
-        with self._mutex:
-            self._failed, self._trying, self._pause_s = 0, False, self._first_pause_s
-
-    def failed(self, reason: str) -> None:
-        """The server did not answer, or not usably."""
-        with self._mutex:
-            if self._trying:
-                self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
-            self._trying = False
-            self._failed += 1
-            self._reason = reason
-            if self._failed >= self._most:
-                self._until = self._clock() + self._pause_s
-
-    def cancelled(self) -> None:
-        """The request was never sent, so nothing is known about the server."""
-        with self._mutex:
-            self._trying = False
-
-
-_BREAKERS: dict[str, CircuitBreaker] = {}
-_BREAKERS_MUTEX = threading.Lock()
-
-
-def breaker(name: str) -> CircuitBreaker:
-    """The breaker that all backends of this process share for one server."""
-    with _BREAKERS_MUTEX:
-        return _BREAKERS.setdefault(name, CircuitBreaker(name))
+        return max(0.0, self._end - time.monotonic())
 
 
 @dataclass(frozen=True)
@@ -131,6 +49,10 @@ class SpendingLimits:
     """In the currency of the prices."""
     seconds: float | None = None
     """Wall seconds during which at least one request was under way."""
+
+
+class ConnectionFailed(LLMError):
+    """No whole reply has arrived, in time or at all."""
 
 
 class BudgetExceeded(LLMError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.writers import UsageCallback, ignore_usage, require_texts
-from forecast_integrations.models.http.generation import MAX_TOKENS
+from forecast_integrations.models.http.completions import MAX_TOKENS
 from forecast_integrations.models.transformers.loading import (
     LoadedModel,
     ModelSource,

@@ -1,24 +1,54 @@
-"""Whether a text repeats a part of a key, as it is or in one of the usual encodings.
+"""Keys of servers: which one a server is sent, and whether a text repeats a part of it.
 
 A server knows the key that it was sent. What it says of itself is never shown, but what a model writes is kept
 (advice, sources of kernels), and a server that puts the key there, by accident or not, must not get it onto the
-disk. Found are pieces of eight bytes and more, in either direction, whatever stands between their characters:
+disk. Pieces of eight bytes and more are matched, in either direction, whatever stands between their characters:
 as they are, in base64 and base32, and as hexadecimal, octal or decimal numbers with or without the marks of
-URLs, of escapes and of HTML. What is packed or enciphered first is not found.
+URLs, of escapes and of HTML. What is packed or enciphered first is not matched.
 """
 
 from __future__ import annotations
 
 import base64
 import codecs
+import ipaddress
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
+from urllib.parse import SplitResult
+
+from forecast_autotune.llm.backend import LLMError
 
 WINDOW = 8
 """Bytes of a key that must not be repeated. Shorter keys are placeholders, and not looked for."""
 _IGNORED = re.compile(r"[^0-9a-z]+")
+_KEY_PATTERN = re.compile(r"[\x21-\x7e]+")
+
+
+def is_local_host(host: str) -> bool:
+    """Whether a host name means this machine."""
+    if host.lower() in ("localhost", "localhost."):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def api_key_for(url: SplitResult) -> str:
+    """The key to send to a server: FORECAST_AUTOTUNE_LLM_KEY, else OPENAI_API_KEY; empty without one.
+
+    OPENAI_API_KEY is not meant for any server in particular, so it is not sent to another machine in the
+    clear. Read for every request and kept nowhere. Raises `LLMError` for a key that no header can hold.
+    """
+    name, key = "FORECAST_AUTOTUNE_LLM_KEY", os.environ.get("FORECAST_AUTOTUNE_LLM_KEY", "").strip()
+    if not key and (url.scheme == "https" or is_local_host(url.hostname or "")):
+        name, key = "OPENAI_API_KEY", os.environ.get("OPENAI_API_KEY", "").strip()
+    if key and not _KEY_PATTERN.fullmatch(key):
+        raise LLMError(f"the key in {name} has spaces or characters beyond ASCII: set it anew, by itself")
+    return key
 
 
 def repeats_key(text: str, key: str) -> bool:

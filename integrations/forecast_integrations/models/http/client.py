@@ -1,0 +1,307 @@
+"""JSON requests to a server: bounded in time, number and cost, and never showing the key.
+
+What is told of a server's error is never its own words, which may repeat the key it was sent. A status, a length and a
+type out of a list say enough to look it up in the server's log. Its text is searched for a few words, and what those
+mean is told in ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from forecast_autotune.llm.backend import LLMError, Usage
+from forecast_autotune.llm.replies import InvalidResponse
+from forecast_integrations.models.http.keys import api_key_for, repeats_key
+from forecast_integrations.models.http.limits import (
+    USAGE_LEDGER,
+    ConnectionFailed,
+    Deadline,
+    SpendingLimits,
+    TokenPrices,
+    UsageLedger,
+)
+
+if TYPE_CHECKING:
+    from forecast_integrations.models.http.request import HTTPResponse
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 4
+"""Most attempts at one request."""
+MAX_FAILURES, PAUSE_S = 5, 15.0
+"""After so many failed requests in a row a server is left alone for so long."""
+FIELDS = (
+    "response_format",
+    "json_schema",
+    "schema",
+    "max_completion_tokens",
+    "max_tokens",
+    "temperature",
+    "reasoning_effort",
+    "logprobs",
+)
+"""Fields of a request that a server may complain of by name."""
+_TYPES = ("application/json", "application/problem+json", "text/event-stream", "text/html", "text/plain")
+_HINTS = (
+    (
+        ("context length", "context_length", "too long", "too many tokens"),
+        "the prompt may be too long for the model",
+    ),
+    (
+        ("model_not_found", "does not exist", "model not found", "no such model"),
+        "it may not serve this model",
+    ),
+    (("quota", "billing", "credit", "balance"), "the account may have nothing left to spend"),
+    (("rate limit", "rate_limit", "too many requests", "overloaded"), "it may be asked too often"),
+    (("api key", "api_key", "unauthorized", "authentication"), "it may not know the key"),
+)
+_SEARCHED_BYTES = 2**16
+_PASSING_STATUSES = frozenset({408, 409, 429})
+_MOST_TOKENS = 10**8
+"""Of one request; a server that says more is not believed."""
+_NO_USAGE = Usage()
+MALFORMED_ERRORS = (
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What reading a reply of another shape runs into."""
+_FAILURES: dict[str, tuple[int, float]] = {}
+"""Servers of this process that failed: how often in a row, and when the last time was."""
+
+
+class RequestRejected(LLMError):
+    """The server answered with an error's status."""
+
+    def __init__(self, text: str, status: int, fields: frozenset[str] = frozenset()) -> None:
+        super().__init__(text)
+        self.status = status
+        self.fields = fields
+        """Which of `FIELDS` it named."""
+
+
+class ServerClient:
+    """Requests to one server. Safe to share between threads.
+
+    Args:
+        url: where the API starts, with its version: `http://127.0.0.1:8000/v1`.
+        concurrency: most requests under way at a time.
+        attempts: most attempts at one request.
+        prices: money per million tokens, for usage and the money limit.
+        limits: what this process may spend; see `UsageLedger`.
+        ledger: by default the process's.
+        failures: failed requests in a row after which the server is left alone for a while.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        concurrency: int = 8,
+        attempts: int = MAX_ATTEMPTS,
+        prices: TokenPrices | None = None,
+        limits: SpendingLimits | None = None,
+        ledger: UsageLedger = USAGE_LEDGER,
+        failures: int = MAX_FAILURES,
+    ) -> None:
+        parts = urlsplit(url)
+        self.origin = f"{parts.scheme}://{parts.netloc}"
+        self.base = self.origin + (parts.path.rstrip("/") or "/v1")
+        self.concurrency = concurrency
+        self.attempts = attempts
+        self.prices = prices or TokenPrices()
+        self.limits = limits or SpendingLimits()
+        self.ledger = ledger
+        self._most_failures = failures
+        self._slots = threading.BoundedSemaphore(concurrency)
+
+    def __repr__(self) -> str:
+        return f"ServerClient({self.base})"
+
+    @property
+    def root(self) -> str:
+        """Where a vLLM server keeps what is not part of OpenAI's API."""
+        return self.base.removesuffix("/v1")
+
+    def ask(
+        self,
+        url: str,
+        body: Mapping[str, object] | None,
+        read: Callable[[Any], T],
+        *,
+        deadline: Deadline,
+        expected: Usage = _NO_USAGE,
+    ) -> tuple[T, Usage]:
+        """POST `body` as JSON (GET without one); returns what `read` makes of the reply, and what it cost.
+
+        The `openai` client tries again what may pass, within `deadline`. A reply that is no JSON, or that `read`
+        cannot use (it raises `InvalidResponse`, or fails as on another shape), is asked for once more. `expected` is
+        reserved of the budget for every attempt, and charged where the reply does not say what was used.
+
+        Raises `LLMError`, of which `RequestRejected` carries the server's status. No message holds a word of the
+        server's, which may repeat the key, and a text that repeats it is none that `read` can use.
+        """
+        payload = None if body is None else json.dumps(body, allow_nan=False).encode()
+        expected = self.prices.of(expected)
+        trouble = ""
+        for _ in range(min(self.attempts, 2)):
+            failures, since = _FAILURES.get(self.origin, (0, 0.0))
+            if failures >= self._most_failures and (wait := since + PAUSE_S - time.monotonic()) > 0:
+                raise LLMError(
+                    f"{self.origin} failed {failures} times in a row: it is tried again in {wait:.0f} s"
+                )
+            try:
+                answer = self._ask_once(url, payload, read, deadline, expected)
+            except (ConnectionFailed, InvalidResponse) as error:
+                trouble, again = str(error), isinstance(error, InvalidResponse)
+            except RequestRejected as error:
+                if _is_passing(error.status):
+                    _FAILURES[self.origin] = failures + 1, time.monotonic()
+                raise
+            else:
+                _FAILURES.pop(self.origin, None)
+                return answer
+            _FAILURES[self.origin] = failures + 1, time.monotonic()
+            if not again:
+                break
+        raise LLMError(f"{self.base}: {trouble}")
+
+    def _ask_once(
+        self, url: str, payload: bytes | None, read: Callable[[Any], T], deadline: Deadline, expected: Usage
+    ) -> tuple[T, Usage]:
+        with self._slot(deadline), contextlib.ExitStack() as stack:
+            request = _request_module()
+            attempts = request.Attempts(
+                expected, lambda: stack.enter_context(self.ledger.reserve(expected, self.limits))
+            )
+            started = time.monotonic()
+            reply = request.send_request(
+                "GET" if payload is None else "POST",
+                url,
+                payload,
+                seconds=min(deadline.remaining_s, attempts.bill.budget_s),
+                retries=self.attempts - 1,
+                attempts=attempts,
+            )
+            if not 200 <= reply.status < 300:
+                raise RequestRejected(
+                    f"{self.base}: {_refusal_text(reply, attempts.count)}", reply.status, _named_fields(reply)
+                )
+            data = _parse_json(reply)
+            attempts.bill.cost = usage = self.prices.of(_usage(data, expected))
+            answer = _read_reply(read, data)
+            if isinstance(answer, str) and repeats_key(answer, api_key_for(urlsplit(self.base))):
+                raise InvalidResponse("a text that repeats the key")
+        return answer, replace(usage, seconds=time.monotonic() - started)
+
+    @contextlib.contextmanager
+    def _slot(self, deadline: Deadline) -> Iterator[None]:
+        if not self._slots.acquire(timeout=deadline.remaining_s):
+            raise LLMError(
+                f"{self.base}: {self.concurrency} requests were under way for all of {deadline.seconds:.3g} s"
+            )
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+
+def _request_module() -> ModuleType:
+    try:
+        from forecast_integrations.models.http import request
+    except ImportError as error:
+        raise LLMError(
+            f"a server is asked with the openai package, which cannot be imported ({error}): "
+            "pip install 'forecast-autotune[llm]'"
+        ) from error
+    return request
+
+
+def _is_passing(status: int) -> bool:
+    """Whether an error says something of the server rather than of the request."""
+    return status in _PASSING_STATUSES or (status >= 500 and status != 501)
+
+
+# --- an error's status, in words of ours ---
+
+
+def _refusal_text(reply: HTTPResponse, attempts: int) -> str:
+    text = f"HTTP {reply.status} with {_body_text(reply)}"
+    words = _searched(reply)
+    text += next((f"; {hint}" for names, hint in _HINTS if any(name in words for name in names)), "")
+    if reply.status in (401, 403):
+        text += " (the key comes from FORECAST_AUTOTUNE_LLM_KEY, else OPENAI_API_KEY)"
+    if 300 <= reply.status < 400:
+        text += ", and redirects are not followed: give the address that answers"
+    return text if attempts < 2 else f"{text} after {attempts} attempts"
+
+
+def _body_text(reply: HTTPResponse) -> str:
+    """Length and type of a reply's body."""
+    kind = reply.kind.partition(";")[0].strip().lower()
+    return f"{len(reply.body)} bytes" + (f" of {kind}" if kind in _TYPES else "")
+
+
+def _named_fields(reply: HTTPResponse) -> frozenset[str]:
+    """Which of `FIELDS` an answer names."""
+    words = _searched(reply)
+    return frozenset(name for name in FIELDS if name in words)
+
+
+def _searched(reply: HTTPResponse) -> str:
+    return reply.body[:_SEARCHED_BYTES].decode("utf-8", "replace").lower()
+
+
+# --- a reply ---
+
+
+def _reject_constant(_: str) -> None:
+    """NaN and infinity are no JSON, yet some servers send them: they become null, which no reader takes."""
+
+
+_decode = json.JSONDecoder(parse_constant=_reject_constant).decode
+
+
+def _parse_json(reply: HTTPResponse) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        return _decode(reply.body.decode("utf-8"))
+    # Out here it has no context: a decoding error holds the whole text.
+    raise InvalidResponse(f"{_body_text(reply)} that are not JSON")
+
+
+def _read_reply(read: Callable[[Any], T], data: Any) -> T:
+    try:
+        return read(data)
+    except MALFORMED_ERRORS as error:
+        kind = type(error).__name__
+    # Out here it has no context: such an error may hold what the server sent.
+    raise InvalidResponse(f"a reply of another shape ({kind})")
+
+
+def _usage(data: object, expected: Usage) -> Usage:
+    """What a reply says was used; what it does not say, or says wrongly, is taken as expected."""
+    told = data.get("usage") if isinstance(data, dict) else None
+    if not isinstance(told, dict):
+        return expected
+
+    def count(fallback: int, value: object) -> int:
+        whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
+        return value if whole and isinstance(value, int) else fallback
+
+    details = told.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    prompt = count(expected.prompt_tokens, told.get("prompt_tokens", told.get("input_tokens")))
+    output = count(expected.output_tokens, told.get("completion_tokens", told.get("output_tokens")))
+    return Usage(1, prompt, min(count(0, cached), prompt), output)
