@@ -40,17 +40,26 @@ from benchmarks.lib.search.synthetic_landscape import (
     SEEDS,
     TARGET,
     CallLedger,
+    LandscapeAuthor,
     LandscapeForecaster,
     LandscapeJudge,
-    LandscapeProposer,
 )
 from benchmarks.lib.search.synthetic_landscape import settings as table_settings
 from forecast_autotune.records import Outcome, digest
-from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchSettings, SearchTarget
-from forecast_harness.search.history.events import ProposalRequest, Proposed
+from forecast_harness.authors.author import Author
+from forecast_harness.records import (
+    ConfirmationJob,
+    Node,
+    NodeJob,
+    NodeResult,
+    ProposalRequest,
+    Proposed,
+    SearchSettings,
+    SearchTarget,
+)
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, replay_events
-from forecast_harness.search.interfaces import Forecaster, Proposer
+from forecast_harness.search.interfaces import Forecaster
 from forecast_harness.search.planning.scheduler import action_key
 from forecast_harness.search.run import LOG_FILE, search
 from forecast_harness.trials.judge_pool import LocalJudgePool
@@ -99,10 +108,10 @@ def _timeless(judged: NodeResult, node: Node, against: Node) -> NodeResult:
     return replace(judged, log2_ratio=ratio, device_seconds=1.0, wall_seconds=1.0)
 
 
-class LedgerProposer:
+class LedgerAuthor:
     """A proposer whose calls are in the ledger."""
 
-    def __init__(self, proposer: Proposer, ledger: CallLedger) -> None:
+    def __init__(self, proposer: Author, ledger: CallLedger) -> None:
         self._proposer, self._ledger = proposer, ledger
         self.name, self.styles = proposer.name, proposer.styles
 
@@ -128,16 +137,16 @@ def work(folder: Path, seed: int, pack: str, delay_s: float = DELAY_S, announce:
     ledger = CallLedger(folder / LEDGER)
     target: SearchTarget = TARGET
     seeds: Sequence[Node] = SEEDS
-    proposers: dict[str, Proposer] = {"table": LandscapeProposer(ledger, delay_s)}
+    proposers: dict[str, Author] = {"table": LandscapeAuthor(ledger, delay_s)}
     forecaster: Forecaster | None = LandscapeForecaster(ledger)
     if pack:
-        from forecast_harness.authors import open_proposer
+        from forecast_harness.authors import open_author
         from forecast_harness.targets.search_target import open_target
         from forecast_harness.trials.judging.factory import open_judge
 
         target, seeds = open_target(pack, device="cpu")
         proposers, forecaster = (
-            {"mechanical": LedgerProposer(open_proposer("mechanical", target), ledger)},
+            {"mechanical": LedgerAuthor(open_author("mechanical", target), ledger)},
             None,
         )
 

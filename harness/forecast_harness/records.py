@@ -54,7 +54,7 @@ class Node:
     """Ids of the nodes it was made of; empty for a seed. The first is the one it was derived from."""
     provenance: Provenance
     arm: str = ""
-    """Proposer and style that made it: what the bandit learns about."""
+    """Author and style that made it: what the bandit learns about."""
     batch: int = 0
     request: str = ""
     """Id of the request it answers; empty for a seed."""
@@ -210,6 +210,48 @@ class SearchCost:
 
     def _amounts(self) -> tuple[Any, ...]:
         return (self.measurements, self.device_seconds, self.wall_seconds, self.tokens, self.money)
+
+
+@dataclass(frozen=True)
+class ProposalRequest:
+    """Asks one proposer for `n` sources made of `parents`. Everything it needs; no state is passed along."""
+
+    id: str
+    """Digest of the seed, batch, parents, arm and number."""
+    batch: int
+    arm: str
+    """`<proposer>/<style>`"""
+    target: SearchTarget
+    parents: tuple[Node, ...]
+    judged: Mapping[str, NodeResult]
+    """Of the parents and of `failures`, by node id."""
+    score: float
+    """log2(time of the first parent / time of the first seed)."""
+    n: int
+    seed: int
+    failures: tuple[Node, ...] = ()
+    """Children of the first parent that were refused or slower, newest last, for repair and feedback."""
+    known: tuple[str, ...] = field(default=(), repr=False)
+    """Ids of all nodes so far: what need not be proposed again."""
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A proposer answered a request, perhaps with nothing."""
+
+    request: str
+    nodes: tuple[Node, ...]
+    """As they came, also those that turn out not to be new: that is decided from the state."""
+    spent: SearchCost = SearchCost()
+    problem: str = ""
+    """Why there are none: the proposer failed, or has no more to give."""
+    exhausted: bool = False
+    """It will never have more for this parent."""
+    batch: int = 0
+    """This and the next two are copied from the request by the runner, so that a log explains itself."""
+    arm: str = ""
+    parent: str = ""
+    """Id of the request's first parent."""
 
 
 @dataclass(frozen=True)

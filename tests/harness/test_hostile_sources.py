@@ -13,25 +13,24 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.lib.search.synthetic_landscape import SEEDS, LandscapeJudge, LandscapeProposer, settings
+from benchmarks.lib.search.synthetic_landscape import SEEDS, LandscapeAuthor, LandscapeJudge, settings
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.llm.advice.language import parse_cost_function
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance, Variant
 from forecast_harness.authors import llm_answers, llm_writing
-from forecast_harness.authors.drafts import Draft, defines_entry, new_nodes
-from forecast_harness.authors.mechanical import RewriteProposer
-from forecast_harness.authors.recorded import RecordedProposer
+from forecast_harness.authors.author import Draft, defines_entry, new_nodes
+from forecast_harness.authors.mechanical import RewriteAuthor
+from forecast_harness.authors.recorded import RecordedAuthor
 from forecast_harness.authors.torch.constants import cross_constants
 from forecast_harness.authors.torch.source_code import ParsedSource
 from forecast_harness.authors.triton_rewrites import kernel_rewrites
-from forecast_harness.records import ConfirmationJob, NodeJob, NodeResult
+from forecast_harness.records import ConfirmationJob, NodeJob, NodeResult, ProposalRequest, Proposed
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.search.archives.behaviour import behaviour_cell
 from forecast_harness.search.forecasters.lineage import LineageForecaster
 from forecast_harness.search.forecasters.source_features import static_features
-from forecast_harness.search.history.events import ProposalRequest, Proposed
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.planning.plugin_answers import ask_plugin
@@ -74,7 +73,7 @@ YAML = "description: |\n  one\ntests:\n  - {}\n"
 def proposes(language: str) -> Callable[[str], Any]:
     def propose(text: str) -> Any:
         parent = node(TARGET, text, language=language)
-        return RewriteProposer(TARGET).propose(request(TARGET, parent, SEED, style="crossover"))
+        return RewriteAuthor(TARGET).propose(request(TARGET, parent, SEED, style="crossover"))
 
     return propose
 
@@ -82,7 +81,7 @@ def proposes(language: str) -> Callable[[str], Any]:
 def recorded(text: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "one.py").write_text(text, newline="")
-        return RecordedProposer(folder, TARGET).propose(request(TARGET, SEED))
+        return RecordedAuthor(folder, TARGET).propose(request(TARGET, SEED))
 
 
 def answered(text: str) -> Any:
@@ -157,7 +156,7 @@ def test_what_follows_a_good_source_is_read_or_refused(reader: str, before: str)
 
 
 def test_what_cannot_be_kept_in_a_file_is_left_out_of_an_answer() -> None:
-    class OneAnswer(LandscapeProposer):
+    class OneAnswer(LandscapeAuthor):
         def propose(self, asked: ProposalRequest) -> Proposed:
             nodes = [replace(SEED, id=name, source=text) for name, text in HOSTILE.items()]
             return Proposed(asked.id, tuple(nodes))
@@ -195,7 +194,7 @@ def test_a_verdict_comes_of_it(judging: SandboxLane, name: str) -> None:
     assert verdict.reasons[0].code is ReasonCode.FAILS
 
 
-class HostileProposer(LandscapeProposer):
+class HostileAuthor(LandscapeAuthor):
     """Deals the texts, a few at a time."""
 
     def propose(self, asked: ProposalRequest) -> Proposed:
@@ -222,7 +221,7 @@ class ReadingJudge(LandscapeJudge):
 def test_a_search_goes_on_over_hostile_proposals_and_can_be_resumed(tmp_path: Path) -> None:
     def run(measurements: int) -> SearchState:
         chosen = settings(measurements, archive="islands")
-        judges = {"make_judge": lambda _: ReadingJudge(), "proposer": HostileProposer()}
+        judges = {"make_judge": lambda _: ReadingJudge(), "proposer": HostileAuthor()}
         return run_search(tmp_path / "search", chosen, forecaster=LineageForecaster(), **judges)  # type: ignore[arg-type]
 
     done = run(24)

@@ -25,13 +25,15 @@ from forecast_harness.records import (
     NodeForecast,
     NodeJob,
     NodeResult,
+    ProposalRequest,
+    Proposed,
     SearchContext,
     SearchCost,
     SearchSettings,
     SearchTarget,
     TargetKind,
 )
-from forecast_harness.search.history.events import Forecasted, NodeForecastRequest, ProposalRequest, Proposed
+from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.planning.scheduler import action_key
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.trials.protocol import NodeJudge
@@ -86,7 +88,7 @@ class CallLedger:
             os.close(stream)
 
 
-class LandscapeProposer:
+class LandscapeAuthor:
     """Steps from a parent: `near` by one or two, `far` anywhere. Has nothing more after `most` children."""
 
     name = "table"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from forecast_autotune.errors import SettingsError
+from forecast_harness.authors.author import Author
 from forecast_harness.records import SearchTarget
-from forecast_harness.search.interfaces import Proposer
+
+if TYPE_CHECKING:
+    from forecast_harness.authors.mechanical import Rewriter
 
 SPEC_FORMS = "mechanical, recorded:PATH, llm:SPEC or external:COMMAND"
 
 
-def open_proposer(spec: str, target: SearchTarget, *, apart: bool = False) -> Proposer:
-    """The proposer that `spec` names, for `target`; `apart`: what takes long is done in other processes.
+def open_author(spec: str, target: SearchTarget, *, rewriter: Rewriter | None = None) -> Author:
+    """The author that `spec` names, for `target`; `rewriter`: see `mechanical.Rewriter`.
 
     `spec`: `mechanical`; `recorded:` and a folder or a `.jsonl[.gz]` file; `llm:` and what
     FORECAST_AUTOTUNE_LLM accepts; `external:` and a command line. Raises `SettingsError` for another, or
@@ -18,19 +23,19 @@ def open_proposer(spec: str, target: SearchTarget, *, apart: bool = False) -> Pr
     """
     kind, _, rest = spec.strip().partition(":")
     if kind == "mechanical" and not rest:
-        from forecast_harness.authors.mechanical import RewriteProposer
+        from forecast_harness.authors.mechanical import RewriteAuthor
 
-        return RewriteProposer(target, apart=apart)
+        return RewriteAuthor(target, rewriter=rewriter)
     if kind == "recorded" and rest:
-        from forecast_harness.authors.recorded import RecordedProposer
+        from forecast_harness.authors.recorded import RecordedAuthor
 
-        return RecordedProposer(rest, target)
+        return RecordedAuthor(rest, target)
     if kind == "llm" and rest:
-        from forecast_harness.authors.llm import open_llm_proposer
+        from forecast_harness.authors.llm import open_llm_author
 
-        return open_llm_proposer(rest, target)
+        return open_llm_author(rest, target)
     if kind == "external" and rest:
-        from forecast_harness.authors.external import ExternalProposer
+        from forecast_harness.authors.external import ExternalAuthor
 
-        return ExternalProposer(rest, target)
+        return ExternalAuthor(rest, target)
     raise SettingsError(f"a proposer is given as {SPEC_FORMS}, not as {spec!r:.80}")

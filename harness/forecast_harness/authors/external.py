@@ -45,10 +45,9 @@ from forecast_autotune.printable import printable_line
 from forecast_autotune.records import codec
 from forecast_autotune.records.json_fields import decode_json, read_integer, read_list, read_number
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.authors.drafts import Draft, new_nodes
+from forecast_harness.authors.author import Draft, new_nodes
 from forecast_harness.authors.target_facts import timed_work
-from forecast_harness.records import Node, SearchCost, SearchTarget
-from forecast_harness.search.history.events import ProposalRequest, Proposed
+from forecast_harness.records import Node, ProposalRequest, Proposed, SearchCost, SearchTarget
 from forecast_harness.targets.packs.schema import Language
 
 SCHEMA = 1
@@ -67,7 +66,7 @@ class _ProtocolError(Exception):
     """The child did not answer as it has to; the text says how."""
 
 
-class ExternalProposer:
+class ExternalAuthor:
     """See the module. Raises `SettingsError` for a command line that cannot be split or whose program is not there."""
 
     styles: Sequence[str] = ("ask",)
@@ -92,7 +91,7 @@ class ExternalProposer:
         self._closed = False
 
     def propose(self, request: ProposalRequest) -> Proposed:
-        """See `Proposer`."""
+        """See `Author`."""
         begin = time.monotonic()
         line = json.dumps(_request_json(request), allow_nan=False).encode() + b"\n"
         spent, problem = SearchCost(), ""

@@ -31,10 +31,9 @@ from forecast_autotune.llm.spec import parsed
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.authors import llm_answers, llm_prompts
-from forecast_harness.authors.drafts import Draft, draw_seed, new_nodes
+from forecast_harness.authors.author import Draft, draw_seed, new_nodes
 from forecast_harness.authors.text_cache import GeneratedTexts, TextCache
-from forecast_harness.records import SearchCost, SearchTarget
-from forecast_harness.search.history.events import ProposalRequest, Proposed
+from forecast_harness.records import ProposalRequest, Proposed, SearchCost, SearchTarget
 
 CACHE_FOLDER = "written"
 """Below the directory of language models' answers."""
@@ -43,16 +42,16 @@ _MAX_CONCURRENT_RETRIES = 8
 _MAX_SHOWN_REASONS = 3
 
 
-def open_llm_proposer(text: str, target: SearchTarget, *, settings: Settings | None = None) -> LLMProposer:
+def open_llm_author(text: str, target: SearchTarget, *, settings: Settings | None = None) -> LLMAuthor:
     """The proposer over the model that a specification names; nothing is loaded or asked before its use.
 
     Raises `SettingsError` for a specification that is not understood, that holds a key, or whose model does
     not generate text.
     """
-    return LLMProposer(text, target, settings or Settings.from_environment())
+    return LLMAuthor(text, target, settings or Settings.from_environment())
 
 
-class LLMProposer:
+class LLMAuthor:
     """See the module. Thread-safe."""
 
     styles: Sequence[str] = llm_prompts.STYLES
@@ -70,7 +69,7 @@ class LLMProposer:
         self._cache = TextCache(answers_directory(settings) / CACHE_FOLDER, asked)
 
     def propose(self, request: ProposalRequest) -> Proposed:
-        """See `Proposer`."""
+        """See `Author`."""
         begin = time.monotonic()
         style = llm_prompts.feasible_style(request, request.arm.rpartition("/")[2])
         try:

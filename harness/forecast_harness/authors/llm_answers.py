@@ -12,7 +12,7 @@ from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import printable_line
 from forecast_autotune.variants.contract import read_contract
-from forecast_harness.authors.drafts import Draft, defines_entry, draft_identity
+from forecast_harness.authors.author import Draft, defines_entry, draft_identity
 from forecast_harness.clocks.cuda.source_launch import read_launch
 from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets.cuda.source_rules import check_source_rules

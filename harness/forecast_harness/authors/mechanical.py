@@ -7,25 +7,22 @@ parent). No style ends before all have: a parent is exhausted when everything th
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import TypeAlias
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.authors import cuda_rewrites, triton_rewrites
-from forecast_harness.authors.drafts import Draft, draft_identity, draw_seed, new_nodes
-from forecast_harness.authors.rewriting import RewritingLanes
+from forecast_harness.authors.author import Draft, draft_identity, draw_seed, new_nodes
 from forecast_harness.authors.target_facts import target_facts
 from forecast_harness.authors.torch.constants import cross_constants
 from forecast_harness.authors.torch.registry import RewrittenSource, rewrites_of
 from forecast_harness.authors.torch.source_code import ParsedSource
-from forecast_harness.records import Node, SearchTarget, TargetKind
-from forecast_harness.sandbox.jobs import SandboxError
-from forecast_harness.search.history.events import ProposalRequest, Proposed
+from forecast_harness.records import Node, ProposalRequest, Proposed, SearchTarget, TargetKind
 
 _MAX_CACHED_PARENTS = 64
 """Parents whose rewrites are kept in memory."""
@@ -34,22 +31,27 @@ _RANK_DISCOUNT = 0.05
 STYLES = ("single", "combined", "constants", "crossover")
 
 
-class RewriteProposer:
+Rewriter: TypeAlias = Callable[[str], tuple[tuple[str, RewrittenSource], ...] | None]
+"""From a kernel's source to everything that rewrites make of it, with the ids that the nodes would have.
+
+None where that cannot be worked out there. Raises `RecordError` for what is no kernel."""
+
+
+class RewriteAuthor:
     """See the module. Thread-safe; the same request gives the same answer in any process."""
 
     name = "mechanical"
     styles: Sequence[str] = STYLES
 
-    def __init__(self, target: SearchTarget, *, apart: bool = False) -> None:
-        """`apart`: kernels are rewritten in processes of their own, where a sandbox can be opened."""
-        self._target = target
-        self._lanes = RewritingLanes(target) if apart and target.kind is TargetKind.KERNEL else None
+    def __init__(self, target: SearchTarget, *, rewriter: Rewriter | None = None) -> None:
+        """`rewriter` works out the rewrites of a kernel's sources elsewhere; see `Rewriter`."""
+        self._target, self._rewriter = target, rewriter
         self._facts = target_facts(target)
         self._mutex = threading.Lock()
         self._cache: OrderedDict[str, Future[tuple[tuple[str, RewrittenSource], ...]]] = OrderedDict()
 
     def propose(self, request: ProposalRequest) -> Proposed:
-        """See `Proposer`. A parent that no rewrite can read is told in `problem`, and is exhausted."""
+        """See `Author`. A parent that no rewrite can read is told in `problem`, and is exhausted."""
         parent = request.parents[0]
         style = request.arm.rpartition("/")[2]
         try:
@@ -74,11 +76,9 @@ class RewriteProposer:
         return Proposed(request.id, nodes, problem=problem, exhausted=len(found) <= request.n)
 
     def close(self) -> None:
-        """Forget what is kept, and end what is under way."""
+        """Forget what is kept."""
         with self._mutex:
             self._cache.clear()
-        if self._lanes is not None:
-            self._lanes.close()
 
     def _all_rewrites(self, parent: Node) -> tuple[tuple[str, RewrittenSource], ...]:
         """Everything that rewrites make of a parent, with the ids that it would have."""
@@ -100,9 +100,10 @@ class RewriteProposer:
         return found
 
     def _with_identities(self, parent: Node) -> tuple[tuple[str, RewrittenSource], ...]:
-        if self._lanes is not None and parent.language == "triton":
-            with contextlib.suppress(SandboxError):
-                return self._lanes.rewrites(parent.source)
+        if self._rewriter is not None and parent.language == "triton":
+            rewrites = self._rewriter(parent.source)
+            if rewrites is not None:
+                return rewrites
         provenance = Provenance(Origin.REWRITE)
         return tuple(
             (draft_identity(self._target, Draft(made.text, provenance, parent.language)), made)

@@ -27,9 +27,8 @@ from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.authors.drafts import Draft, defines_entry, draft_identity, draw_seed, new_nodes
-from forecast_harness.records import SearchTarget
-from forecast_harness.search.history.events import ProposalRequest, Proposed
+from forecast_harness.authors.author import Draft, defines_entry, draft_identity, draw_seed, new_nodes
+from forecast_harness.records import ProposalRequest, Proposed, SearchTarget
 from forecast_harness.targets.packs.load import make_solution
 from forecast_harness.targets.packs.schema import Language
 
@@ -46,7 +45,7 @@ class _RecordedSource:
     parent: str
 
 
-class RecordedProposer:
+class RecordedAuthor:
     """Deals recorded sources: children of the asked parent first, then the others in a drawn order.
 
     What was dealt is told by `ProposalRequest.known` alone, so that a resumed search deals the same. Requests of one
@@ -81,7 +80,7 @@ class RecordedProposer:
         ]
 
     def propose(self, request: ProposalRequest) -> Proposed:
-        """See `Proposer`."""
+        """See `Author`."""
         parents = {p.id for p in request.parents}
         known = parents | set(request.known)
         left = [one for one in self._sources if one[0] not in known]

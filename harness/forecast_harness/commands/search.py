@@ -26,9 +26,9 @@ from forecast_harness.targets.cuda.declaration import CUDA_PLACE
 from forecast_harness.targets.kernels.kernel_file import KERNEL_PLACE
 
 if TYPE_CHECKING:
+    from forecast_harness.authors.author import Author
     from forecast_harness.records import Node, SearchContext, SearchSettings, SearchTarget
     from forecast_harness.search.history.state import SearchState
-    from forecast_harness.search.interfaces import Proposer
     from forecast_harness.search.report.server import ReportServer
     from forecast_harness.trials.judge_pool import LocalJudgePool
     from forecast_harness.trials.machine_code.early_start import EarlyStart
@@ -263,13 +263,20 @@ def _settings_in_log(folder: Path) -> SearchSettings | None:
 
 def _proposers(
     settings: SearchSettings, target: SearchTarget, stack: contextlib.ExitStack, *, apart: bool
-) -> dict[str, Proposer]:
-    """All proposers by names that are unique and can stand before the slash of an arm; see `open_proposer`."""
-    from forecast_harness.authors import open_proposer
+) -> dict[str, Author]:
+    """All proposers by names that are unique and can stand before the slash of an arm; see `open_author`."""
+    from forecast_harness.authors import open_author
+    from forecast_harness.records import TargetKind
 
-    found: dict[str, Proposer] = {}
+    rewriter = None
+    if apart and target.kind is TargetKind.KERNEL and "mechanical" in settings.proposers:
+        from forecast_harness.search.rewriting_lanes import RewritingLanes
+
+        rewriter = (lanes := RewritingLanes(target)).rewrites
+        stack.callback(lanes.close)
+    found: dict[str, Author] = {}
     for spec in settings.proposers:
-        proposer = open_proposer(spec, target, apart=apart)
+        proposer = open_author(spec, target, rewriter=rewriter)
         stack.callback(proposer.close)
         name = proposer.name.replace("/", "_")
         numbered = (f"{name}-{n}" for n in range(2, len(settings.proposers) + 2))
@@ -311,7 +318,7 @@ def _lanes(
     numbers = _devices() if device == "cuda" and options.ray is None else []
     opener = _JudgeFactory(target, device, folder.absolute(), tuple(numbers))
     if options.ray is not None:
-        from forecast_harness.search.lanes.ray_lanes import RayJudgePool
+        from forecast_harness.search.ray_judges import RayJudgePool
 
         return RayJudgePool(opener, address=options.ray, gpus=device == "cuda", most=options.lanes)
     wanted = options.lanes or max(1, len(numbers))

@@ -14,7 +14,7 @@ from forecast_harness.records import (
     NodeResult,
     VerificationJob,
 )
-from forecast_harness.search.history.events import Forecasted, NodeForecastRequest, ProposalRequest, Proposed
+from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
 
 
 @runtime_checkable
@@ -59,25 +59,6 @@ class Archive(Protocol):
 
     def select(self, view: ArchiveView, n: int, seed: int) -> Sequence[str]:
         """Up to `n` ids of nodes that ran and are not in `spent_parents`; all, where there are fewer."""
-        ...
-
-
-class Proposer(Protocol):
-    """Writes new sources. `styles` are its arms, e.g. `("rewrite", "diff", "crossover", "repair")`."""
-
-    name: str
-    styles: Sequence[str]
-
-    def propose(self, request: ProposalRequest) -> Proposed:
-        """Answer a request: up to `request.n` nodes. A failure is told in `Proposed.problem`, never raised.
-
-        Deterministic given the request, or cached by `request.id`: an answer that was paid for is not paid
-        for again after a crash. Called from several threads.
-        """
-        ...
-
-    def close(self) -> None:
-        """Free what it holds."""
         ...
 
 

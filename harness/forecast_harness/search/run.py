@@ -21,10 +21,12 @@ from typing import Any
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.printable import utc_now
+from forecast_harness.authors.author import Author
 from forecast_harness.records import (
     ConfirmationJob,
     Node,
     NodeJob,
+    ProposalRequest,
     SearchContext,
     SearchSettings,
     SearchTarget,
@@ -38,7 +40,6 @@ from forecast_harness.search.history.events import (
     Expired,
     Lost,
     NodeForecastRequest,
-    ProposalRequest,
     RecordChoice,
     Resumed,
     Started,
@@ -47,7 +48,7 @@ from forecast_harness.search.history.events import (
 )
 from forecast_harness.search.history.log import SearchLog, read_log
 from forecast_harness.search.history.state import SearchState, apply_event, replay_events
-from forecast_harness.search.interfaces import Forecaster, JudgePool, Proposer
+from forecast_harness.search.interfaces import Forecaster
 from forecast_harness.search.output import write_best, write_output
 from forecast_harness.search.planning.plugin_answers import (
     AwaitedAction,
@@ -63,6 +64,7 @@ from forecast_harness.search.planning.scheduler import (
     confirmation_reserve,
     pending_actions,
 )
+from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.protocol import LaneFailure
 
 MAX_PROPOSAL_REQUESTS = 8
@@ -82,9 +84,9 @@ def search(
     *,
     settings: SearchSettings,
     context: SearchContext,
-    proposers: Mapping[str, Proposer],
+    proposers: Mapping[str, Author],
     forecaster: Forecaster | None,
-    lanes: JudgePool,
+    lanes: LocalJudgePool,
     folder: Path,
     watch: Callable[[SearchState], None] | None = None,
     began: float | None = None,
@@ -125,9 +127,7 @@ def search(
         return state
 
 
-def _check_settings(
-    settings: SearchSettings, seeds: Sequence[Node], proposers: Mapping[str, Proposer]
-) -> None:
+def _check_settings(settings: SearchSettings, seeds: Sequence[Node], proposers: Mapping[str, Author]) -> None:
     open_archive(settings.archive)
     least = {"parents": 1, "samples": 1, "k": 1, "depth": 1, "patience": 1, "trials": 0}
     for name, number in least.items():
@@ -159,9 +159,9 @@ class _SearchRunner:
         log: SearchLog,
         state: SearchState,
         folder: Path,
-        proposers: Mapping[str, Proposer],
+        proposers: Mapping[str, Author],
         forecaster: Forecaster | None,
-        lanes: JudgePool,
+        lanes: LocalJudgePool,
         watch: Callable[[SearchState], None] | None,
         began: float | None,
     ) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
-from forecast_harness.authors import open_proposer
+from forecast_harness.authors import open_author
 from forecast_harness.clocks import fit_runner
 from forecast_harness.records import (
     ConfirmationJob,
@@ -104,7 +104,7 @@ def searched(
         SearchBudget(4), proposers=(proposer,), surrogate=surrogate, parents=1, samples=2, k=2, trials=2
     )
     forecaster = open_forecaster(surrogate, target)
-    with contextlib.closing(open_proposer(proposer, target)) as opened:
+    with contextlib.closing(open_author(proposer, target)) as opened:
         return search(
             target,
             [seed],

@@ -12,6 +12,7 @@ from forecast_harness.records import (
     Node,
     NodeForecast,
     NodeResult,
+    Proposed,
     SearchBudget,
     SearchContext,
     SearchCost,
@@ -26,7 +27,6 @@ from forecast_harness.search.history.events import (
     Finished,
     Forecasted,
     Lost,
-    Proposed,
     Started,
     Stopped,
 )

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.records import Node, NodeResult, SearchTarget, TargetKind
-from forecast_harness.search.history.events import ProposalRequest
+from forecast_harness.records import Node, NodeResult, ProposalRequest, SearchTarget, TargetKind
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.search_target import open_target
 

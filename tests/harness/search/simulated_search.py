@@ -13,18 +13,20 @@ from benchmarks.lib.search.synthetic_landscape import (
     CONTEXT,
     SEEDS,
     TARGET,
+    LandscapeAuthor,
     LandscapeForecaster,
     LandscapeJudge,
-    LandscapeProposer,
     parse_point,
 )
 from forecast_autotune.records import Outcome
+from forecast_harness.authors.author import Author
 from forecast_harness.records import (
     ConfirmationJob,
     FullVerification,
     Node,
     NodeJob,
     NodeResult,
+    ProposalRequest,
     SearchSettings,
     VerificationJob,
 )
@@ -32,7 +34,6 @@ from forecast_harness.search.history.events import (
     Action,
     Event,
     NodeForecastRequest,
-    ProposalRequest,
     RecordChoice,
     Started,
     Stopped,
@@ -40,7 +41,7 @@ from forecast_harness.search.history.events import (
 )
 from forecast_harness.search.history.log import decode, encode
 from forecast_harness.search.history.state import SearchState, apply_event, replay_events
-from forecast_harness.search.interfaces import Forecaster, Proposer
+from forecast_harness.search.interfaces import Forecaster
 from forecast_harness.search.planning.plugin_answers import (
     answer_event,
     ask_plugin,
@@ -99,13 +100,13 @@ class SimulatedSearch:
         self,
         settings: SearchSettings,
         *,
-        proposer: Proposer | None = None,
+        proposer: Author | None = None,
         judge: NodeJudge | None = None,
         forecaster: Forecaster | None = None,
         forecasts: bool = True,
         seeds: tuple[Node, ...] = SEEDS,
     ) -> None:
-        self.proposers = {"table": proposer or LandscapeProposer()}
+        self.proposers = {"table": proposer or LandscapeAuthor()}
         self.judge = judge or LandscapeJudge()
         self.forecaster = forecaster or (LandscapeForecaster() if forecasts else None)
         arms = tuple(f"table/{s}" for s in self.proposers["table"].styles)

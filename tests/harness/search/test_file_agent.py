@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.records import Outcome
-from forecast_harness.authors.external import ExternalProposer
+from forecast_harness.authors.external import ExternalAuthor
 from forecast_harness.authors.file_agent import answer_in_files, readable_request
 from forecast_harness.records import NodeResult
 from forecast_harness.targets.search_target import open_target
@@ -97,7 +97,7 @@ def test_a_request_can_be_read() -> None:
 
 def test_an_agent_in_a_search_is_told_the_work_and_asked_through_files(tmp_path: Path) -> None:
     target, (seed,) = open_target("embedding_sum", device="cpu")
-    proposer = ExternalProposer(f"{sys.executable} -m forecast_harness.authors.file_agent {tmp_path}", target)
+    proposer = ExternalAuthor(f"{sys.executable} -m forecast_harness.authors.file_agent {tmp_path}", target)
     place = tmp_path / "0001"
 
     def write() -> None:

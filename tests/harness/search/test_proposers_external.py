@@ -14,8 +14,8 @@ import pytest
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin
-from forecast_harness.authors import open_proposer
-from forecast_harness.authors.external import ExternalProposer
+from forecast_harness.authors import open_author
+from forecast_harness.authors.external import ExternalAuthor
 from forecast_harness.records import NodeResult
 from tests.harness.search.proposal_examples import node, plain_target, request
 from tests.waiting import is_running
@@ -29,12 +29,12 @@ def command(mode: str, *more: str | Path) -> str:
     return shlex.join([sys.executable, str(AGENT), mode, *map(str, more)])
 
 
-def opened(mode: str, *more: str | Path, timeout_s: float = 30.0) -> ExternalProposer:
-    return ExternalProposer(command(mode, *more), TARGET, timeout_s=timeout_s)
+def opened(mode: str, *more: str | Path, timeout_s: float = 30.0) -> ExternalAuthor:
+    return ExternalAuthor(command(mode, *more), TARGET, timeout_s=timeout_s)
 
 
 def test_answers_become_nodes_with_their_cost(tmp_path: Path) -> None:
-    proposer = open_proposer(f"external:{command('honest', tmp_path / 'starts')}", TARGET)
+    proposer = open_author(f"external:{command('honest', tmp_path / 'starts')}", TARGET)
     try:
         one = proposer.propose(request(TARGET, SEED, n=3, seed=10))
         two = proposer.propose(request(TARGET, SEED, n=3, seed=11, known=one.nodes))
@@ -182,14 +182,14 @@ def test_closing_ends_a_request_under_way(tmp_path: Path) -> None:
 
 def test_commands_that_cannot_be_run_are_told() -> None:
     with pytest.raises(SettingsError, match="no command line"):
-        ExternalProposer("python 'unclosed", TARGET)
+        ExternalAuthor("python 'unclosed", TARGET)
     with pytest.raises(SettingsError, match="needs a program that can be run, and '/nowhere/agent' is none"):
-        ExternalProposer("/nowhere/agent --fast", TARGET)
+        ExternalAuthor("/nowhere/agent --fast", TARGET)
 
 
 def test_a_program_that_is_gone_when_it_is_asked_is_told(tmp_path: Path) -> None:
     program = tmp_path / "agent"
     program.touch(mode=0o755)
-    proposer = ExternalProposer(str(program), TARGET)
+    proposer = ExternalAuthor(str(program), TARGET)
     program.unlink()
     assert "cannot be started" in proposer.propose(request(TARGET, SEED)).problem

@@ -15,10 +15,9 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin
-from forecast_harness.authors import llm_prompts, open_proposer
-from forecast_harness.authors.llm import LLMProposer, open_llm_proposer
-from forecast_harness.records import NodeResult, SearchTarget, TargetKind
-from forecast_harness.search.history.events import ProposalRequest
+from forecast_harness.authors import llm_prompts, open_author
+from forecast_harness.authors.llm import LLMAuthor, open_llm_author
+from forecast_harness.records import NodeResult, ProposalRequest, SearchTarget, TargetKind
 from tests.harness.search.proposal_examples import (
     NATIVE_SOFTMAX,
     code_block,
@@ -65,9 +64,9 @@ def ask(
         return [proposer.propose(one) for one in asked]
 
 
-def opened(server: FaultyServer, folder: Path, target: SearchTarget = TARGET, **settings: Any) -> LLMProposer:
+def opened(server: FaultyServer, folder: Path, target: SearchTarget = TARGET, **settings: Any) -> LLMAuthor:
     spec = f"{server.url}?model=m&kind=chat&attempts=1&concurrency=1&price_prompt=10&price_output=100"
-    return open_llm_proposer(spec, target, settings=Settings(cache_dir=folder, **settings))
+    return open_llm_author(spec, target, settings=Settings(cache_dir=folder, **settings))
 
 
 def test_answers_become_nodes_with_author_note_and_cost(tmp_path: Path) -> None:
@@ -200,7 +199,7 @@ def test_requests_may_come_side_by_side(tmp_path: Path) -> None:
 def test_specifications_are_checked() -> None:
     for spec in ("llm:nonsense", "llm:http://127.0.0.1:1/v1", "llm:vllm:m"):
         with pytest.raises(SettingsError):
-            open_proposer(spec, TARGET)
+            open_author(spec, TARGET)
 
 
 # --- styles ---

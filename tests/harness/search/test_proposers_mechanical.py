@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import pytest
 
 from forecast_autotune.variants.contract import read_contract
-from forecast_harness.authors import open_proposer, triton_rewrites
+from forecast_harness.authors import open_author, triton_rewrites
 from forecast_harness.authors.cuda_rewrites import constants_of
-from forecast_harness.authors.rewriting import RewritingLanes
 from forecast_harness.authors.target_facts import pack_facts
 from forecast_harness.authors.torch import rewrites_of
 from forecast_harness.authors.torch.protocol import InputFacts
 from forecast_harness.records import SearchTarget, TargetKind
-from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
+from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.sandbox.cpu_lanes import CpuLanes
 from forecast_harness.sandbox.jobs import SandboxError
+from forecast_harness.search.rewriting_lanes import RewritingLanes
 from forecast_harness.targets.packs.load import load_pack
 from forecast_harness.targets.search_target import solution_of
 from forecast_harness.verify.plan import VerificationPlan
@@ -67,17 +69,17 @@ def test_draws_repeat_and_styles_come_first() -> None:
     target, seed = pack_target("rms_norm")
     for style, count in (("single", 1), ("combined", 2)):
         asked = request(target, seed, style=style, n=6)
-        one, two = (open_proposer("mechanical", target).propose(asked) for _ in range(2))
+        one, two = (open_author("mechanical", target).propose(asked) for _ in range(2))
         assert one == two
         assert [n.provenance.author.count("+") + 1 for n in one.nodes] == [count] * 6
         assert all(n.parents == (seed.id,) and n.arm == f"it/{style}" for n in one.nodes)
-    other = open_proposer("mechanical", target).propose(request(target, seed, n=6, seed=2))
+    other = open_author("mechanical", target).propose(request(target, seed, n=6, seed=2))
     assert {n.id for n in other.nodes} != {n.id for n in one.nodes}
 
 
 def test_a_parent_is_exhausted_when_all_is_known() -> None:
     target, seed = pack_target("softmax")
-    proposer = open_proposer("mechanical", target)
+    proposer = open_author("mechanical", target)
     every = proposer.propose(request(target, seed, n=999))
     assert every.exhausted
     assert len(every.nodes) > 20
@@ -103,7 +105,7 @@ def run(x):
 def test_constants_vary_and_cross() -> None:
     target = plain_target()
     one, two = node(target, CHUNKED.format(64, 8)), node(target, CHUNKED.format(256, 32))
-    proposer = open_proposer("mechanical", target)
+    proposer = open_author("mechanical", target)
     varied = proposer.propose(request(target, one, style="constants", n=8))
     values = {n.source.split("def run")[0].partition("CHUNK")[2] for n in varied.nodes}
     assert len(values) == 8, "two constants, each x2, /2, x4 and /4"
@@ -117,7 +119,7 @@ def test_constants_vary_and_cross() -> None:
 
 def test_a_text_that_is_not_python_is_told() -> None:
     target = plain_target()
-    answer = open_proposer("mechanical", target).propose(request(target, node(target, "def run(x:\n")))
+    answer = open_author("mechanical", target).propose(request(target, node(target, "def run(x:\n")))
     assert answer.exhausted
     assert "not Python" in answer.problem
 
@@ -134,7 +136,7 @@ __global__ void add(const float* x, float* y, int n) {
 def test_cuda_texts_vary_in_numbers_and_hints() -> None:
     target = plain_target("cuda")
     parent = node(target, CUDA)
-    proposer = open_proposer("mechanical", target)
+    proposer = open_author("mechanical", target)
     answer = proposer.propose(request(target, parent, n=99))
     assert answer.exhausted
     texts = [n.source for n in answer.nodes]
@@ -153,7 +155,7 @@ def test_triton_solutions_keep_their_launch() -> None:
     problem = load_pack("softmax")
     source = problem.solution("triton_rows").source
     target = plain_target("triton")
-    answer = open_proposer("mechanical", target).propose(request(target, node(target, source), n=999))
+    answer = open_author("mechanical", target).propose(request(target, node(target, source), n=999))
     kinds = {n.provenance.author for n in answer.nodes}
     assert "constants" in kinds
     assert len(kinds) > 1, "some rewrite of the kernel itself applies, too"
@@ -168,7 +170,7 @@ def test_a_triton_solution_passes_after_a_rewrite(judging: SandboxLane) -> None:
         TargetKind.PACK, "softmax", problem.id, "triton", "run", "", {"pack": problem.to_json()}
     )
     parent = node(target, problem.solution("triton_rows").source)
-    answer = open_proposer("mechanical", target).propose(request(target, parent, n=3))
+    answer = open_author("mechanical", target).propose(request(target, parent, n=3))
     for one in answer.nodes:
         verdict = verify(problem, solution_of(target, one), judging, plan=SMALL)
         assert verdict.accepted, (one.provenance.author, verdict.reasons)
@@ -190,7 +192,7 @@ def scale(x, y, n, BLOCK: tl.constexpr):
 def test_a_kernels_variants_keep_its_contract() -> None:
     payload = {"subjects": [], "source_sha256": "s" * 64}
     target = SearchTarget(TargetKind.KERNEL, "scale", "k" * 24, "triton", "scale", "", payload)
-    answer = open_proposer("mechanical", target).propose(request(target, node(target, KERNEL), n=99))
+    answer = open_author("mechanical", target).propose(request(target, node(target, KERNEL), n=99))
     assert answer.nodes
     wanted = read_contract(KERNEL, "scale").parameters
     assert all(read_contract(n.source, "scale").parameters == wanted for n in answer.nodes)
@@ -204,20 +206,21 @@ def test_kernels_rewritten_in_another_process_are_those_of_this_one(monkeypatch:
         TargetKind.KERNEL, "kernel", "id", "triton", "kernel", "", {"subjects": [base.to_json()]}
     )
     seed, broken = node(target, SOFTMAX), node(target, "def kernel(:\n")
-    here = open_proposer("mechanical", target)
+    here = open_author("mechanical", target)
     asked = request(target, seed, n=6)
     wanted, refused = here.propose(asked), here.propose(request(target, broken, n=6))
     assert wanted.nodes
     monkeypatch.setattr(triton_rewrites, "kernel_rewrites", None)
-    with contextlib.closing(open_proposer("mechanical", target, apart=True)) as proposer:
-        assert proposer.propose(asked) == wanted
-        assert proposer.propose(request(target, broken, n=6)) == refused
+    with contextlib.closing(RewritingLanes(target)) as lanes:
+        author = open_author("mechanical", target, rewriter=lanes.rewrites)
+        assert author.propose(asked) == wanted
+        assert author.propose(request(target, broken, n=6)) == refused
         assert refused.exhausted
-    with contextlib.closing(open_proposer("mechanical", target, apart=True)) as proposer:
         monkeypatch.undo()
-        monkeypatch.setattr(RewritingLanes, "rewrites", _no_lane)
-        assert proposer.propose(asked) == wanted, "where no sandbox can be opened"
+        monkeypatch.setattr(CpuLanes, "run", _no_lane)
+        author = open_author("mechanical", target, rewriter=lanes.rewrites)
+        assert author.propose(asked) == wanted, "where no sandbox can be opened"
 
 
-def _no_lane(lanes: RewritingLanes, source: str) -> NoReturn:
+def _no_lane(lanes: CpuLanes, jobs: Sequence[SandboxJob]) -> NoReturn:
     raise SandboxError("no lane can be opened here")

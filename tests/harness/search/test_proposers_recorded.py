@@ -11,8 +11,8 @@ import pytest
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.variants.records import Origin
-from forecast_harness.authors import open_proposer
-from forecast_harness.search.interfaces import Proposer
+from forecast_harness.authors import open_author
+from forecast_harness.authors.author import Author
 from tests.harness.search.proposal_examples import node, pack_target, plain_target, request
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +39,7 @@ def folder(path: Path, count: int = 6) -> str:
 
 def test_a_folder_is_dealt_until_nothing_is_left(tmp_path: Path) -> None:
     target = plain_target()
-    proposer: Proposer = open_proposer(folder(tmp_path), target)
+    proposer: Author = open_author(folder(tmp_path), target)
     seed = node(target, source(100))
     known, dealt = [seed], []
     for batch in range(3):
@@ -60,9 +60,7 @@ def test_dealing_is_a_function_of_the_request(tmp_path: Path) -> None:
     spec, seed = folder(tmp_path), node(target, source(100))
 
     def dealt(number: int) -> list[str]:
-        return [
-            n.source for n in open_proposer(spec, target).propose(request(target, seed, seed=number)).nodes
-        ]
+        return [n.source for n in open_author(spec, target).propose(request(target, seed, seed=number)).nodes]
 
     assert dealt(1) == dealt(1)
     assert len({tuple(dealt(number)) for number in range(6)}) > 1, "other requests draw another order"
@@ -77,7 +75,7 @@ def test_children_of_the_asked_parent_come_first(tmp_path: Path) -> None:
         {"source": source(12), "parent": seed.id},
         {"source": source(13), "parent": "never heard of"},
     )
-    proposer = open_proposer(spec, target)
+    proposer = open_author(spec, target)
     assert proposer.propose(request(target, seed, n=1)).nodes[0].source == source(12)
     first = node(target, source(0))
     found = proposer.propose(request(target, first, n=4)).nodes
@@ -92,7 +90,7 @@ def test_lines_keep_language_and_provenance(tmp_path: Path) -> None:
     spec = table(
         tmp_path / "a.jsonl", {"source": source(1), "provenance": told}, {"source": cuda, "language": "cuda"}
     )
-    found = open_proposer(spec, target).propose(request(target, node(target, source(100)))).nodes
+    found = open_author(spec, target).propose(request(target, node(target, source(100)))).nodes
     by_language = {n.language: n for n in found}
     assert by_language["torch"].provenance.author == "model 1"
     assert by_language["torch"].provenance.origin is Origin.LLM
@@ -111,7 +109,7 @@ def test_lines_keep_language_and_provenance(tmp_path: Path) -> None:
 )
 def test_a_bad_record_is_refused_with_its_place(tmp_path: Path, line: Any, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        open_proposer(table(tmp_path / "bad.jsonl", line), plain_target())
+        open_author(table(tmp_path / "bad.jsonl", line), plain_target())
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
@@ -119,7 +117,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text("{not json\n")
     for name in ("cut.jsonl.gz", "text.jsonl", "missing.jsonl"):
         with pytest.raises(SettingsError, match=name):
-            open_proposer(f"recorded:{tmp_path / name}", plain_target())
+            open_author(f"recorded:{tmp_path / name}", plain_target())
 
 
 def test_this_projects_own_table_is_read_for_its_kernel() -> None:
@@ -130,7 +128,7 @@ def test_this_projects_own_table_is_read_for_its_kernel() -> None:
     mine = [t for t in texts if "def online_softmax(" in t]
     target = plain_target("triton", "online_softmax")
     seed = node(target, "def online_softmax(): pass\n")
-    found = open_proposer(f"recorded:{path}", target).propose(request(target, seed, n=999))
+    found = open_author(f"recorded:{path}", target).propose(request(target, seed, n=999))
     assert len(found.nodes) == len(mine) > 5
     assert found.exhausted
     assert all("EXPECT" not in n.source and n.language == "triton" for n in found.nodes)
@@ -141,5 +139,5 @@ def test_a_pack_takes_a_folder_of_solutions(tmp_path: Path) -> None:
     target, seed = pack_target("softmax")
     (tmp_path / "native.py").write_text("import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n")
     (tmp_path / "again.py").write_text(seed.source)
-    found = open_proposer(f"recorded:{tmp_path}", target).propose(request(target, seed, known=[seed]))
+    found = open_author(f"recorded:{tmp_path}", target).propose(request(target, seed, known=[seed]))
     assert [n.provenance.note for n in found.nodes] == ["native.py"], "the seed itself is known"

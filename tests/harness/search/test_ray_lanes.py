@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_harness.records import ConfirmationJob, VerificationJob
-from forecast_harness.search.lanes.ray_lanes import RayJudgePool, RemoteJudge, load_ray
+from forecast_harness.search.ray_judges import RayJudgePool, RemoteJudge, load_ray
 from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, judged_jobs
 from tests.waiting import wait_until
@@ -171,7 +171,7 @@ class _StubRay:
 
 def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     from forecast_harness.clocks.comparison import device
-    from forecast_harness.search.lanes import ray_lanes
+    from forecast_harness.search import ray_judges as ray_lanes
 
     known = ["GPU-a", "GPU-b", "GPU-c"]
     monkeypatch.setattr(device, "device_count", lambda: len(known))

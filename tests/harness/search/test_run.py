@@ -20,15 +20,23 @@ from benchmarks.lib.search.synthetic_landscape import (
     SEEDS,
     TARGET,
     CallLedger,
+    LandscapeAuthor,
     LandscapeJudge,
-    LandscapeProposer,
     settings,
 )
 from forecast_autotune.errors import RecordError, SettingsError, StoreError
 from forecast_autotune.records import Outcome
-from forecast_harness.records import NodeJob, NodeResult, SearchBudget, SearchCost, SearchSettings
+from forecast_harness.records import (
+    NodeJob,
+    NodeResult,
+    ProposalRequest,
+    Proposed,
+    SearchBudget,
+    SearchCost,
+    SearchSettings,
+)
 from forecast_harness.search.history.answer_store import AnswerStore
-from forecast_harness.search.history.events import ProposalRequest, Proposed, Stopped
+from forecast_harness.search.history.events import Stopped
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, replay_events
 from forecast_harness.search.run import search
@@ -108,7 +116,7 @@ def test_ctrl_c_stops_it_and_it_can_be_resumed(
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, chosen: SearchSettings) -> None:
     hang = threading.Event()
 
-    class Hanging(LandscapeProposer):
+    class Hanging(LandscapeAuthor):
         def propose(self, request: ProposalRequest) -> Proposed:
             if request.batch == 2:
                 hang.wait(60)
@@ -170,7 +178,7 @@ def test_another_context_is_refused(tmp_path: Path, chosen: SearchSettings) -> N
     with pytest.raises(RecordError, match='harness: "harness-1" in the log, "harness-2" now'):
         run_search(tmp_path, settings(4), harness="harness-2")
 
-    class Other(LandscapeProposer):
+    class Other(LandscapeAuthor):
         styles = ("near",)
 
     with pytest.raises(RecordError, match="arms: "):
@@ -199,7 +207,7 @@ def test_settings_that_cannot_be_searched_with_are_refused(
 
 
 def test_proposers_that_fail_are_told_in_the_log(tmp_path: Path) -> None:
-    class Failing(LandscapeProposer):
+    class Failing(LandscapeAuthor):
         def propose(self, request: ProposalRequest) -> Proposed:
             if request.arm == "table/far":
                 raise ConnectionError("no route to the model")
@@ -221,7 +229,7 @@ def test_proposers_that_fail_are_told_in_the_log(tmp_path: Path) -> None:
 
 
 def test_a_proposed_node_is_booked_by_its_text_and_its_request(tmp_path: Path) -> None:
-    class Lying(LandscapeProposer):
+    class Lying(LandscapeAuthor):
         def propose(self, request: ProposalRequest) -> Proposed:
             found = super().propose(request)
             return replace(
@@ -288,7 +296,7 @@ def test_proposing_goes_on_while_jobs_run(tmp_path: Path) -> None:
     """With a depth of two, batch 2 is proposed before a single job of batch 1 is done."""
     proposed = threading.Event()
 
-    class Noting(LandscapeProposer):
+    class Noting(LandscapeAuthor):
         def propose(self, request: ProposalRequest) -> Proposed:
             if request.batch == 2:
                 proposed.set()
@@ -327,7 +335,7 @@ def test_lanes_are_not_given_more_than_a_little_ahead(tmp_path: Path) -> None:
             SEEDS,
             settings=settings(40, k=10),
             context=CONTEXT,
-            proposers={"table": LandscapeProposer()},
+            proposers={"table": LandscapeAuthor()},
             forecaster=None,
             lanes=lanes,
             folder=tmp_path,

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from benchmarks.lib.search.synthetic_landscape import SEEDS, LandscapeForecaster, settings
 from forecast_autotune.records import Outcome
-from forecast_harness.records import ConfirmationJob, FullVerification, NodeJob, NodeResult, SearchBudget
+from forecast_harness.records import (
+    ConfirmationJob,
+    FullVerification,
+    NodeJob,
+    NodeResult,
+    ProposalRequest,
+    Proposed,
+    SearchBudget,
+)
 from forecast_harness.search.history.events import (
     Chosen,
     Confirmed,
@@ -22,8 +30,6 @@ from forecast_harness.search.history.events import (
     Finished,
     Forecasted,
     NodeForecastRequest,
-    ProposalRequest,
-    Proposed,
     RecordChoice,
     StopSearch,
     Verified,

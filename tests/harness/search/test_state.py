@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from benchmarks.lib.search.synthetic_landscape import SEEDS, settings
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.records import NodeResult, SearchCost
+from forecast_harness.records import NodeResult, Proposed, SearchCost
 from forecast_harness.search.history.batch_view import batch_view
-from forecast_harness.search.history.events import Chosen, Event, Finished, Lost, Proposed, Resumed, Stopped
+from forecast_harness.search.history.events import Chosen, Event, Finished, Lost, Resumed, Stopped
 from forecast_harness.search.history.state import SearchState, apply_event, replay_events
 from forecast_harness.search.planning.scheduler import pending_actions
 from tests.harness.search.simulated_search import SimulatedSearch, comparable_outcome, log_text

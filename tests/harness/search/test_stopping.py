@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.lib.search.synthetic_landscape import (
     SEEDS,
+    LandscapeAuthor,
     LandscapeForecaster,
     LandscapeJudge,
-    LandscapeProposer,
     make_node,
     parse_point,
     settings,
@@ -24,10 +24,12 @@ from forecast_harness.records import (
     NodeForecast,
     NodeJob,
     NodeResult,
+    ProposalRequest,
+    Proposed,
     SearchBudget,
     SearchSettings,
 )
-from forecast_harness.search.history.events import Lost, ProposalRequest, Proposed
+from forecast_harness.search.history.events import Lost
 from forecast_harness.search.planning.stopping import proposers_problem
 from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, comparable_outcome
@@ -101,7 +103,7 @@ def test_patience() -> None:
     assert len(state.batches) - 1 == 4 + 1, "the fifth was under way"
 
 
-class ScriptedProposer(LandscapeProposer):
+class ScriptedAuthor(LandscapeAuthor):
     """Few proposals, then nothing."""
 
     def __init__(self, batches: int, exhausted: bool) -> None:
@@ -116,7 +118,7 @@ class ScriptedProposer(LandscapeProposer):
 
 @pytest.mark.parametrize("forecasts", [True, False])
 def test_exhausted_proposers_end_a_search_after_what_they_gave_is_measured(forecasts: bool) -> None:
-    world = SimulatedSearch(settings(500), proposer=ScriptedProposer(2, True), forecasts=forecasts)
+    world = SimulatedSearch(settings(500), proposer=ScriptedAuthor(2, True), forecasts=forecasts)
     _, state = world.run(random.Random(0))
     assert state.stopped is not None
     if forecasts:
@@ -129,14 +131,14 @@ def test_exhausted_proposers_end_a_search_after_what_they_gave_is_measured(forec
 
 
 def test_proposers_without_news_end_a_search_by_patience() -> None:
-    world = SimulatedSearch(settings(500, patience=5), proposer=ScriptedProposer(1, False), forecasts=False)
+    world = SimulatedSearch(settings(500, patience=5), proposer=ScriptedAuthor(1, False), forecasts=False)
     _, state = world.run(random.Random(0))
     assert state.stopped is not None
     assert state.stopped.reason in ("no new node in 5 batches", "no better node in 5 batches")
 
 
 def test_proposers_that_never_give_a_source_are_the_reason_of_the_end() -> None:
-    world = SimulatedSearch(settings(500, patience=5), proposer=ScriptedProposer(0, False), forecasts=False)
+    world = SimulatedSearch(settings(500, patience=5), proposer=ScriptedAuthor(0, False), forecasts=False)
     _, state = world.run(random.Random(0))
     assert state.stopped is not None
     assert state.stopped.reason == "no proposer gave a source in 5 batches: nothing left"
@@ -144,7 +146,7 @@ def test_proposers_that_never_give_a_source_are_the_reason_of_the_end() -> None:
 
 
 def test_proposers_that_have_nothing_more_have_not_failed() -> None:
-    world = SimulatedSearch(settings(500), proposer=ScriptedProposer(0, True), forecasts=False)
+    world = SimulatedSearch(settings(500), proposer=ScriptedAuthor(0, True), forecasts=False)
     _, state = world.run(random.Random(0))
     assert state.stopped is not None
     assert state.stopped.reason == "the proposers have nothing more"
@@ -159,7 +161,7 @@ class CertainForecaster(LandscapeForecaster):
 
 
 def test_a_search_ends_when_what_is_left_is_not_worth_it() -> None:
-    rest = SimulatedSearch(settings(500), forecaster=CertainForecaster(), proposer=ScriptedProposer(2, True))
+    rest = SimulatedSearch(settings(500), forecaster=CertainForecaster(), proposer=ScriptedAuthor(2, True))
     _, state = rest.run(random.Random(0))
     assert state.stopped is not None
     assert "measurements left are expected to gain 0.00% in all" in state.stopped.reason
@@ -291,7 +293,7 @@ def test_forecasts_find_more_with_the_same_budget(depth: int) -> None:
 
 
 def test_a_proposal_repeated_by_two_parents_is_one_node() -> None:
-    class Same(LandscapeProposer):
+    class Same(LandscapeAuthor):
         def propose(self, request: ProposalRequest) -> Proposed:
             nodes = tuple(make_node(a, request.batch % 7) for a in range(2, 2 + request.n))
             return Proposed(request.id, nodes)

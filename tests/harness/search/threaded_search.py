@@ -12,9 +12,9 @@ from benchmarks.lib.search.synthetic_landscape import (
     SEEDS,
     TARGET,
     CallLedger,
+    LandscapeAuthor,
     LandscapeForecaster,
     LandscapeJudge,
-    LandscapeProposer,
 )
 from forecast_harness.records import SearchSettings
 from forecast_harness.search.history.state import SearchState
@@ -28,7 +28,7 @@ def run_search(
     chosen: SearchSettings,
     *,
     make_judge: Callable[[int], NodeJudge] | None = None,
-    proposer: LandscapeProposer | None = None,
+    proposer: LandscapeAuthor | None = None,
     forecaster: LandscapeForecaster | None = None,
     ledger: CallLedger | None = None,
     watch: Callable[[SearchState], None] | None = None,
@@ -44,7 +44,7 @@ def run_search(
             SEEDS,
             settings=chosen,
             context=replace(CONTEXT, **context),
-            proposers={"table": proposer or LandscapeProposer(ledger, 0.002)},
+            proposers={"table": proposer or LandscapeAuthor(ledger, 0.002)},
             forecaster=(forecaster or LandscapeForecaster(ledger)) if forecasts else None,
             lanes=made,
             folder=folder,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from forecast_harness.records import Node, NodeResult, SearchCost
-from forecast_harness.search.history.events import Chosen, Forecasted, Lost, Proposed
+from forecast_harness.records import Node, NodeResult, Proposed, SearchCost
+from forecast_harness.search.history.events import Chosen, Forecasted, Lost
 
 MAX_RETRIES = 2
 """How often a job whose lane failed is tried again; after that its node is dropped, unjudged."""

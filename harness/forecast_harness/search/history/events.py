@@ -19,6 +19,8 @@ from forecast_harness.records import (
     NodeForecast,
     NodeJob,
     NodeResult,
+    ProposalRequest,
+    Proposed,
     SearchContext,
     SearchCost,
     SearchTarget,
@@ -41,25 +43,6 @@ class Resumed:
     """The log was opened again; everything before it stands."""
 
     at: str
-
-
-@dataclass(frozen=True)
-class Proposed:
-    """A proposer answered a request, perhaps with nothing."""
-
-    request: str
-    nodes: tuple[Node, ...]
-    """As they came, also those that turn out not to be new: that is decided from the state."""
-    spent: SearchCost = SearchCost()
-    problem: str = ""
-    """Why there are none: the proposer failed, or has no more to give."""
-    exhausted: bool = False
-    """It will never have more for this parent."""
-    batch: int = 0
-    """This and the next two are copied from the request by the runner, so that a log explains itself."""
-    arm: str = ""
-    parent: str = ""
-    """Id of the request's first parent."""
 
 
 @dataclass(frozen=True)
@@ -175,29 +158,6 @@ def from_json(data: Any) -> Event:
         raise RecordError(f"an event needs a type of {', '.join(EVENT_TYPES)}, got {data!r:.80}")
     event: Event = codec.from_json(kind, data)
     return event
-
-
-@dataclass(frozen=True)
-class ProposalRequest:
-    """Asks one proposer for `n` sources made of `parents`. Everything it needs; no state is passed along."""
-
-    id: str
-    """Digest of the seed, batch, parents, arm and number."""
-    batch: int
-    arm: str
-    """`<proposer>/<style>`"""
-    target: SearchTarget
-    parents: tuple[Node, ...]
-    judged: Mapping[str, NodeResult]
-    """Of the parents and of `failures`, by node id."""
-    score: float
-    """log2(time of the first parent / time of the first seed)."""
-    n: int
-    seed: int
-    failures: tuple[Node, ...] = ()
-    """Children of the first parent that were refused or slower, newest last, for repair and feedback."""
-    known: tuple[str, ...] = field(default=(), repr=False)
-    """Ids of all nodes so far: what need not be proposed again."""
 
 
 @dataclass(frozen=True)

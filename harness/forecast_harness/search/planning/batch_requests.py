@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from forecast_autotune.records import digest
-from forecast_harness.records import Node
+from forecast_harness.records import Node, ProposalRequest
 from forecast_harness.search.archives import open_archive
 from forecast_harness.search.history.batch_view import BatchView, batch_view
-from forecast_harness.search.history.events import NodeForecastRequest, ProposalRequest
+from forecast_harness.search.history.events import NodeForecastRequest
 from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.planning.bandit import allocate
 

@@ -12,7 +12,15 @@ from typing import Any, TypeAlias
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.records import ConfirmationJob, Node, NodeJob, VerificationJob
+from forecast_harness.authors.author import Author
+from forecast_harness.records import (
+    ConfirmationJob,
+    Node,
+    NodeJob,
+    ProposalRequest,
+    Proposed,
+    VerificationJob,
+)
 from forecast_harness.search.history.events import (
     Confirmed,
     Event,
@@ -20,11 +28,9 @@ from forecast_harness.search.history.events import (
     Forecasted,
     Lost,
     NodeForecastRequest,
-    ProposalRequest,
-    Proposed,
     Verified,
 )
-from forecast_harness.search.interfaces import Forecaster, Proposer
+from forecast_harness.search.interfaces import Forecaster
 from forecast_harness.search.planning.scheduler import action_key
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.schema import source_problem
@@ -38,7 +44,7 @@ AwaitedAction: TypeAlias = ProposalRequest | NodeForecastRequest | LaneAction
 
 def ask_plugin(
     action: ProposalRequest | NodeForecastRequest,
-    proposers: Mapping[str, Proposer],
+    proposers: Mapping[str, Author],
     forecaster: Forecaster | None,
 ) -> Event:
     """Ask the proposer that the request's arm names, or the forecaster; errors are told in the answer."""

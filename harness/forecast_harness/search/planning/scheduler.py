@@ -27,14 +27,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from forecast_autotune.records import Outcome, digest
-from forecast_harness.records import ConfirmationJob, FullVerification, Node, NodeJob, VerificationJob
+from forecast_harness.records import (
+    ConfirmationJob,
+    FullVerification,
+    Node,
+    NodeJob,
+    ProposalRequest,
+    VerificationJob,
+)
 from forecast_harness.search.history.batch_view import batch_view
 from forecast_harness.search.history.batches import MAX_RETRIES
 from forecast_harness.search.history.events import (
     Action,
     Chosen,
     NodeForecastRequest,
-    ProposalRequest,
     RecordChoice,
     StopSearch,
 )

@@ -34,11 +34,11 @@ class RewritingLanes:
         self._lanes = CpuLanes(None, _LIMITS, _LANES, warm=(__name__,))
         self._lanes.open_ahead()
 
-    def rewrites(self, source: str) -> tuple[tuple[str, RewrittenSource], ...]:
+    def rewrites(self, source: str) -> tuple[tuple[str, RewrittenSource], ...] | None:
         """What `kernel_rewrites` makes of a source, each with the id that its node would have.
 
-        Raises `RecordError` for what is no kernel, `SandboxError` where no lane can be opened, and `RewritingFailed`
-        for a source that takes too long, and after `close`.
+        None where no lane can be opened. Raises `RecordError` for what is no kernel, and `RewritingFailed` for a
+        source that takes too long, and after `close`.
         """
         payload = {
             "target": self._target.id,
@@ -55,7 +55,7 @@ class RewritingLanes:
         except SandboxError as error:
             if self._closed:
                 raise RewritingFailed("the search ends") from error
-            raise
+            return None
         if result.status is not JobStatus.OK:
             raise RewritingFailed(f"no rewrites could be worked out: {result.detail[-500:]}")
         if "refused" in result.value:

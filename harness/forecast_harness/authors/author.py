@@ -1,17 +1,36 @@
-"""From sources to nodes: what every proposer does at the end."""
+"""Who writes new sources: `Author`; and from sources to nodes, which every author does at the end."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from forecast_autotune import python_parser
 from forecast_autotune.records import digest
 from forecast_autotune.variants.records import Provenance
-from forecast_harness.records import Node, SearchTarget
-from forecast_harness.search.history.events import ProposalRequest
+from forecast_harness.records import Node, ProposalRequest, Proposed, SearchTarget
 from forecast_harness.targets.novelty import node_identity
+
+
+class Author(Protocol):
+    """Writes new sources. `styles` are its arms, e.g. `("rewrite", "diff", "crossover", "repair")`."""
+
+    name: str
+    styles: Sequence[str]
+
+    def propose(self, request: ProposalRequest) -> Proposed:
+        """Answer a request: up to `request.n` nodes. A failure is told in `Proposed.problem`, never raised.
+
+        Deterministic given the request, or cached by `request.id`: an answer that was paid for is not paid
+        for again after a crash. Called from several threads.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
 
 
 @dataclass(frozen=True)
