@@ -35,8 +35,8 @@ from forecast_train.surrogate.compile_seconds import (
 
 DATA = ROOT / "benchmarks" / "data"
 CORPUS = (
-    DATA / "sources_h200.jsonl.gz",
-    DATA / "search_sources_h200.jsonl.gz",
+    DATA / "sources_h200.jsonl.xz",
+    DATA / "search_sources_h200.jsonl.xz",
     ROOT / "forecast_autotune" / "assets" / "tables" / "h200.jsonl.gz",
 )
 LIBRARIES = DATA / "libraries_h200.jsonl.gz"

@@ -16,7 +16,7 @@ from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation.splits import make_folds
 from forecast_train.surrogate.fit import fit_model
 
-TABLES = ("corpus_h200.jsonl.gz", "corpus_h200_2.jsonl.gz")
+TABLES = ("corpus_h200.jsonl.xz", "corpus_h200_2.jsonl.xz")
 """Beside those of the package."""
 
 

@@ -154,8 +154,8 @@ def table_format_page() -> str:
         "# Table format",
         "",
         _NOTE.format(source="forecast_autotune/records/"),
-        "A table is JSON Lines, one object a line, gzip-compressed if the name ends in `.gz`: one `problem` line, and "
-        "below it its `measurement` lines. One file may hold many problems. `export` writes this format, `import`, "
+        "A table is JSON Lines, one object a line, compressed if the name ends in `.gz` or `.xz`: one `problem` line, "
+        "and below it its `measurement` lines. One file may hold many problems. `export` writes this format, `import`, "
         "`replay`, `eval` and `train` read it, and so do `read_tables` and `write_tables`.",
         "",
         "- A measurement names its problem by `id`; the problem's line comes first.",

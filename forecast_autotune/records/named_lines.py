@@ -21,12 +21,14 @@ MAX_LINE_BYTES = MAX_RECORD_BYTES
 MAX_DOCUMENT_BYTES = 96 * 1024 * 1024
 """Of a file that is one JSON value, unpacked: it is held as bytes, as text and as values at once."""
 MAX_RATIO = 200
-"""Bytes per compressed byte. Tables have 10 to 20, a bomb has a thousand."""
+"""Bytes per compressed byte. Tables have 10 to 85, a bomb has a thousand."""
 JUDGED_BYTES = 64 * 1024 * 1024
 """Below so many, no ratio is judged: a small file of one row repeated may have any."""
 _CHUNK = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PARQUET = b"PAR1"
+_GZIP = b"\x1f\x8b"
+_XZ = b"\xfd7zXZ\0"
 
 Refuse: TypeAlias = Callable[[RecordError], None]
 """Is told of each row that is left out, by file and line; without one, the first ends the reading."""
@@ -60,15 +62,16 @@ class _CountedBytes:
         self._head = b""
 
     def peek(self) -> bytes:
-        """The first two bytes, which stay unread: a pipe cannot go back."""
-        while len(self._head) < 2 and (more := self._stream.read(2 - len(self._head))):
+        """The first six bytes, which stay unread: a pipe cannot go back."""
+        while len(self._head) < 6 and (more := self._stream.read(6 - len(self._head))):
             self._head += more
         return self._head
 
     def read(self, size: int = -1) -> bytes:
         """As a stream's."""
-        data, self._head = self._head, b""
-        data += self._stream.read(size if size < 0 else max(size - len(data), 0)) or b""
+        end = len(self._head) if size < 0 else size
+        data, self._head = self._head[:end], self._head[end:]
+        data += self._stream.read(size if size < 0 else size - len(data)) or b""
         self.count += len(data)
         return data
 
@@ -88,7 +91,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
-    """What reads a file, gzip-compressed or not, or standard input (`-`), chunk by chunk.
+    """What reads a file, compressed by gzip or xz or not, or standard input (`-`), chunk by chunk.
 
     Reading raises `RecordError` for more than `MAX_BYTES` or `MAX_RATIO` and for damaged compressed bytes, and
     opening `OSError` for what is neither a file nor a pipe.
@@ -100,16 +103,26 @@ def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
         if str(path) != "-" and os.fstat(stream.fileno()).st_size > MAX_BYTES:
             raise RecordError(_too_large(path, ""))
         raw = _CountedBytes(stream)
-        packed = raw.peek() == b"\x1f\x8b"
+        head = raw.peek()
+        damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
+        packed, read_some = True, raw.read
         # `read1` gives what was unpacked before damage is met; `read` would drop it.
-        read_some = gzip.GzipFile(fileobj=raw, mode="rb").read1 if packed else raw.read  # type: ignore[call-overload]
+        if head.startswith(_GZIP):
+            read_some = gzip.GzipFile(fileobj=raw, mode="rb").read1  # type: ignore[call-overload]
+        elif head == _XZ:
+            import lzma
+
+            read_some = lzma.LZMAFile(raw).read1  # type: ignore[arg-type]  # noqa: SIM115 - closes nothing
+            damage = (EOFError, lzma.LZMAError)
+        else:
+            packed = False
         total = 0
 
         def read(size: int) -> bytes:
             nonlocal total
             try:
                 data: bytes = read_some(size)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            except damage as error:
                 raise CutOffError(f"{path}: unreadable or cut off: {error}") from error
             total += len(data)
             if total > MAX_BYTES:

@@ -1,4 +1,4 @@
-"""The measurement table: JSON Lines on disk (`.jsonl`, `.jsonl.gz`), `Table`s in memory."""
+"""The measurement table: JSON Lines on disk (`.jsonl`, `.jsonl.gz`, `.jsonl.xz`), `Table`s in memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def latest_labels(measurements: Iterable[Measurement]) -> dict[Candidate, Measur
 
 
 def read_lines(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of a table file, gzip-compressed or not; `-` reads standard input.
+    """Yield (line number, object) of a table file, compressed or not; `-` reads standard input.
 
     A line that is not one JSON object within the bounds of `decode_bounded` is a `RecordError` with file and
     line: it is raised or, with `refuse`, handed to that while the other lines are read. Raises `RecordError`
@@ -137,7 +137,7 @@ def table_lines(tables: Iterable[Table], more: Iterable[Mapping[str, Any]] = ())
 
 
 def write_tables(path: Path, tables: Iterable[Table], more: Iterable[Mapping[str, Any]] = ()) -> int:
-    """Write a table file (gzip when the name ends in `.gz`; `-` is standard output), atomically.
+    """Write a table file (packed by the name's end, `.gz` or `.xz`; `-` is standard output), atomically.
 
     What is at `path` stays what it is: a device or a pipe is written to, a symbolic link is followed. `more` are
     lines of other types, which readers of tables ignore. Returns the number of measurements written. Raises
@@ -155,6 +155,11 @@ def write_tables(path: Path, tables: Iterable[Table], more: Iterable[Mapping[str
         if path.suffix == ".gz":
             # mtime=0: the same table gives the same bytes, so a repository sees no false change.
             with gzip.GzipFile("", "wb", 9, stream, mtime=0) as packed:
+                packed.writelines(lines)
+        elif path.suffix == ".xz":
+            import lzma
+
+            with lzma.LZMAFile(stream, "wb", preset=9 | lzma.PRESET_EXTREME) as packed:
                 packed.writelines(lines)
         else:
             stream.writelines(lines)

@@ -129,12 +129,14 @@ class Forest:
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
         """Its arrays by name, for `numpy.savez`.
 
-        Reading is much of what a new process waits for, so what can be told is left out: left children that
-        follow their parents, and all but one of equal values.
+        Reading is much of what a new process waits for, and children are a third of a file, so what can be told is
+        left out: children of trees that are listed depth first, and all but one of equal values.
         """
         made = {name: getattr(self, name) for name in self.__dataclass_fields__}
         if np.array_equal(self.left, _implied_left_children(self.feature)):
             del made["left"]
+            if np.array_equal(self.right, _implied_right_children(self.feature)):
+                del made["right"]
         if len(self.value) and (self.value == self.value[0]).all():
             made["value"] = self.value[:1]
         return {f"{prefix}_{name}": array for name, array in made.items()}
@@ -142,13 +144,16 @@ class Forest:
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Forest:
         """From what `arrays` gave. Raises `RecordError` for arrays that make no forest."""
-        names = [name for name in cls.__dataclass_fields__ if name != "left"]
+        implied = {"left": _implied_left_children, "right": _implied_right_children}
+        names = [
+            name for name in cls.__dataclass_fields__ if f"{prefix}_{name}" in arrays or name not in implied
+        ]
         try:
             made = {name: arrays[f"{prefix}_{name}"] for name in names}
         except KeyError as missing:
             raise RecordError(f"a forest needs the array {missing}") from missing
-        left = f"{prefix}_left"
-        made["left"] = arrays[left] if left in arrays else _implied_left_children(made["feature"])
+        for name in implied.keys() - made.keys():
+            made[name] = implied[name](made["feature"])
         if len(made["value"]) == 1:
             made["value"] = np.broadcast_to(made["value"], made["feature"].shape)
         return cls(**made)
@@ -159,3 +164,19 @@ def _implied_left_children(feature: npt.NDArray[np.int16]) -> npt.NDArray[np.int
     found = np.arange(1, len(feature) + 1, dtype=np.int32)
     found *= feature >= 0
     return found
+
+
+def _implied_right_children(feature: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
+    """Right children where trees are listed depth first, 0 for leaves.
+
+    Between a node and its right child lies its left subtree. On its way through the list a walk owes one subtree more
+    after each inner node and one fewer after each leaf; the right child is the next node at which it owes as many.
+    """
+    inner = feature >= 0
+    owed = np.zeros(len(feature) + 1, dtype=np.int16)
+    np.cumsum(np.where(inner, np.int16(1), np.int16(-1)), dtype=np.int16, out=owed[1:])
+    order = np.argsort(owed[:-1], kind="stable")  # by radix, as the numbers are of 16 bits
+    right = np.zeros(len(feature), dtype=np.int32)
+    right[order[:-1]] = order[1:]
+    right *= inner
+    return right

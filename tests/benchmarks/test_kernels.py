@@ -2,7 +2,7 @@
 
 Kernels of every family and of every hand are interpreted and compiled to the end here; the others are traced,
 interpreted with `-m slow`, and
-`benchmarks/data/compiled_sm90.jsonl.gz` records what compiling all of them gave.
+`benchmarks/data/compiled_sm90.jsonl.xz` records what compiling all of them gave.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _export(commands: Commands) -> None:
         nargs="?",
         default="-",
         metavar="FILE",
-        help=".jsonl, .jsonl.gz or .parquet (for other programs: it cannot be imported again); - is stdout",
+        help=".jsonl, .jsonl.gz, .jsonl.xz or .parquet (for other programs: it cannot be imported again); - is stdout",
     )
     export.add_argument(
         "--format",

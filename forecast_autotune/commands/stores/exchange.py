@@ -82,7 +82,7 @@ is not theirs."""
 KNOWN_FORMATS = (
     "tables of `export`, caches of Kernel Tuner, Inductor or FlagGems, logs of Helion, Triton's cache"
 )
-_TABLES = (".jsonl", ".jsonl.gz")
+_TABLES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
 
 def _import_kernel_tuner(

@@ -188,7 +188,7 @@ def _expand_paths(given: Sequence[str]) -> Iterator[Path]:
     for name in given:
         path = Path(name)
         if path.is_dir():
-            yield from sorted(p for p in path.iterdir() if p.suffix in (".py", ".jsonl", ".gz"))
+            yield from sorted(p for p in path.iterdir() if p.suffix in (".py", ".jsonl", ".gz", ".xz"))
         elif path.is_file():
             yield path
         else:

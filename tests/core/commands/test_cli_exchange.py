@@ -20,7 +20,7 @@ from tests.core.store.stored import log_of
 pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.jsonl.xz"])
 def test_what_was_exported_can_be_imported(
     name: str, file: Path, tmp_path: Path, root: Path, capsys: Capture
 ) -> None:

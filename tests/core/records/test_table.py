@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,7 +149,7 @@ def test_fields_of_a_newer_release_survive_and_do_not_count(record: Any, extra: 
 
 @given(
     given_=st.lists(tables(), max_size=3, unique_by=lambda t: t.problem.id),
-    name=st.sampled_from(["t.jsonl", "t.jsonl.gz"]),
+    name=st.sampled_from(["t.jsonl", "t.jsonl.gz", "t.jsonl.xz"]),
 )
 @settings(max_examples=60)
 def test_tables_survive_a_file(given_: list[Table], name: str) -> None:
@@ -231,17 +233,21 @@ def test_a_malformed_line_is_named_by_file_and_number(tmp_path: Path, line: str)
         read_tables(tmp_path / "t.jsonl")
 
 
-def test_a_cut_gzip_is_an_error_not_a_short_table(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl.gz"
+@pytest.mark.parametrize("name", ["t.jsonl.gz", "t.jsonl.xz"])
+def test_a_cut_file_is_an_error_not_a_short_table(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     write_tables(path, [sample()])
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RecordError, match="cut off"):
         read_tables(path)
 
 
-def test_compression_is_told_by_content_not_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+def test_compression_is_told_by_content_not_by_name(
+    tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
     write_tables(tmp_path / "t.jsonl", [sample()])
-    (tmp_path / "packed.jsonl").write_bytes(gzip.compress((tmp_path / "t.jsonl").read_bytes()))
+    (tmp_path / "packed.jsonl").write_bytes(compress((tmp_path / "t.jsonl").read_bytes()))
     assert read_tables(tmp_path / "packed.jsonl") == [sample()]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,9 +45,12 @@ def stored(root: Path) -> list[Measurement]:
 @pytest.mark.parametrize(
     "row", [b"\0" * 64, b'{"type":"x"}\n', b"[", b'{"type":"measurement","problem":"p"}\n']
 )
-def test_a_bomb_is_refused(tmp_path: Path, row: bytes, capsys: Capture) -> None:
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+def test_a_bomb_is_refused(
+    tmp_path: Path, row: bytes, capsys: Capture, compress: Callable[[bytes], bytes]
+) -> None:
     bomb = tmp_path / "bomb.jsonl.gz"
-    bomb.write_bytes(gzip.compress(row * (16_000_000 // len(row)), mtime=0) * 8)
+    bomb.write_bytes(compress(row * (16_000_000 // len(row))) * 8)
     assert bomb.stat().st_size < 500_000
     assert main(["import", str(bomb), "--store", str(tmp_path / "s")]) == 2
     said = capsys.readouterr().err.splitlines()

@@ -228,7 +228,8 @@ def test_a_forest_is_read_as_it_was_written(right: list[int], value: list[float]
         roots=np.array([0], dtype=np.int32),
     )
     arrays = forest.arrays("x")
-    assert ("x_left" in arrays) == (right[0] == 1), "what follows from the order is left out"
+    for name in ("x_left", "x_right"):
+        assert (name in arrays) == (right[0] == 1), "what follows from the order is left out"
     again = Forest.of(arrays, "x")
     for name in Forest.__dataclass_fields__:
         np.testing.assert_array_equal(getattr(again, name), getattr(forest, name))
