@@ -352,11 +352,13 @@ def reusable_decision(
 class Rounds(ABC):
     """The loop itself: plan and measure in turns until the policy is satisfied.
 
-    A subclass says what the next plan is made from and what becomes of its measurements.
+    A subclass says what the next plan is made from and what becomes of measurements.
     """
 
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self.policy, self.settings = policy, settings
+        self.measurer: Measurer | None = None
+        """None until something has to be timed."""
         self.reasons: list[str] = []
         """Why each plan is as it is that asks for something new, and the last."""
         self.plans = 0
@@ -374,8 +376,21 @@ class Rounds(ABC):
         """What to measure next, from all that is known; an empty `measure` ends the loop."""
 
     @abstractmethod
-    def measure(self, plan: Plan) -> None:
-        """Have a plan carried out, and take in what comes of it."""
+    def add(self, measurement: Measurement, plan: Plan, count: int) -> bool:
+        """Take in the `count`th measurement of a plan; whether the plan is to be gone on with."""
+
+    def measure(self, plan: Plan) -> int:
+        """Have the measurer carry out a plan; how many measurements came of it."""
+        count = 0
+        for count, measurement in enumerate(self.measurements(plan), 1):
+            if not self.add(measurement, plan, count):
+                break
+        return count
+
+    def measurements(self, plan: Plan) -> Iterator[Measurement]:
+        """What the measurer says of a plan, each as soon as it exists."""
+        assert self.measurer is not None
+        return self.measurer.measure(plan.measure, prefetch=plan.prefetch, within_s=plan.within_s)
 
     def correct(self, forecasts: Forecasts) -> Forecasts:
         """The forecasts as the policy is to see them."""
@@ -409,8 +424,6 @@ class _TuningRun(Rounds):
         self._forecaster, self._store, self._mark = forecaster, store, mark
         self._problem, self._candidates = forecaster.problem, forecaster.candidates
         self._make_measurer = make_measurer
-        self._measurer: Measurer | None = None
-        """None until something has to be timed."""
         self._forecasts: Forecasts | None = None
         self._forecast_from = 0
         """How many measurements they were made from."""
@@ -432,32 +445,32 @@ class _TuningRun(Rounds):
         try:
             if not self._results.labels:  # then something has to be timed, whatever the forecasts say
                 with measurer_errors():
-                    self._measurer = self._make_measurer()
-                    self._ahead.begin(self._measurer)
+                    self.measurer = self._make_measurer()
+                    self._ahead.begin(self.measurer)
             if not self._ahead.are_all_measured:
                 self._forecaster.prepare()
-            if self._measurer is not None:
+            if self.measurer is not None:
                 with measurer_errors():
-                    self._ahead.begin_guessed(self._measurer)
-                    self._measure_early(self._measurer)
+                    self._ahead.begin_guessed(self.measurer)
+                    self._measure_early(self.measurer)
             plan = self.run()
             self.reasons.append(plan.reason)
-            if self._measurer is not None:
-                self._retime_finalists(self._measurer)
+            if self.measurer is not None:
+                self._retime_finalists(self.measurer)
             return self._conclude(plan)
         finally:
             self._forecaster.traces.close()
-            if self._measurer is not None:
-                self._measurer.close()
+            if self.measurer is not None:
+                self.measurer.close()
 
     def next_plan(self) -> Plan:
         """The policy's plan. What asks for the first time has a measurer made, and is planned again if that helps."""
         self._state = self._state_of(self._forecast())
         plan = self.plan(self._state)
-        if plan.measure and self._measurer is None:
+        if plan.measure and self.measurer is None:
             with measurer_errors():
-                self._measurer = self._make_measurer()
-            if self._measurer.ready():
+                self.measurer = self._make_measurer()
+            if self.measurer.ready():
                 # Binaries from an earlier decision: plan again, knowing that they cost nothing.
                 self._state = self._state_of(self._state.forecasts)
                 plan = self.plan(self._state)
@@ -477,25 +490,34 @@ class _TuningRun(Rounds):
         self._risks.claim_audited(plan, state)
         return plan
 
-    def measure(self, plan: Plan) -> None:
-        """Time what is compiled of a plan; where another plan may be better by then, no more than a few of it."""
-        assert self._measurer is not None
-        measurer, forecasts = self._measurer, self._state.forecasts
-        audits, wanted = set(plan.audit), set(plan.measure)
-        most = _TIMED_PER_PLAN if self._results.tried else _FIRST_TIMED
-        count = 0
-        for count, m in enumerate(self._measurements(measurer, plan), 1):
-            extra: dict[str, object] = {"forecast": self._forecast_record(forecasts, m.candidate)}
-            if m.candidate in audits:
-                extra["audit_probability"] = plan.audit_probability
-            self._results.add(self._with_grid(replace(m, extra={**m.extra, **extra})))
-            if time_exhausted(self.settings.budget, measurer.spent()):
-                break  # the policy hears of it next, and ends the decision
-            wanted.discard(m.candidate)
-            if plan.within_s is not None and (count >= most or wanted.isdisjoint(measurer.ready())):
-                break  # while compilations go on, a new plan costs nothing
-        if not count and measurer.workers > 1:  # all that is wanted still compiles
+    def measure(self, plan: Plan) -> int:
+        """Time what is compiled of a plan; while all of it still compiles, prepare for another shape."""
+        self._wanted = set(plan.measure)
+        self._most = _TIMED_PER_PLAN if self._results.tried else _FIRST_TIMED
+        count = super().measure(plan)
+        if not count and self.measurer is not None and self.measurer.workers > 1:
             self._forecaster.traces.parse_ahead()
+        return count
+
+    def measurements(self, plan: Plan) -> Iterator[Measurement]:
+        """As the base's; what is raised here is the measurer's."""
+        with measurer_errors():
+            yield from super().measurements(plan)
+
+    def add(self, measurement: Measurement, plan: Plan, count: int) -> bool:
+        """Commit a measurement; the plan is gone on with unless another one may be better by now."""
+        assert self.measurer is not None
+        candidate = measurement.candidate
+        extra: dict[str, object] = {"forecast": self._forecast_record(self._state.forecasts, candidate)}
+        if candidate in plan.audit:
+            extra["audit_probability"] = plan.audit_probability
+        self._results.add(self._with_grid(replace(measurement, extra={**measurement.extra, **extra})))
+        self._wanted.discard(candidate)
+        if time_exhausted(self.settings.budget, self.measurer.spent()):
+            return False  # the policy hears of it next, and ends the decision
+        # While compilations go on, a new plan costs nothing.
+        enough = count >= self._most or self._wanted.isdisjoint(self.measurer.ready())
+        return plan.within_s is None or not enough
 
     def store_facts(self) -> None:
         """Keep what a later refit reads of the candidates that were measured. Never raises.
@@ -514,7 +536,7 @@ class _TuningRun(Rounds):
                 self._store.put_facts(problem, merge_facts(self._store.facts(problem), facts))
 
     def _state_of(self, forecasts: Forecasts) -> TuningState:
-        measurer, spent = self._measurer, MeasuringCost()
+        measurer, spent = self.measurer, MeasuringCost()
         ready: Collection[Candidate] = ()
         compiling: Mapping[Candidate, float] = {}
         compile_s: Array | None = None
@@ -607,10 +629,6 @@ class _TuningRun(Rounds):
             self._forecasts = uninformative_forecasts(self._candidates, "everything is measured")
             self._forecast_from = len(self._results.rows)
 
-    def _measurements(self, measurer: Measurer, plan: Plan) -> Iterator[Measurement]:
-        with measurer_errors():
-            yield from measurer.measure(plan.measure, prefetch=plan.prefetch, within_s=plan.within_s)
-
     def _forecast_record(self, forecasts: Forecasts, candidate: Candidate) -> dict[str, object]:
         """What had been forecast of a candidate, as its measurement keeps it."""
         row = self._candidates.row_of[candidate]
@@ -635,7 +653,7 @@ class _TuningRun(Rounds):
             self._results.add_comparison([self._with_grid(m) for m in compared])
 
     def _conclude(self, plan: Plan) -> Decision:
-        measurer, results, forecasts = self._measurer, self._results, self._state.forecasts
+        measurer, results, forecasts = self.measurer, self._results, self._state.forecasts
         fast = results.fastest()
         spent = measurer.spent() if measurer is not None else MeasuringCost()
         wall = time.perf_counter() - self._start

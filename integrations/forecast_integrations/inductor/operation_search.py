@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.numerics import single_threaded_blas
-from forecast_autotune.policy import REFUSED, Policy, TuningState
+from forecast_autotune.policy import REFUSED, TuningState
 from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, Plan, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
-from forecast_autotune.tuning.loop import LLMEffect, TuningTask
+from forecast_autotune.tuning.loop import Rounds, TuningTask
 from forecast_integrations.inductor.assembler_releases import inductor_compiles_twice
 from forecast_integrations.inductor.choice_timing import is_of_clock, times_calls
 from forecast_integrations.inductor.choices.compile_seconds import compile_seconds
@@ -32,11 +31,11 @@ MIN_CHOICES = 2
 _UNTIMED = (Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC)
 
 
-class OperationSearch:
+class OperationSearch(Rounds):
     """What is known of one operation's candidates, and what to measure next.
 
     Inductor compiles what it is given and times it in one go: `first` says what that is. Afterwards
-    `next_round` extends it, until the policy accepts the risk. `externs` are the vendor library's kernels,
+    `run` extends it, until the policy accepts the risk. `externs` are the vendor library's kernels,
     which cost no compilation, are the baseline of every op and Inductor's way out: they always stay.
     """
 
@@ -47,6 +46,7 @@ class OperationSearch:
         externs: Collection[Candidate],
         session: TuningSession,
     ) -> None:
+        super().__init__(session.policy, session.settings)
         self.problem, self.session = problem, session
         self.timed_problem = problem
         """What Inductor times: the operation at the sizes that were met."""
@@ -62,6 +62,8 @@ class OperationSearch:
         self.tried: dict[Candidate, Measurement] = {}
         self.replayed: set[Candidate] = set()
         """Candidates whose time Inductor had in its own cache."""
+        self._expected: set[Candidate] = set()
+        """What Inductor was given to time; where it tells nothing of that, no round would teach anything."""
         self._aside: set[Candidate] = set()
         """Candidates that took too long to compile."""
         self.predecided: Candidate | None = None
@@ -74,24 +76,16 @@ class OperationSearch:
         """Somebody altered times on their way from the clock: what they decide is no measured decision."""
         self.tuned_ahead = False
         """It had a turn before Inductor asked for its times; where that failed, there is no second one."""
-        self.rounds: list[str] = []
         self.pool: ChoicePool | None = None
         """Where the choices of further candidates come from; set before compilation."""
         self.begin = time.perf_counter()
-        self.forecast_s = self.measure_s = 0.0
-        self.compile_s = 0.0
+        self.measure_s = self.compile_s = 0.0
         self.seconds = OperationSeconds()
         self.compiled: set[Candidate] = set()
         self._plan = Plan((), "", 1.0)
         self._forecasts: Forecasts | None = None
-        self._llm = LLMEffect()
         self._own: list[Measurement] = []
         self.refresh()
-
-    @property
-    def policy(self) -> Policy:
-        """What says what to measure next."""
-        return self.session.policy
 
     def add_note(self, text: str) -> None:
         """Add to what a user should know, once."""
@@ -108,7 +102,7 @@ class OperationSearch:
     def stored_rows(self, problem: Problem) -> list[Measurement]:
         """What counts of the rows that the store has of these candidates."""
         row, session = self.candidates.row_of, self.session
-        if session.settings.mode is Mode.DETERMINISTIC:
+        if self.settings.mode is Mode.DETERMINISTIC:
             return []
         listed = [m for m in session.snapshot.rows(problem) if m.candidate in row]
         found = self._of_clock(listed)
@@ -128,7 +122,7 @@ class OperationSearch:
 
         `draft`: these are not all candidates of the operation yet, so nothing is settled.
         """
-        mode = self.session.settings.mode
+        mode = self.settings.mode
         everything = list(self.candidates)
         if mode in (Mode.LISTEN, Mode.EXHAUSTIVE):
             return everything
@@ -161,14 +155,14 @@ class OperationSearch:
 
     def _stored(self, draft: bool) -> Candidate | None:
         session = self.session
-        if session.settings.mode is Mode.DETERMINISTIC:
+        if self.settings.mode is Mode.DETERMINISTIC:
             return None
         decision = session.snapshot.decision(self.problem)
         if decision is None or decision.chosen not in self.candidates.row_of:
             return None
-        if session.settings.mode is Mode.TUNE and self.library.overrules(decision):
+        if self.settings.mode is Mode.TUNE and self.library.overrules(decision):
             return None
-        lenient = session.settings.mode in (Mode.SKIP, Mode.FROZEN)
+        lenient = self.settings.mode in (Mode.SKIP, Mode.FROZEN)
         if decision.chosen in self.of_other_clock and not lenient:
             return None  # it was taken by its time
         lenient = lenient or draft
@@ -176,13 +170,13 @@ class OperationSearch:
 
     def decision_key(self) -> str:
         """Names what a decision depends on besides the problem."""
-        return TuningTask(self.problem, self.candidates).settings_digest(self.session.settings, self.policy)
+        return TuningTask(self.problem, self.candidates).settings_digest(self.settings, self.policy)
 
     def _predecide(self, chosen: Candidate, reason: str, draft: bool) -> list[Candidate]:
-        self.rounds.append(reason)
+        self.reasons.append(reason)
         if not draft:
             self.predecided = chosen
-        obeyed = self.times_calls and self.session.settings.mode is Mode.TUNE  # without a clock, see `rounds`
+        obeyed = self.times_calls and self.settings.mode is Mode.TUNE  # without a clock, see `rounds`
         kept = self.library.kept_for_fusion(chosen, self.measured) if obeyed else []
         return self.with_baselines([chosen, *kept], self._forecasts) if draft or kept else [chosen]
 
@@ -215,7 +209,7 @@ class OperationSearch:
 
     def decided(self) -> Candidate | None:
         """What is decided by now, if anything: the same problem may have had its turn in the meantime."""
-        if self.predecided is None and self.session.settings.mode is Mode.TUNE and not self.tried:
+        if self.predecided is None and self.settings.mode is Mode.TUNE and not self.tried:
             self.predecided = self._stored(draft=False)
             self.decided_before = self.predecided is not None
         return self.predecided
@@ -236,22 +230,32 @@ class OperationSearch:
         """Candidates of which it is known by now what became of them."""
         return {*self.measured, *self.tried}
 
-    def next_round(self) -> list[Candidate]:
-        """What to measure in another round; empty when the risk is accepted or nothing is left."""
-        stop = self.failed or self.predecided is not None or self.session.settings.mode is not Mode.TUNE
-        if stop or len(self.rounds) >= self.session.rounds:
-            return []
-        forecasts = self._ask()
-        if forecasts is None:
-            return []
+    def next_plan(self) -> Plan:
+        """What to measure in another round; nothing when the risk is accepted or nothing is left."""
+        enough = replace(self._plan, measure=(), prefetch=())
+        stop = self.failed or self.predecided is not None or self.settings.mode is not Mode.TUNE
+        if stop or len(self.reasons) >= self.session.rounds or not self.resolved.issuperset(self._expected):
+            return enough
+        if (forecasts := self._ask()) is None:
+            return enough
         plan = self._next(forecasts, batch_size(len(self.candidates)))
         if plan.measure and not self.library.is_worth_waiting(plan, self.measured):
-            self.rounds.append(NOT_WORTH_WAITING)
-            return []
-        limit = self.session.settings.max_measurements
+            self.reasons.append(NOT_WORTH_WAITING)
+            return enough
+        limit = self.settings.max_measurements
         room = len(self.candidates) if limit is None else max(0, limit - len(self.tried))
         wanted = [*plan.measure, *plan.prefetch] if plan.measure else []
-        return [c for c in wanted if c not in self._aside][:room]
+        return replace(
+            plan, measure=tuple(c for c in wanted if c not in self._aside)[:room], prefetch=(), within_s=None
+        )
+
+    def add(self, measurement: Measurement, plan: Plan, count: int) -> bool:
+        """Nothing: Inductor's own hook has handed it to `add_measurements`."""
+        return True
+
+    def expect(self, candidates: Iterable[Candidate]) -> None:
+        """Note that Inductor times these."""
+        self._expected.update(candidates)
 
     def set_aside(self, candidate: Candidate) -> None:
         """Not waited for, as it compiles far longer than others: it has no time, and is not asked for again."""
@@ -265,7 +269,7 @@ class OperationSearch:
 
     def _ask(self, *, draft: bool = False) -> Forecasts | None:
         start = time.perf_counter()
-        mode = self.session.settings.mode
+        mode = self.settings.mode
         relatives = [] if mode is Mode.DETERMINISTIC else self._relatives()
         query = Query(
             self.timed_problem,
@@ -293,7 +297,7 @@ class OperationSearch:
         known = self.session.first_plan(forecasts)
         if known is not None:
             self._plan = known
-            self.rounds.append(known.reason)
+            self.reasons.append(known.reason)
             return known
         plan = self._next(forecasts)
         if forecasts.consultation is None:  # else each tells what it was worth
@@ -301,12 +305,12 @@ class OperationSearch:
         return plan
 
     def _next(self, forecasts: Forecasts, workers: int = 1) -> Plan:
-        settings = self.session.settings
+        settings = self.settings
         state = TuningState(
             forecasts,
             {**self.library.ahead, **self.tried, **self.measured},
             new=len(self.tried),
-            round=len(self.rounds),
+            round=len(self.reasons),
             workers=workers,
             tolerance=settings.tolerance,
             risk=settings.risk,
@@ -315,17 +319,15 @@ class OperationSearch:
             compile_s=compile_seconds(self.timed_problem, self.candidates),
             problem=self.problem.id,
         )
-        with single_threaded_blas():
-            self._plan = self.policy.plan(state)
-            self._llm.note(state, self._plan, self.policy, lambda alone: alone)
-        self.rounds.append(self._plan.reason)
+        self._plan = self.plan(state)
+        self.reasons.append(self._plan.reason)
         return self._plan
 
     # --- the end ---
 
     def decide(self) -> Decision | None:
         """What came of it; None when nothing ran. Committed where it rests on measurements."""
-        settings = self.session.settings
+        settings = self.settings
         if self.predecided is not None:
             chosen = self.predecided
         elif (incumbent := self._incumbent()) is not None:
@@ -342,7 +344,7 @@ class OperationSearch:
         untimed = len(self.candidates) - len(self.measured) - refused
         stored = timed is not None or self.decided_before
         evidence = Evidence.MEASURED if chosen in fresh else Evidence.STORED if stored else Evidence.FORECAST
-        asked = self._llm.record(None if self._forecasts is None else self._forecasts.consultation)
+        asked = self.llm.record(None if self._forecasts is None else self._forecasts.consultation)
         why = "; ".join(filter(None, (self._reason(chosen), self.note)))
         decision = Decision(
             problem=self.problem.id,
@@ -367,7 +369,7 @@ class OperationSearch:
             ).with_llm(asked),
             settings=self.decision_key(),
             at=utc_now(),
-            rounds=tuple(self.rounds),
+            rounds=tuple(self.reasons),
             llm=asked,
         )
         if (
@@ -379,7 +381,7 @@ class OperationSearch:
         return decision
 
     def _reason(self, chosen: Candidate) -> str:
-        return self.rounds[-1] if self.rounds else "everything is measured"
+        return self.reasons[-1] if self.reasons else "everything is measured"
 
     def told_timings(self, timings: Mapping[Candidate, float]) -> dict[Candidate, float]:
         """What Inductor is told at the end of these times (ms, inf for failures), so that it takes what is decided."""
@@ -389,7 +391,7 @@ class OperationSearch:
         """What Inductor would have taken on top; 0 where that is not known."""
         # Nobody knows what Inductor would list of a wider space; what was decided elsewhere was counted there.
         unknown = self.session.exhaustive_space or self.library.overruled
-        if self.session.settings.mode is not Mode.TUNE or unknown or not fresh:
+        if self.settings.mode is not Mode.TUNE or unknown or not fresh:
             return 0.0
         seconds = {c: s for c in fresh if (s := self.tried[c].compile_s) is not None}
         if self.library.taken:

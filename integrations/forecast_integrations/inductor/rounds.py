@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, Measurement, MeasuringCost
 from forecast_autotune.settings import Mode
 from forecast_autotune.telemetry.spans import span
+from forecast_autotune.tuning.measurer import Measurer
 from forecast_integrations.inductor.choice_timing import CUDAGRAPH_OPTION, has_own_graphs
 from forecast_integrations.inductor.choices.records import candidate_of, unwrap_choice
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SEARCH_ATTRIBUTE, record_decision, search_of
-from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.session import TuningSession, batch_size
 
 if TYPE_CHECKING:
     from torch._inductor.ir import ChoiceCaller
@@ -58,24 +59,66 @@ def tune_in_rounds(
     timings = _first_round(search, measure, prepare, choices, prepared, known)
     if not timings:
         return timings
+    measurer = search.measurer = RoundMeasurer(search, measure, prepare, meanwhile, timings)
+    search.expect(map(candidate_of, timings))
     try:
-        # Without our saver (others may clear all of them) no round would ever teach anything.
-        while search.resolved.issuperset(map(candidate_of, timings)) and (extra := _next_choices(search)):
-            search.measure_s += time.perf_counter() - start
-            start = time.perf_counter()
-            timed_before = search.seconds.benchmark
-            compiled = prepare(extra)
-            begin = time.perf_counter()
-            meanwhile()
-            start += time.perf_counter() - begin  # the others' time is not this one's
-            timings.update(_measure_round(measure, extra, compiled))
-            timed = search.seconds.benchmark - timed_before
-            search.seconds.later_rounds += time.perf_counter() - start - timed
+        search.run()
     except Exception as error:
         session.warn_once("measure another round", error)
-    search.measure_s += time.perf_counter() - start
+    search.measure_s += time.perf_counter() - start - measurer.meanwhile_s
     record_decision(session, search)
     return _told(search, timings)
+
+
+class RoundMeasurer(Measurer):
+    """Inductor's own benchmarks as the loop's measurer: it compiles what it is given, and times it in one go."""
+
+    def __init__(
+        self,
+        search: OperationSearch,
+        measure: Measure,
+        prepare: Prepare,
+        meanwhile: Callable[[], None],
+        timings: ChoiceTimings,
+    ) -> None:
+        """`timings` is what the first round gave; further rounds add to it."""
+        self._search, self._measure, self._prepare, self._meanwhile = search, measure, prepare, meanwhile
+        self._timings = timings
+        self.meanwhile_s = 0.0
+        """Seconds that other operations took while choices compiled."""
+
+    @property
+    def workers(self) -> int:
+        """Choices that Inductor compiles side by side."""
+        return batch_size(len(self._search.candidates))
+
+    def measure(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
+    ) -> Iterator[Measurement]:
+        """One round; nothing comes of candidates that Inductor has no code for: it is planned without them."""
+        search, choices = self._search, _choices(self._search, candidates)
+        if not choices:
+            return
+        listed = dict.fromkeys(map(candidate_of, choices))
+        search.expect(listed)
+        start, timed_before = time.perf_counter(), search.seconds.benchmark
+        compiled = self._prepare(choices)
+        begin = time.perf_counter()
+        self._meanwhile()
+        others_s = time.perf_counter() - begin
+        self.meanwhile_s += others_s
+        self._timings.update(_measure_round(self._measure, choices, compiled))
+        timed = search.seconds.benchmark - timed_before
+        search.seconds.later_rounds += time.perf_counter() - start - others_s - timed
+        yield from [m for c in listed if (m := search.tried.get(c)) is not None]
+
+    def spent(self) -> MeasuringCost:
+        """What the search has counted."""
+        return MeasuringCost(self._search.compile_s, self._search.measure_s)
 
 
 def _known_timings(search: OperationSearch, choices: list[ChoiceCaller]) -> ChoiceTimings:
@@ -120,7 +163,7 @@ def _first_round(
         rest = _choices(search, [c for c in search.ranked() if c not in seen])
         if not rest:
             raise
-        search.rounds.append(f"nothing of the first round runs ({error}): everything else")
+        search.reasons.append(f"nothing of the first round runs ({error}): everything else")
         return {**dict.fromkeys(choices, math.inf), **measure(rest, prepare(rest))}
 
 
@@ -160,15 +203,6 @@ def _told(search: OperationSearch, timings: ChoiceTimings) -> ChoiceTimings:
     except Exception as error:
         search.session.warn_once("put a decision into times", error)
         return timings
-
-
-def _next_choices(search: OperationSearch) -> list[ChoiceCaller]:
-    """The choices of the next round."""
-    while wanted := search.next_round():
-        if found := _choices(search, wanted):
-            return found
-        # Inductor has no code for any of them: the plan is made again, without them.
-    return []
 
 
 def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[ChoiceCaller]:

@@ -157,7 +157,7 @@ def test_one_operation_asks_one_question(server: FaultyServer, tmp_path: Path) -
     assert count > 0
     search.add_measurements([ran(c, 1.0 + 0.1 * i) for i, c in enumerate(first)])
     for round_ in range(2):
-        more = search.next_round()
+        more = search.next_plan().measure
         search.add_measurements([ran(c, 0.9 - 0.1 * round_) for c in more])
     assert len(server.requests) == count
     assert search._forecasts is not None

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from forecast_autotune.policy import Policy
 from forecast_autotune.ranges.points import RangePoint, RangeRows
 from forecast_autotune.ranges.surrogate import RangeSurrogate
 from forecast_autotune.ranges.tuning import RangePlan, RangeSlowdowns, range_slowdowns, slowdown_text
@@ -56,14 +55,8 @@ class RangeSearch(OperationSearch):
         self._given_up = False
         super().__init__(sized.problem, candidates, externs, session)
         self.timed_problem = sized.measured[self.sizes.hint]
-
-    @property
-    def policy(self) -> Policy:
-        """The session's own default measures more for a range."""
-        policy = self.session.policy
-        if self._given_up or policy != default_policy():
-            return policy
-        return replace(default_policy(), share=MAX_SHARE)
+        if session.policy == default_policy():  # which measures more for a range
+            self.policy = replace(default_policy(), share=MAX_SHARE)
 
     @property
     def given_up(self) -> bool:
@@ -84,6 +77,7 @@ class RangeSearch(OperationSearch):
         """Go on as a search for the size that was met, and say why."""
         if not self._given_up:
             self._given_up = True
+            self.policy = self.session.policy
             self.problem = self.timed_problem
             self.note = f"for {self.sizes.symbol} = {self.sizes.hint} alone: {why}"
             self.refresh()
