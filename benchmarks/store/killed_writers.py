@@ -41,7 +41,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.store import Store, StoreWarning
-from forecast_autotune.store.log import decode, encode
+from forecast_autotune.store.files import decode, encode
 
 PROBLEM = Problem.of(
     Kernel("torture", source="def torture(): ...\n" * 100, source_sha256="00"),

@@ -15,12 +15,14 @@ from forecast_autotune.records import Problem
 from forecast_autotune.store.files import (
     ADVICE,
     StoreNotes,
+    encode,
+    list_files,
     make_store_folder,
     problem_file,
+    read_record,
+    remove_file,
     write_atomically,
 )
-from forecast_autotune.store.log import encode
-from forecast_autotune.store.record_files import list_files, read_record, remove_file
 
 
 class AdviceFiles:

@@ -24,15 +24,15 @@ from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.store.bundles.discovery import VARIABLE, bundle_folders, loaded_kernel_files
+from forecast_autotune.store.bundle_discovery import VARIABLE, bundle_folders, loaded_kernel_files
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
 from forecast_autotune.store.files import KernelName, StoreNotes, kernel_of
-from forecast_autotune.store.merging.rows import KernelRows, canonical_line
 from forecast_autotune.store.remote.backends import VARIABLE as REMOTE_VARIABLE
 from forecast_autotune.store.remote.backends import entry_of, sound_rows
+from forecast_autotune.store.rows import KernelRows, canonical_line
 
 if TYPE_CHECKING:
-    from forecast_autotune.store.bundles.reading import Bundle
+    from forecast_autotune.store.bundles import Bundle
     from forecast_autotune.store.remote.client import RemoteClient
 
 _REMOTE = (REMOTE_VARIABLE, f"{REMOTE_VARIABLE}_WAIT")
@@ -81,7 +81,7 @@ class StoreLayers:
     def bundles(self) -> list[Bundle]:
         """Those that were accepted, in the order in which they are asked."""
         if self._bundles is None:
-            from forecast_autotune.store.bundles.reading import Bundle
+            from forecast_autotune.store.bundles import Bundle
 
             self._bundles = []
             for place in bundle_folders() if self._folders is None else self._folders:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, open_regular
 from forecast_autotune.records import SCHEMA, Measurement, Problem
-from forecast_autotune.records.bounded_json import decode_bounded
 from forecast_autotune.records.json_fields import MALFORMED
-from forecast_autotune.store.files import StoreNotes, acquire_lock, host_name, release_lock, write_all
+from forecast_autotune.store.files import (
+    StoreNotes,
+    acquire_lock,
+    decode,
+    encode,
+    host_name,
+    release_lock,
+    write_all,
+)
 
 MAX_LOG_BYTES = 256 * 1024 * 1024
 """Of a log that is read: half a million rows of usual length, of one kernel on one host."""
@@ -29,30 +35,6 @@ _MAX_SHOWN_LINES = 3
 
 _HEAD = 64
 """Bytes at the start of a log that tell it from the one before `clear`, whose inode it may have."""
-
-
-def encode(data: Mapping[str, Any]) -> bytes:
-    """One record as a line of bytes.
-
-    Pure ASCII, so that no tear can fall inside a character. Raises `RecordError` for values that
-    JSON cannot hold.
-    """
-    try:
-        return json.dumps(data, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
-    except (TypeError, ValueError, RecursionError) as error:
-        kind = data.get("type", "record")
-        raise RecordError(
-            f"a {kind} line holds only JSON values (no NaN, no infinity, no objects): {error}; "
-            "convert what was put into its extra fields"
-        ) from error
-
-
-def decode(raw: bytes) -> dict[str, Any]:
-    """Read one JSON object within the bounds of `decode_bounded`. Raises one of `MALFORMED`; runs nothing."""
-    data = decode_bounded(raw.decode("utf-8"), repair=True)
-    if not isinstance(data, dict):
-        raise RecordError(f"expected an object, got {data!r:.60}")
-    return data
 
 
 def mark_line(word: Literal["cleared", "compacted"]) -> bytes:

@@ -17,17 +17,17 @@ from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import MALFORMED, read_list, read_text
 from forecast_autotune.records.problem import OPTIONS
 from forecast_autotune.store.files import (
+    MISSES,
     StoreNotes,
     acquire_lock,
     append,
+    decode,
+    encode,
     make_store_folder,
     release_lock,
     write_atomically,
 )
-from forecast_autotune.store.log import decode, encode
 
-MISSES = "misses.jsonl"
-"""Name of the file in a store's folder."""
 MAX_MISSES = 4096
 MAX_GRIDS = 512
 """Of one miss: a kernel's grid depends on few of its meta-parameters."""

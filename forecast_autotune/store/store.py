@@ -13,14 +13,24 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.problem import FACTS
 from forecast_autotune.settings import default_directory
-from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
-from forecast_autotune.store.directory import KernelDirectory, LogEntry, StoredCounts
-from forecast_autotune.store.files import ADVICE, VERSION, StoreNotes, device_directory, kernel_of
+from forecast_autotune.store.directory import (
+    KernelDirectory,
+    LogEntry,
+    StoredCounts,
+    launch_marker,
+    recover_crashes,
+)
+from forecast_autotune.store.files import (
+    ADVICE,
+    VERSION,
+    StoreNotes,
+    device_directory,
+    kernel_of,
+    list_folders,
+)
 from forecast_autotune.store.layers import StoreLayers, layer_configuration
 from forecast_autotune.store.misses import Miss, MissFile
-from forecast_autotune.store.other_devices import DEVICES, affordable_directories, nearest_relatives
-from forecast_autotune.store.record_files import list_folders
-from forecast_autotune.store.similarity import nearness_key
+from forecast_autotune.store.relatives import DEVICES, affordable_directories, nearest_relatives, nearness_key
 from forecast_autotune.store.variants import VariantFiles, with_checks
 
 if TYPE_CHECKING:

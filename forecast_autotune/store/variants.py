@@ -17,17 +17,15 @@ from forecast_autotune.store.files import (
     VARIANTS,
     StoreNotes,
     acquire_lock,
-    make_store_folder,
-    problem_file,
-    release_lock,
-    write_atomically,
-)
-from forecast_autotune.store.log import encode
-from forecast_autotune.store.record_files import (
+    encode,
     list_files,
     list_folders,
+    make_store_folder,
+    problem_file,
     read_record,
+    release_lock,
     remove_file,
+    write_atomically,
 )
 from forecast_autotune.variants.records import Check, Variant
 

@@ -21,11 +21,9 @@ import pytest
 from forecast_autotune.commands import main
 from forecast_autotune.commands.console import grammar
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.store import Store
-from forecast_autotune.store.bundles import discovery
-from forecast_autotune.store.bundles.reading import Bundle
-from forecast_autotune.store.bundles.writing import write_bundle
-from forecast_autotune.store.merging.row_stores import StoreFolder
+from forecast_autotune.store import Store, bundle_discovery
+from forecast_autotune.store.bundles import Bundle, write_bundle
+from forecast_autotune.store.merging import StoreFolder
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import TuningTask, tune
@@ -162,7 +160,7 @@ def test_a_librarys_bundle_is_found_through_its_package(
     (project,) = re.findall(r'```toml title="pyproject.toml"\n(.*?)```', text, re.DOTALL)
     points = tomllib.loads(project)["project"]["entry-points"]
     site = machine / "site"
-    for value in points[discovery.GROUP].values():
+    for value in points[bundle_discovery.GROUP].values():
         shutil.copytree(bundle, site.joinpath(*value.split(".")))
     (site / "my_kernels" / "__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     installed = site / "my_kernels-1.0.dist-info"  # as an installer writes it

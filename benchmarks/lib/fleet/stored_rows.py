@@ -14,7 +14,7 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
-from forecast_autotune.store.merging.rows import Row
+from forecast_autotune.store.rows import Row
 
 DEVICE = Device("Example GPU", "cuda", "90")
 

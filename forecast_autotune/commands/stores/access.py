@@ -12,9 +12,8 @@ from forecast_autotune.file_access import misplaced_file
 from forecast_autotune.records import Candidate, Decision, Measurement, Problem
 from forecast_autotune.settings import default_directory, parse_user_directory
 from forecast_autotune.store import Store, StoreWarning
-from forecast_autotune.store.bundles.reading import Bundle
-from forecast_autotune.store.files import bundle_text, is_bundle
-from forecast_autotune.store.record_files import check_folders, newer_layout_text
+from forecast_autotune.store.bundles import Bundle
+from forecast_autotune.store.files import bundle_text, check_folders, is_bundle, newer_layout_text
 
 _NORMAL_QUANTILE_95 = 1.6448536269514722
 """Half the width of a normal's central 90 %, in standard deviations."""

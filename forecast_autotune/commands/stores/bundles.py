@@ -12,10 +12,13 @@ from forecast_autotune.commands.stores.merging import own_rows
 from forecast_autotune.file_access import misplaced_file
 from forecast_autotune.printable import count_text
 from forecast_autotune.settings import parse_user_directory
-from forecast_autotune.store.bundles.compiled import install_compiled
-from forecast_autotune.store.bundles.graphs import take_out_graphs
-from forecast_autotune.store.bundles.reading import Bundle
-from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
+from forecast_autotune.store.bundles import (
+    Bundle,
+    BundleOptions,
+    install_compiled,
+    take_out_graphs,
+    write_bundle,
+)
 
 
 def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:

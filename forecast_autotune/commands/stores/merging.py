@@ -11,14 +11,19 @@ from forecast_autotune.errors import StoreError
 from forecast_autotune.file_access import misplaced_file
 from forecast_autotune.printable import count_text
 from forecast_autotune.settings import parse_user_directory
-from forecast_autotune.store.bundles.manifest import BundleError
-from forecast_autotune.store.bundles.reading import Bundle
-from forecast_autotune.store.files import is_bundle
-from forecast_autotune.store.merging.compaction import compact
-from forecast_autotune.store.merging.merge import KernelDifference, differences, merge
-from forecast_autotune.store.merging.row_stores import Complain, RowSource, RowTarget, StoreFolder
-from forecast_autotune.store.merging.rows import KINDS
-from forecast_autotune.store.record_files import STORE_NAMES, newer_layout_text
+from forecast_autotune.store.bundles import Bundle, BundleError
+from forecast_autotune.store.files import STORE_NAMES, is_bundle, newer_layout_text
+from forecast_autotune.store.merging import (
+    Complain,
+    KernelDifference,
+    RowSource,
+    RowTarget,
+    StoreFolder,
+    compact,
+    differences,
+    merge,
+)
+from forecast_autotune.store.rows import KINDS
 
 
 def merge_stores(options: argparse.Namespace, output: Output) -> int:

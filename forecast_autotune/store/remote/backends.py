@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.files import VERSION, KernelName, problem_file
-from forecast_autotune.store.merging.rows import KernelRows, Row
+from forecast_autotune.store.rows import KernelRows, Row
 
 VARIABLE = "FORECAST_AUTOTUNE_REMOTE"
 """Of the environment: the address of the remote store."""

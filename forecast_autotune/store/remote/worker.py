@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from forecast_autotune.errors import StoreError
-from forecast_autotune.store.merging.rows import KernelRows, Row
 from forecast_autotune.store.remote.backends import (
     VARIABLE,
     Entry,
@@ -25,6 +24,7 @@ from forecast_autotune.store.remote.backends import (
     plain_reason,
     sound_rows,
 )
+from forecast_autotune.store.rows import KernelRows, Row
 
 MEMORY_BYTES = 1 << 30
 """Beyond what is mapped when the client is loaded."""

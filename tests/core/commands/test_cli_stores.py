@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands import main
 from forecast_autotune.store import Store
-from forecast_autotune.store.bundles.reading import Bundle
-from forecast_autotune.store.merging.merge import row_digests
-from forecast_autotune.store.merging.row_stores import StoreFolder
+from forecast_autotune.store.bundles import Bundle
+from forecast_autotune.store.merging import StoreFolder, row_digests
 from tests.core.captured_output import command
-from tests.core.store.bundles.bundled import PROBLEMS, bundle, filled
+from tests.core.store.bundled import PROBLEMS, bundle, filled
 from tests.core.store.stored import decided
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from forecast_autotune.store.exchange.kernel_tuner import import_kernel_tuner
 from forecast_autotune.store.exchange.triton_cache import import_triton_cache
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture
-from tests.core.store.exchange.test_flaggems import NAME, database
+from tests.core.store.test_flaggems import NAME, database
 
 TABLE = example_table()
 LINES = [line.encode() for line in table_lines([TABLE])]

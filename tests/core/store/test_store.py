@@ -17,7 +17,7 @@ from forecast_autotune.records import Decision, Device, Evidence, Measurement, O
 from forecast_autotune.records.table import latest_labels, read_tables
 from forecast_autotune.store import Store, StoreWarning, directory
 from forecast_autotune.store.files import device_directory, kernel_directory, problem_file
-from forecast_autotune.store.similarity import feature_distance, similarity_features
+from forecast_autotune.store.relatives import feature_distance, similarity_features
 from forecast_autotune.testing import example_table
 from tests.core.store.stored import A100, H200, decided, log_of, measured, problem
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
 from forecast_autotune.store import Store, StoreWarning
-from forecast_autotune.store.files import acquire_lock
-from forecast_autotune.store.log import encode
+from forecast_autotune.store.files import acquire_lock, encode
 from tests.core.records.numbered import decision, measurement, problem
 from tests.core.store.stored import log_of
 

@@ -35,8 +35,8 @@ def square(x: torch.Tensor) -> torch.Tensor:
 def make(folder: Path) -> dict[str, Any]:
     """Tune by the clock, save all caches, and compile a package ahead of time by forecast alone."""
     from forecast_autotune import enable_torch_compile
-    from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
-    from forecast_autotune.store.merging.row_stores import StoreFolder
+    from forecast_autotune.store.bundles import BundleOptions, write_bundle
+    from forecast_autotune.store.merging import StoreFolder
     from forecast_integrations.inductor.summary import LISTENERS
     from tests.integrations.inductor import worker
 
@@ -72,7 +72,7 @@ def load(folder: Path) -> dict[str, Any]:
 def reuse(folder: Path) -> dict[str, Any]:
     """Give empty caches what was saved, and compile without us and with us, also as nobody has compiled yet."""
     from forecast_autotune import enable_torch_compile
-    from forecast_autotune.store.bundles.reading import Bundle
+    from forecast_autotune.store.bundles import Bundle
     from tests.integrations.inductor import worker
 
     graphs = Bundle.open(folder / BUNDLE).graphs()

@@ -16,9 +16,9 @@ from kernels import importer
 
 from forecast_autotune import Decision, Evidence
 from forecast_autotune.store import Store
-from forecast_autotune.store.bundles.discovery import BESIDE
-from forecast_autotune.store.bundles.writing import write_bundle
-from forecast_autotune.store.merging.row_stores import StoreFolder
+from forecast_autotune.store.bundle_discovery import BESIDE
+from forecast_autotune.store.bundles import write_bundle
+from forecast_autotune.store.merging import StoreFolder
 from forecast_integrations.triton import publication
 
 MODULE = """

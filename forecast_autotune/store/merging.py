@@ -1,9 +1,14 @@
-"""Where rows are: a store's folder on disk. Read whole, added to under the locks that tuners use."""
+"""Stores as sets of rows: a folder's rows, union and differences of stores, and what `gc` removes.
+
+Stores are read whole, and added to under the locks that tuners use. No row is lost by `gc`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,20 +20,18 @@ from forecast_autotune.store.files import (
     StoreNotes,
     acquire_lock,
     append,
-    make_store_folder,
-    problem_file,
-    release_lock,
-    write_atomically,
-)
-from forecast_autotune.store.log import MAX_LOG_BYTES, own_log, own_logs
-from forecast_autotune.store.merging.rows import DECISION, KernelRows, Row
-from forecast_autotune.store.record_files import (
     check_folders,
     is_newer,
     list_files,
     list_folders,
+    make_store_folder,
     newer_layout_text,
+    problem_file,
+    release_lock,
+    write_atomically,
 )
+from forecast_autotune.store.log import MAX_LOG_BYTES, is_mark, mark_line, own_log, own_logs
+from forecast_autotune.store.rows import DECISION, MEASUREMENT, PROBLEM, KernelRows, Row
 
 LOCK_TIMEOUT_S = 10.0
 """Longest wait for a process that writes."""
@@ -236,3 +239,183 @@ def locked(log: Path) -> Iterator[None]:
         yield
     finally:
         release_lock(lock)
+
+
+@dataclass
+class MergeCounts:
+    """What a merge read and added, in rows."""
+
+    kernels: int = 0
+    rows: int = 0
+    added: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """As JSON has it."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class KernelDifference:
+    """What one of two stores has of a kernel and the other has not."""
+
+    kernel: KernelName
+    only_first: int
+    """Measurements."""
+    only_second: int
+    decided_otherwise: tuple[str, ...]
+    """Problems that both have decided, differently."""
+    decided_by_first: int
+    """Problems that only the first has decided."""
+    decided_by_second: int
+
+
+def merge(sources: Iterable[RowSource], into: RowTarget) -> MergeCounts:
+    """Add all rows of the sources to a store. Merging again, or in another order, changes nothing.
+
+    Raises `StoreError` if a source cannot be read or the store not be written; what was added by then stays.
+    """
+    counts = MergeCounts()
+    for source in sources:
+        for kernel in source.kernels():
+            rows = source.rows(kernel)
+            counts.kernels += 1
+            counts.rows += len(rows)
+            if len(rows):
+                counts.added += into.add(kernel, rows)
+    return counts
+
+
+def differences(first: RowSource, second: RowSource) -> Iterator[KernelDifference]:
+    """How two stores differ in measurements and decisions, for each kernel in which they do, in order."""
+    held, other = set(first.kernels()), set(second.kernels())
+    for kernel in sorted(held | other):
+        one = first.rows(kernel) if kernel in held else KernelRows()
+        two = second.rows(kernel) if kernel in other else KernelRows()
+        both = one.decisions.keys() & two.decisions.keys()
+        found = KernelDifference(
+            kernel,
+            len(one.measurements.keys() - two.measurements.keys()),
+            len(two.measurements.keys() - one.measurements.keys()),
+            tuple(sorted(i for i in both if one.decisions[i].digest != two.decisions[i].digest)),
+            len(one.decisions.keys() - both),
+            len(two.decisions.keys() - both),
+        )
+        if any((found.only_first, found.only_second, found.decided_otherwise)) or both != (
+            one.decisions.keys() | two.decisions.keys()
+        ):
+            yield found
+
+
+def row_digests(source: RowSource) -> frozenset[str]:
+    """Names of all measurements and decisions: equal for stores that hold the same."""
+    return frozenset(
+        row.digest
+        for kernel in source.kernels()
+        for row in source.rows(kernel)
+        if row.kind == MEASUREMENT or row.kind == "decision"
+    )
+
+
+PART_AGE_S = 86400.0
+"""A write that began so long ago and was never finished is never finished."""
+
+
+@dataclass
+class CompactionCounts:
+    """What was removed."""
+
+    lines: int = 0
+    """Of logs: repeated ones, and those that are no records."""
+    decisions: int = 0
+    """Files that hold no decision, or another problem's."""
+    parts: int = 0
+    """Files that killed writers left."""
+    bytes: int = 0
+    newer: int = 0
+    """Lines that only a newer release can read: kept as they are."""
+
+    def to_json(self) -> dict[str, int]:
+        """As JSON has it."""
+        return dict(vars(self))
+
+
+def compact(store: StoreFolder, now: float | None = None) -> CompactionCounts:
+    """Remove repeated and damaged lines of this host's logs, damaged decisions, and what killed writers left.
+
+    Logs of other hosts are theirs: their locks may not be seen from here. What newer releases wrote is kept. Doing
+    it again removes nothing, and the rows before and after are the same. Raises `StoreError` if a file cannot be
+    written.
+    """
+    counts = CompactionCounts()
+    for kernel in store.kernels():
+        try:
+            for log in own_logs(store.folder(kernel)):
+                _compact_log(log, kernel, counts)
+            _remove_damaged_decisions(store.folder(kernel) / "decisions", counts)
+            _remove_parts(store.folder(kernel), time.time() if now is None else now, counts)
+        except OSError as error:
+            raise StoreError(f"cannot tidy {store.folder(kernel)}: {error}") from error
+    return counts
+
+
+def _compact_log(log: Path, kernel: KernelName, counts: CompactionCounts) -> None:
+    with locked(log):
+        before = read_regular(log, MAX_LOG_BYTES)
+        lines = [raw for raw in before.split(b"\n") if raw.strip()]
+        kept, newer = _counted_rows(lines, kernel)
+        counts.newer += len(newer)
+        removed = len(lines) - len(kept) - len(newer) - sum(map(is_mark, lines[:1]))
+        if removed <= 0:
+            return
+        # Problems first: a measurement whose problem follows it would be no trouble, but be safe.
+        kept.sort(key=lambda row: row.kind != PROBLEM)
+        after = mark_line("compacted") + b"".join(
+            [*(row.line for row in kept), *(raw + b"\n" for raw in newer)]
+        )
+        write_atomically(log, after)
+        counts.lines += removed
+        counts.bytes += max(0, len(before) - len(after))
+
+
+def _counted_rows(lines: Iterable[bytes], kernel: KernelName) -> tuple[list[Row], list[bytes]]:
+    """The rows that readers count, in their order, and the lines of newer releases or unknown types, each once."""
+    rows, kept, newer = KernelRows(), list[Row](), dict[bytes, None]()
+    for raw in lines:
+        if len(raw) > MAX_RECORD_BYTES or is_mark(raw):
+            continue
+        try:
+            row = Row.read(raw)
+        except NewerRecordError:
+            row = None
+        except RecordError:
+            continue
+        if row is None:
+            newer[raw] = None
+        # A fuller record of a problem replaces one that was read before it.
+        elif row.kind != DECISION and row.kernel in (None, kernel) and rows.add(row):
+            kept.append(row)
+    return [row for row in kept if row.kind != PROBLEM or rows.problems[row.problem] is row], list(newer)
+
+
+def _remove_damaged_decisions(folder: Path, counts: CompactionCounts) -> None:
+    for path in folder.glob("[!.]*.json"):
+        try:
+            decision_in(path)
+        except (NewerRecordError, OSError):
+            continue
+        except RecordError:
+            counts.bytes += path.stat().st_size
+            counts.decisions += 1
+            path.unlink()
+
+
+def _remove_parts(folder: Path, now: float, counts: CompactionCounts) -> None:
+    for path in folder.rglob(".*.part"):
+        try:
+            stat = path.stat()
+            if now - stat.st_mtime > PART_AGE_S:
+                path.unlink()
+                counts.parts += 1
+                counts.bytes += stat.st_size
+        except FileNotFoundError:
+            continue

@@ -16,11 +16,14 @@ from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store import log as log_module
 from forecast_autotune.store.files import host_name
-from forecast_autotune.store.merging import compaction, row_stores
-from forecast_autotune.store.merging.compaction import compact
-from forecast_autotune.store.merging.merge import differences, merge, row_digests
-from forecast_autotune.store.merging.row_stores import StoreFolder
-from forecast_autotune.store.merging.rows import KernelRows, Row
+from forecast_autotune.store.merging import (
+    StoreFolder,
+    compact,
+    differences,
+    merge,
+    row_digests,
+)
+from forecast_autotune.store.rows import KernelRows, Row
 from tests.core.store.stored import A100, decided, log_of, measured, problem
 
 PROBLEMS = [problem(), problem(2048), problem(kernel="softmax"), problem(device=A100)]
@@ -244,7 +247,7 @@ def test_a_merge_goes_on_in_the_next_log_where_one_is_full(
     a = fill(tmp_path / "a", [(p, measured(p, block), False) for block in range(1, 41)])
     told = {kernel: a.rows(kernel) for kernel in a.kernels()}
     into = StoreFolder(tmp_path / "b")
-    for module in (log_module, row_stores, compaction):
+    for module in (log_module, merging):
         monkeypatch.setattr(module, "MAX_LOG_BYTES", 4096)
     for kernel, rows in told.items():
         assert into.add(kernel, rows) == 41

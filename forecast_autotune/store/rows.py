@@ -2,8 +2,7 @@
 
 Equal records are one row wherever they were written, so that merging is the union of sets: the order and the
 number of merges do not matter. Of a problem's own record the fullest is kept, of its decisions the latest; ties
-go by content. Both are maxima, so the same holds for them.
-"""
+go by content. Both are maxima, so the same holds for them."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.records.measurement import IN_TURNS
-from forecast_autotune.store.files import KernelName, kernel_of
-from forecast_autotune.store.log import decode
+from forecast_autotune.store.files import KernelName, decode, kernel_of
 
 PROBLEM, MEASUREMENT, DECISION = "problem", "measurement", "decision"
 KINDS = (PROBLEM, MEASUREMENT, DECISION)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from forecast_autotune.records import Problem
 from forecast_autotune.store import Store
-from forecast_autotune.store.bundles.writing import BundleOptions, write_bundle
-from forecast_autotune.store.merging.row_stores import StoreFolder
+from forecast_autotune.store.bundles import BundleOptions, write_bundle
+from forecast_autotune.store.merging import StoreFolder
 from tests.core.store.stored import A100, decided, measured, problem
 
 PROBLEMS = [problem(), problem(2048), problem(kernel="softmax"), problem(device=A100)]

@@ -9,7 +9,7 @@ import pytest
 
 from forecast_autotune.records import Device
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.store import Store, other_devices
+from forecast_autotune.store import Store, relatives
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.loop import TuningTask, tune
@@ -60,10 +60,10 @@ def test_what_another_process_adds_elsewhere_is_seen(tmp_path: Path) -> None:
 
 def test_only_so_many_devices_are_looked_at(store: Store) -> None:
     asked = problem(1024)
-    for i in range(other_devices.DEVICES + 3):
+    for i in range(relatives.DEVICES + 3):
         p = problem(1024, device=device(i))
         store.add(p, measured(p, 16))
-    assert len(store.relatives(asked)) == other_devices.DEVICES
+    assert len(store.relatives(asked)) == relatives.DEVICES
 
 
 def test_a_log_that_takes_long_to_read_is_passed_over(
@@ -76,7 +76,7 @@ def test_a_log_that_takes_long_to_read_is_passed_over(
         store.add(large, measured(large, block))
     assert {r.problem for r in store.relatives(asked)} == {large, small}
     sizes = sorted(p.stat().st_size for p in tmp_path.glob("v1/*/*/log-*.jsonl"))
-    monkeypatch.setattr(other_devices, "BYTES", sizes[-1] - 1)
+    monkeypatch.setattr(relatives, "BYTES", sizes[-1] - 1)
     fresh = Store(tmp_path)
     assert [r.problem for r in fresh.relatives(asked)] == [small]
     # Not read at all: nothing of it is held.

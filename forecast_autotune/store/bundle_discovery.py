@@ -8,8 +8,7 @@
 | entry points `forecast_autotune.bundles` | packages: `NAME = "package.folder"`, a folder of the package |
 
 They are asked in this order. A package's folder is found without importing the package. A repository of the Hub is
-no installed package, and has no entry points: its bundle is found once `kernels` has loaded it.
-"""
+no installed package, and has no entry points: its bundle is found once `kernels` has loaded it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,17 @@
-"""How near two problems of one kernel are: the order in which prior knowledge is offered."""
+"""Other problems of a kernel as prior knowledge: how near two are, and which logs of other device classes are read."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem, Scalar
+    from forecast_autotune.store.directory import KernelDirectory
+    from forecast_autotune.surrogates.protocol import Relative
 
 _MISMATCH_DISTANCE = 1.0
 """What a differing dtype, flag or missing argument counts: as much as one size off by a factor of two."""
@@ -68,3 +72,52 @@ def nearness_key(problem: Problem, other: Problem) -> tuple[bool, float, str]:
     source = problem.kernel.source_sha256
     changed = not source or source != other.kernel.source_sha256
     return changed, feature_distance(similarity_features(problem), similarity_features(other)), other.id
+
+
+DEVICES = 8
+"""At most so many other device classes are looked at."""
+BYTES = 4 * 1024 * 1024
+"""Their logs together are no larger than this: about a twentieth of a second per MiB, once per process."""
+
+
+def affordable_directories(root: Path, kernel: str, own: str) -> list[Path]:
+    """Directories of a kernel on devices other than `own`, by name, within `DEVICES` and `BYTES`.
+
+    `kernel` and `own` are directory names; a directory whose logs are too large is passed over. Raises
+    `OSError` where `root` cannot be listed.
+    """
+    found: list[Path] = []
+    left = BYTES
+    for path in sorted(root.glob(f"*/{kernel}")):
+        if path.parent.name == own or len(found) == DEVICES:
+            continue
+        size = sum(map(_log_bytes, path.glob("log-*.jsonl")))
+        if 0 < size <= left:
+            found.append(path)
+            left -= size
+    return found
+
+
+def _log_bytes(log: Path) -> int:
+    # What is no regular file is not read.
+    return log.stat().st_size if log.is_file() else 0
+
+
+def nearest_relatives(problem: Problem, directories: Iterable[KernelDirectory]) -> list[Relative]:
+    """Of each device class the most similar problem of the very same source that ran, nearest first.
+
+    Nothing where the source is not known: times of another kernel must not pass for this one's.
+    """
+    from forecast_autotune.surrogates.protocol import Relative
+
+    made: list[Relative] = []
+    source = problem.kernel.source_sha256
+    for directory in directories:
+        same = [p for p in directory.problems().values() if source and p.kernel.source_sha256 == source]
+        for other in sorted(same, key=lambda p: nearness_key(problem, p)):
+            rows = tuple(directory.measurements(other.id))
+            if any(m.ok for m in rows):
+                made.append(Relative(other, rows))
+                break
+    made.sort(key=lambda r: nearness_key(problem, r.problem))
+    return made

@@ -21,14 +21,13 @@ from forecast_autotune.commands import main
 from forecast_autotune.errors import StoreError
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import StoreNotes, kernel_of
-from forecast_autotune.store.merging.merge import merge, row_digests
-from forecast_autotune.store.merging.row_stores import StoreFolder
-from forecast_autotune.store.merging.rows import Row
+from forecast_autotune.store.merging import StoreFolder, merge, row_digests
 from forecast_autotune.store.remote import client as client_module
 from forecast_autotune.store.remote.backends import entry_of, open_backend, remote_rows
 from forecast_autotune.store.remote.client import RemoteClient
-from tests.core.store.bundles.bundled import PROBLEMS, filled
-from tests.core.store.remote.servers import (
+from forecast_autotune.store.rows import Row
+from tests.core.store.bundled import PROBLEMS, filled
+from tests.core.store.servers import (
     MISBEHAVIOUR,
     free_port,
     misbehaving_server,

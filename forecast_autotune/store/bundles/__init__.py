@@ -1,1 +1,0 @@
-"""Bundles: read-only folders of measurements and decisions, made on one machine and used on others."""

@@ -1,1 +1,0 @@
-"""Stores as sets of rows: what makes two rows one, union, differences, compaction."""
