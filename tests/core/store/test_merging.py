@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import Measurement, Problem
 from forecast_autotune.records.table import latest_labels
-from forecast_autotune.store import Store, StoreWarning
+from forecast_autotune.store import Store, StoreWarning, merging
 from forecast_autotune.store import log as log_module
 from forecast_autotune.store.files import host_name
 from forecast_autotune.store.merging import (
