@@ -1,12 +1,10 @@
-"""The in-process backend: every way of reading gives the answer of reading each prompt in full."""
+"""The in-process backend: a batch behind a kept prefix gives the answer of a plain forward of each prompt."""
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,10 @@ pytest.importorskip("peft")
 
 import torch
 
-from forecast_autotune.llm.backend import Backend, LLMError
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
-from forecast_integrations.models.transformers import strategies
 from forecast_integrations.models.transformers.backend import TransformersBackend
-from forecast_integrations.models.transformers.tree_prefill import TreePrefill
+from forecast_integrations.models.transformers.prefill import Prefill
 from tests.integrations.models import tiny_models
 from tests.integrations.models.tiny_models import PREFIX, suffixes
 
@@ -58,99 +55,103 @@ def same(a: Any, b: Any, within: float = 1e-4) -> None:
     assert b.probabilities.std(axis=0).max() > 0.02, "the candidates' answers are all alike: nothing is shown"
 
 
-@pytest.fixture(scope="module")
-def in_full(saved: Saved) -> Callable[[int], Any]:
-    """The answer for so many candidates, each prompt read in full: the slowest way, so only once."""
+def plain_forward(
+    folder: str, texts: list[str], prefix: str = PREFIX, adapter: str = "", dtype: str = "float32"
+) -> BackendResponse:
+    """The answer by transformers alone: each prompt by itself, without a cache."""
+    import transformers
 
-    @cache
-    def answer(count: int) -> Any:
-        return ask(opened(saved("llama"), way="naive"), suffixes(count))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    if adapter:
+        import peft
 
-    return answer
+        model = peft.PeftModel.from_pretrained(model, adapter)
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)
+    ends = [tokens(f" {label.token}")["input_ids"][0] for label in BINS.labels]
+    start = tokens(prefix)["input_ids"]
+    shares = []
+    for text in texts:
+        ids = torch.tensor([start + tokens(text)["input_ids"]])
+        with torch.no_grad():
+            shares.append(model(input_ids=ids).logits[0, -1].double().softmax(0)[ends].numpy())
+    mass = np.sum(shares, axis=1)
+    return BackendResponse(np.array(shares) / mass[:, None], mass)
+
+
+def keeps_prefix(backend: TransformersBackend) -> bool:
+    assert backend._open is not None
+    return backend._open.prefill.keeps_prefix
 
 
 WINDOW = {"sliding_window": 8}
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "way"),
+    ("family", "changes"),
     [
-        ("llama", {}, "tree"),
-        ("llama", {"attention_bias": True, "mlp_bias": True}, "tree"),
-        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}, "tree"),
-        ("qwen2", {"tie_word_embeddings": True}, "tree"),
-        ("qwen3", {}, "tree"),
-        ("mistral", {}, "tree"),
-        ("mistral", WINDOW, "batched"),
-        ("gemma3_text", WINDOW, "batched"),
-        ("gemma2", {"head_dim": 16, **WINDOW}, "batched"),
-        ("granite", {"logits_scaling": 2.0}, "packed"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "packed"),
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen3", {}),
+        ("mistral", {}),
+        ("mistral", WINDOW),
+        ("gemma3_text", WINDOW),
+        ("gemma2", {"head_dim": 16, **WINDOW}),
+        ("granite", {"logits_scaling": 2.0}),
     ],
 )
-def test_the_way_that_is_chosen_reads_as_the_model_does(
-    saved: Saved, family: str, changes: dict[str, Any], way: str
-) -> None:
+def test_answers_are_those_of_a_plain_forward(saved: Saved, family: str, changes: dict[str, Any]) -> None:
     folder, texts = saved(family, **changes), suffixes(40)
     backend = opened(folder)
-    same(ask(backend, texts), ask(opened(folder, way="naive"), texts))
-    found = backend.diagnostics()
-    assert (found["way"], found["device"], found["dtype"]) == (way, "cpu", "float32")
-    assert list(found["refused"]) == list(strategies.STRATEGIES)[: list(strategies.STRATEGIES).index(way)]
-    json.dumps(found)
+    same(ask(backend, texts), plain_forward(folder, texts))
+    assert keeps_prefix(backend)
+    same(ask(backend, texts), plain_forward(folder, texts))
 
 
 def test_a_model_without_attention_is_read_in_full(saved: Saved) -> None:
     sizes = {"vocab_size": len(tiny_models.tokenizer()), "hidden_size": 32, "num_hidden_layers": 2}
-    backend = opened(saved("mamba", **sizes, state_size=4))
-    answer = ask(backend, suffixes(5))
-    assert backend.diagnostics()["way"] == "naive"
-    assert answer.answered.all()
-    assert answer.usage.cached_tokens == 0
+    folder = saved("mamba", **sizes, state_size=4)
+    backend = opened(folder)
+    same(ask(backend, suffixes(5)), plain_forward(folder, suffixes(5)))
+    assert not keeps_prefix(backend)
     assert ask(backend, suffixes(5)).usage.cached_tokens == 0, "nothing was kept"
 
 
-@pytest.mark.parametrize("way", ["tree", "packed", "batched"])
 @pytest.mark.parametrize("count", [1, 2, 150])
-def test_every_way_gives_the_answer_of_reading_in_full(
-    saved: Saved, in_full: Callable[[int], Any], way: str, count: int
-) -> None:
+def test_any_number_of_candidates_gives_the_answers_of_each(saved: Saved, count: int) -> None:
     folder, texts = saved("llama"), suffixes(count)
-    answer, wanted = ask(opened(folder, way=way), texts), in_full(count)
-    np.testing.assert_allclose(answer.probabilities, wanted.probabilities, atol=1e-4)
-    np.testing.assert_allclose(answer.mass, wanted.mass, atol=1e-4)
+    answer, expected = ask(opened(folder), texts), plain_forward(folder, texts)
+    np.testing.assert_allclose(answer.probabilities, expected.probabilities, atol=1e-4)
+    np.testing.assert_allclose(answer.mass, expected.mass, atol=1e-4)
     assert answer.probabilities.shape == (count, len(BINS.labels))
     np.testing.assert_allclose(answer.probabilities.sum(axis=1), 1.0)
 
 
-@pytest.mark.parametrize("way", ["tree", "packed", "batched", "naive"])
-def test_passes_of_any_size_give_one_answer(saved: Saved, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, texts = saved("qwen2"), suffixes(24)
-    kind, sizes = strategies.STRATEGIES[way], []
-    read = kind.read  # type: ignore[attr-defined]
+def test_passes_of_any_size_give_one_answer(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, texts, sizes = saved("qwen2"), suffixes(24), []
+    read = Prefill.read
 
     def counted(self: Any, past: Any, rows: Any, labels: Any) -> Any:
         sizes.append(len(rows))
         return read(self, past, rows, labels)
 
-    monkeypatch.setattr(kind, "read", counted)
-    whole = opened(folder, way=way)
+    monkeypatch.setattr(Prefill, "read", counted)
+    whole, small = opened(folder), opened(folder, memory_bytes=1)
     whole.prepare()
-    sizes.clear()
-    answer = ask(whole, texts)
-    few = list(sizes)
-    small = opened(folder, way=way, memory_bytes=1)
     small.prepare()
     sizes.clear()
+    answer = ask(whole, texts)
+    assert len(sizes) < 15
+    sizes.clear()
     same(ask(small, texts), answer)
-    assert len(few) < 15
     assert sizes == [1] * len(texts), "a limit that nothing fits into leaves one row per pass"
 
 
-@pytest.mark.parametrize("way", ["tree", "packed", "batched"])
-def test_what_is_kept_of_prefixes_changes_no_answer(saved: Saved, way: str) -> None:
+def test_what_is_kept_of_prefixes_changes_no_answer(saved: Saved) -> None:
     folder, texts = saved("llama"), suffixes(9)
-    backend = opened(folder, way=way)
+    backend = opened(folder)
     other = PREFIX.replace("Answer with a letter", "Measured: BLOCK=64: A\nAnswer with a letter")
     first = ask(backend, texts)
     again = ask(backend, texts)
@@ -162,7 +163,7 @@ def test_what_is_kept_of_prefixes_changes_no_answer(saved: Saved, way: str) -> N
     assert 0 < longer.usage.cached_tokens < prefix_tokens, "what the prompts begin with alike"
     assert 0 < shorter.usage.cached_tokens < longer.usage.cached_tokens
     for prefix, answer in ((PREFIX, again), (other, longer), (PREFIX[:60], shorter)):
-        same(answer, ask(opened(folder, way=way), texts, prefix), 1e-5)
+        same(answer, ask(opened(folder), texts, prefix), 1e-5)
     same(ask(backend, texts), first, 1e-6)  # what was kept has not been written to
 
 
@@ -171,72 +172,48 @@ def test_prefixes_are_kept_within_a_limit(saved: Saved) -> None:
     prompts = [f"{i} {PREFIX}" for i in range(3)]
     for prompt in prompts:
         same(ask(roomy, suffixes(5), prompt), ask(none, suffixes(5), prompt), 1e-6)
-    each = roomy.diagnostics()["prefix_bytes"] / 3
+    each = roomy._prefixes.nbytes / 3
     tight = opened(saved("llama"), cache_bytes=int(2.5 * each))
     for prompt in (prompts[0], prompts[1], prompts[0], prompts[2]):
         ask(tight, suffixes(5), prompt)
-    assert roomy.diagnostics()["prefixes"] == 3
-    assert none.diagnostics()["prefixes"] == 0
-    assert tight.diagnostics()["prefixes"] == 2
-    assert tight.diagnostics()["prefix_bytes"] <= 2.5 * each
+    assert len(roomy._prefixes) == 3
+    assert len(none._prefixes) == 0
+    assert len(tight._prefixes) == 2
+    assert tight._prefixes.nbytes <= 2.5 * each
     cached = [ask(tight, suffixes(5), prompt).usage.cached_tokens for prompt in (prompts[0], prompts[1])]
     assert cached[0] > 100 > cached[1], "the one asked for longest ago made room"
 
 
 def test_the_mass_is_the_labels_share_of_everything(saved: Saved) -> None:
-    import transformers
-
-    folder = saved("llama")
-    answer = ask(opened(folder), suffixes(3))
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)
-    ends = [tokens(f" {label.token}")["input_ids"][0] for label in BINS.labels]
-    for text, shares, mass in zip(suffixes(3), answer.probabilities, answer.mass, strict=True):
-        ids = tokens(PREFIX)["input_ids"] + tokens(text)["input_ids"]
-        with torch.no_grad():
-            all_of_it = model(torch.tensor([ids])).logits[0, -1].double().softmax(0)[ends].numpy()
-        assert mass == pytest.approx(all_of_it.sum(), abs=1e-5)
-        np.testing.assert_allclose(shares, all_of_it / all_of_it.sum(), atol=1e-5)
+    answer = ask(opened(saved("llama")), suffixes(3))
+    np.testing.assert_allclose(answer.mass, plain_forward(saved("llama"), suffixes(3)).mass, atol=1e-5)
     assert 0.001 < answer.mass.max() < 0.9
 
 
 def test_an_adapter_changes_answers_as_it_does_unmerged(saved: Saved, tmp_path: Path) -> None:
-    import peft
-    import transformers
-
     folder = saved("qwen2")
     adapter = tiny_models.adapter(tmp_path / "adapter", folder)
     backend = opened(folder, adapter=adapter)
     answer, plain = ask(backend, suffixes(4)), ask(opened(folder), suffixes(4))
     assert np.abs(answer.probabilities - plain.probabilities).max() > 0.05
     assert backend.name == f"transformers:{folder}+{adapter}"
-    assert backend.diagnostics()["way"] == "tree", "merged, the model is as quick as without"
-    base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    unmerged = peft.PeftModel.from_pretrained(base, adapter)
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)
-    ends = [tokens(f" {label.token}")["input_ids"][0] for label in BINS.labels]
-    for text, shares in zip(suffixes(4), answer.probabilities, strict=True):
-        ids = tokens(PREFIX)["input_ids"] + tokens(text)["input_ids"]
-        with torch.no_grad():
-            logits = unmerged(input_ids=torch.tensor([ids])).logits[0, -1, ends]
-        np.testing.assert_allclose(shares, logits.softmax(0).numpy(), atol=1e-4)
+    same(answer, plain_forward(folder, suffixes(4), adapter=adapter))
 
 
-def test_a_way_that_reads_wrongly_is_refused(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Careless(TreePrefill):
+def test_a_kept_prefix_that_is_read_wrongly_is_not_used(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Prefill.read
+
+    def careless(self: Any, past: Any, rows: Any, labels: Any) -> Any:
         """Forgets the last token of the prefix, as one who counts from 1."""
+        return read(self, past.cropped(len(past) - 1) if self.keeps_prefix else past, rows, labels)
 
-        def read(self, past: Any, rows: Any, labels: Any) -> Any:
-            return super().read(past.cropped(len(past) - 1), rows, labels)
-
-    monkeypatch.setitem(strategies.STRATEGIES, "tree", Careless)
+    monkeypatch.setattr(Prefill, "read", careless)
     for dtype in ("float32", "bfloat16"):
         backend = opened(saved("llama"), dtype=dtype)
         backend.prepare()
-        assert backend.diagnostics()["way"] == "packed"
-        assert "logits differ" in backend.diagnostics()["refused"]["tree"]
-    with pytest.raises(LLMError, match="cannot be read in the way 'tree'"):
-        opened(saved("llama"), way="tree").prepare()
+        assert not keeps_prefix(backend)
 
 
 def test_bfloat16_ranks_as_float32_does(saved: Saved) -> None:
@@ -294,7 +271,7 @@ def test_threads_share_a_model(saved: Saved) -> None:
 
 
 def test_time_limits_hold_between_passes(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = opened(saved("llama"), way="tree", memory_bytes=1)
+    backend = opened(saved("llama"), memory_bytes=1)
     backend.prepare()
     with pytest.raises(LLMError, match="no candidate was read: the time was over"):
         backend.forecast(PREFIX, suffixes(20), BINS.labels, timeout_s=-1.0)
@@ -302,13 +279,13 @@ def test_time_limits_hold_between_passes(saved: Saved, monkeypatch: pytest.Monke
     with pytest.raises(LLMError, match=r"busy for 0\.05 s"):
         backend.forecast(PREFIX, suffixes(20), BINS.labels, timeout_s=0.05)
     backend._lock.release()
-    clock, read = [0.0], TreePrefill.read
+    clock, read = [0.0], Prefill.read
 
     def slow(self: Any, *given: Any) -> Any:
         clock[0] += 1.0  # seconds per pass
         return read(self, *given)
 
-    monkeypatch.setattr(TreePrefill, "read", slow)
+    monkeypatch.setattr(Prefill, "read", slow)
     monkeypatch.setattr("forecast_integrations.models.transformers.backend.time.monotonic", lambda: clock[0])
     answer = backend.forecast(PREFIX, suffixes(20), BINS.labels, timeout_s=4.5)
     assert answer.answered.sum() == 5, "the pass that began in time is finished"
@@ -319,7 +296,6 @@ def test_it_is_a_backend_that_loads_when_needed(saved: Saved) -> None:
     backend = opened(saved("llama"))
     assert isinstance(backend, Backend)
     assert not backend.ready()
-    assert backend.diagnostics() == {"name": backend.name, "ready": False}
     first = ask(backend, suffixes(3))
     assert backend.ready()
     backend.close()
@@ -337,7 +313,7 @@ WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS")
 def test_a_real_model_ranks_as_it_does_in_full() -> None:
     assert WEIGHTS
     texts = suffixes(12)
-    quick, full = (ask(opened(WEIGHTS, way=way), texts, PREFIX) for way in (None, "naive"))
+    quick, full = ask(opened(WEIGHTS), texts, PREFIX), plain_forward(WEIGHTS, texts)
     same(quick, full, 1e-3)
     ranks = [np.argsort(BINS.moments(a.probabilities)[0], kind="stable").tolist() for a in (quick, full)]
     assert ranks[0] == ranks[1]

@@ -23,7 +23,7 @@ from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_integrations.models.transformers import loading
 from forecast_integrations.models.transformers.backend import TransformersBackend
-from forecast_integrations.models.transformers.strategies import warm_up
+from forecast_integrations.models.transformers.prefill import Prefill
 from tests.integrations.models import tiny_models
 from tests.integrations.models.tiny_models import PREFIX, suffixes
 
@@ -69,7 +69,6 @@ def test_what_is_not_there_is_named(folder: str, tmp_path: Path) -> None:
     refused("no adapter at /nowhere", opened(folder, adapter="/nowhere"))
     refused("the device 'cuda:99' cannot be used", opened(folder, device="cuda:99"))
     refused("must be one of bfloat16, float16, float32, got 'int4'", opened(folder, dtype="int4"))
-    refused("must be one of tree, packed, batched, naive, got 'guess'", opened(folder, way="guess"))
 
 
 def test_a_name_that_the_hub_cannot_be_asked_for_is_refused(folder: str) -> None:
@@ -95,7 +94,7 @@ socket.socket.connect = socket.getaddrinfo = none
 from forecast_integrations.models.transformers.backend import TransformersBackend
 backend = TransformersBackend("me/model", "me/lora", device="cpu")
 backend.prepare()
-print(backend.name, backend.diagnostics()["way"])
+print(backend.name, backend.ready())
 """
     env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     done = subprocess.run(
@@ -105,7 +104,7 @@ print(backend.name, backend.diagnostics()["way"])
         env={**env, "HF_HUB_CACHE": str(tmp_path / "hub"), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["transformers:me/model+me/lora", "tree"]
+    assert done.stdout.split() == ["transformers:me/model+me/lora", "True"]
     assert "Retry" not in done.stderr
     assert "Loading" not in done.stderr
 
@@ -161,7 +160,7 @@ def test_no_memory_for_a_pass_makes_smaller_passes(folder: str) -> None:
     program = """
 import json, resource, sys
 import numpy as np
-from forecast_integrations.models.transformers.tree_prefill import TreePrefill
+from forecast_integrations.models.transformers import prefill
 from forecast_integrations.models.transformers.backend import TransformersBackend
 from forecast_autotune.llm.bins import BINS
 from tests.integrations.models.tiny_models import PREFIX, suffixes
@@ -169,12 +168,12 @@ from tests.integrations.models.tiny_models import PREFIX, suffixes
 texts = suffixes(3000)
 backend = TransformersBackend(sys.argv[1], device="cpu", dtype="float32", memory_bytes=1 << 40)
 wanted = backend.forecast(PREFIX, texts[:600], BINS.labels, timeout_s=600)
-passes, read = [], TreePrefill.read
+passes, read = [], prefill.Prefill.read
 def counted(self, past, rows, labels):
     passes.append(len(rows))
     return read(self, past, rows, labels)
-TreePrefill.read = counted
-TreePrefill.max_padding = property(lambda self: 1e9, lambda self, value: None)
+prefill.Prefill.read = counted
+prefill._MAX_PADDING = 1e9
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + int(sys.argv[2]) * 2**20,) * 2)
 answer = backend.forecast(PREFIX, texts, BINS.labels, timeout_s=600)
@@ -199,9 +198,7 @@ print(json.dumps({"passes": passes, "difference": difference, "trouble": answer.
 
 
 def test_a_candidate_beyond_all_memory_is_left_out(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forecast_integrations.models.transformers.tree_prefill import TreePrefill
-
-    read = TreePrefill.read
+    read = Prefill.read
     asked: list[int] = []
 
     def small(self: Any, past: Any, rows: Any, labels: Any) -> Any:
@@ -212,7 +209,7 @@ def test_a_candidate_beyond_all_memory_is_left_out(folder: str, monkeypatch: pyt
 
     backend = opened(folder)
     backend.prepare()
-    monkeypatch.setattr(TreePrefill, "read", small)
+    monkeypatch.setattr(Prefill, "read", small)
     texts = [*suffixes(10), "BLOCK=64 " * 100 + "\nBin:"]
     answer = backend.forecast(PREFIX, texts, BINS.labels, timeout_s=60)
     assert answer.answered.tolist() == [True] * 10 + [False]
@@ -225,7 +222,7 @@ def test_warming_stays_within_memory(folder: str, monkeypatch: pytest.MonkeyPatc
     backend = opened(folder)
     backend.prepare()
     assert backend._open is not None
-    way, model, rows = backend._open.way, backend._open.model, []
+    way, rows = backend._open.prefill, []
     read = way.read
 
     def counted(past: Any, suffixes: Any, labels: Any) -> Any:
@@ -235,14 +232,14 @@ def test_warming_stays_within_memory(folder: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(way, "read", counted)
     with torch.inference_mode():
         for limit in (1 << 30, 1, 0):
-            warm_up(way, model, limit, prefix=70, rows=9, length=6)
+            way.warm_up(limit, prefix=70, rows=9, length=6)
     assert rows == [(70, 9, {6}), (70, 1, {6}), (70, 1, {6})]
 
     def none(past: Any, suffixes: Any, labels: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(way, "read", none)
-    warm_up(way, model, 1 << 30, prefix=70, rows=9, length=6)  # a cold start is no failure
+    way.warm_up(1 << 30, prefix=70, rows=9, length=6)  # a cold start is no failure
 
 
 def test_the_hosts_settings_stay_as_they_are(folder: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +259,7 @@ def test_the_hosts_settings_stay_as_they_are(folder: str, capfd: pytest.CaptureF
         )
 
     before, state = settings(), torch.get_rng_state()
-    backend = opened(folder, threads=1)
+    backend = opened(folder)
     answer = backend.forecast(PREFIX, suffixes(6), BINS.labels, timeout_s=60)
     assert settings() == before
     assert torch.equal(torch.get_rng_state(), state)
@@ -286,8 +283,8 @@ def test_a_failure_of_torch_is_an_error_of_ours(folder: str) -> None:
     backend = opened(folder)
     backend.prepare()
     assert backend._open is not None
-    layers = backend._open.way._layers  # type: ignore[attr-defined]
-    layers[0] = layers[1].__class__(**{**vars(layers[0]), "down": layers[0].out})
+    layers = backend._open.model.model.layers
+    layers[0].mlp.down_proj = layers[0].self_attn.o_proj
     with pytest.raises(LLMError, match=r"the model failed on cpu .*shape"):
         backend.forecast(PREFIX, suffixes(3), BINS.labels, timeout_s=60)
 
@@ -306,7 +303,8 @@ def test_logits_that_are_no_numbers_are_no_answer(copied: Path) -> None:
     broken = opened(copied)
     with pytest.raises(LLMError, match="logits were not finite"):
         broken.forecast(PREFIX, suffixes(3), BINS.labels, timeout_s=60)
-    assert broken.diagnostics()["way"] == "naive", "no way agrees with no numbers"
+    assert broken._open is not None
+    assert not broken._open.prefill.keeps_prefix, "nothing agrees with no numbers"
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
 """A language model in this process, by transformers: one forward pass per forecast, nothing is generated.
 
-What all candidates share is read once and kept (`prefix_cache`), their suffixes are read side by side
-(`tree_prefill`, or `prefill` for models it does not know), and the answer is each label's share in the logits
-of the last positions.
+What all candidates share is read once and kept, their suffixes are read as a batch behind it (`prefill`), and the
+answer is each label's share in the logits of the last positions.
 
 A pass cannot be interrupted: the time limit is looked at between passes.
 
@@ -29,9 +28,7 @@ from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Us
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.tokenizer import ForecastTokenizer, Ids
 from forecast_integrations.models.transformers.loading import ModelSource, load_model, unless_out_of_memory
-from forecast_integrations.models.transformers.prefill import PassShape, PrefillStrategy, rows_that_fit
-from forecast_integrations.models.transformers.prefix_cache import Prefix, PrefixCache
-from forecast_integrations.models.transformers.strategies import choose_strategy, warm_up
+from forecast_integrations.models.transformers.prefill import Prefill, Prefix, PrefixCache, open_prefill
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,24 +42,20 @@ _TYPICAL_FORECAST = {"prefix": 1500, "rows": 100, "length": 40}
 
 @dataclass(frozen=True)
 class _OpenModel:
-    """A loaded model, and what was found out about it."""
+    """A loaded model, and how it is read."""
 
     model: PreTrainedModel
     tokens: ForecastTokenizer
-    way: PrefillStrategy
-    refused: dict[str, str]
+    prefill: Prefill
     context: int
-    seconds: dict[str, float]
 
 
 class TransformersBackend(Backend):
     """See `Backend`. Threads may share one: they take turns.
 
     `model` and `adapter` (LoRA) are folders or names on the Hugging Face hub, which is asked only for what
-    is not on this machine. `device` and `dtype` are found by `loading` if they are not given, and `way` of
-    reading, one of `strategies.STRATEGIES`, by `strategies.choose_strategy`. `threads` are CPU threads while
-    it reads; by default as many as the caller has set. `memory_bytes` limits what a pass takes beside the
-    weights, `cache_bytes` what is kept of prefixes.
+    is not on this machine. `device` and `dtype` are chosen by `loading` if they are not given. `memory_bytes` limits
+    what a pass takes beside the weights, `cache_bytes` what is kept of prefixes.
     """
 
     def __init__(
@@ -72,14 +65,12 @@ class TransformersBackend(Backend):
         *,
         device: str | None = None,
         dtype: str | None = None,
-        way: str | None = None,
-        threads: int | None = None,
         memory_bytes: int = 1 << 30,
         cache_bytes: int = 1 << 29,
     ) -> None:
         self.name = f"transformers:{model}" + (f"+{adapter}" if adapter else "")
         self._source = ModelSource(model, adapter, device, dtype)
-        self._way, self._threads, self._memory = way, threads, float(memory_bytes)
+        self._memory = float(memory_bytes)
         self._prefixes = PrefixCache(cache_bytes)
         self._lock = Lock()
         self._open: _OpenModel | None = None
@@ -90,7 +81,7 @@ class TransformersBackend(Backend):
         return self._open is not None
 
     def prepare(self) -> None:
-        """Load, find the quickest way to read that is right, and read once.
+        """Load, check how the model can be read, and read once.
 
         Raises `LLMError` when the model cannot be loaded; it is not tried again before `close`.
         """
@@ -104,22 +95,6 @@ class TransformersBackend(Backend):
                 self._open = None
                 self._forget()
             self._failed = ""
-
-    def diagnostics(self) -> dict[str, object]:
-        """For reports, JSON-able: how it reads and why, on what, seconds of loading, what it keeps."""
-        found: dict[str, object] = {"name": self.name, "ready": self.ready()}
-        if (it := self._open) is not None:
-            found |= {
-                "way": it.way.name,
-                "refused": dict(it.refused),
-                "device": str(it.model.device),
-                "dtype": str(it.model.dtype).removeprefix("torch."),
-                "seconds": dict(it.seconds),
-                "prefixes": len(self._prefixes),
-                "prefix_bytes": self._prefixes.nbytes,
-                "memory_bytes": self._memory,
-            }
-        return found
 
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
@@ -162,19 +137,11 @@ class TransformersBackend(Backend):
         loaded = load_model(self._source)
         model, tokens = loaded.model, ForecastTokenizer(loaded.tokenizer)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
-        begin = time.perf_counter()
         with self._settled(model):
-            way, refused = choose_strategy(model, tokens, self._way)
-            checked = time.perf_counter()
+            prefill = open_prefill(model, tokens)
             if model.device.type == "cuda" and context > sum(_TYPICAL_FORECAST.values()):
-                warm_up(way, model, self._memory, **_TYPICAL_FORECAST)
-        seconds = {
-            "import": loaded.import_s,
-            "load": loaded.load_s,
-            "check": checked - begin,
-            "warm": time.perf_counter() - checked,
-        }
-        return _OpenModel(model, tokens, way, refused, context, seconds)
+                prefill.warm_up(self._memory, **_TYPICAL_FORECAST)
+        return _OpenModel(model, tokens, prefill, context)
 
     def _past(self, it: _OpenModel, ids: Ids, shortest: int) -> tuple[Prefix, int]:
         """What the model keeps of the prefix, and how many tokens of it were known before."""
@@ -187,7 +154,7 @@ class TransformersBackend(Backend):
         cached = len(known) if known.layers else 0
         if len(known) == len(ids):
             return known, cached
-        past = unless_out_of_memory(lambda: it.way.extend(known, ids[len(known) :]))
+        past = unless_out_of_memory(lambda: it.prefill.extend(known, ids[len(known) :]))
         if past is None:
             self._forget()
             raise LLMError(
@@ -215,17 +182,15 @@ class TransformersBackend(Backend):
                 trouble.append("the time was over before the model had read all candidates")
                 break
             sizes = [len(rows[i]) for i in waiting]
-            count = rows_that_fit(it.way, len(past), sizes, self._memory)
+            count = it.prefill.rows_that_fit(len(past), sizes, self._memory)
             at = [rows[i] for i in waiting[:count]]
-            found = unless_out_of_memory(partial(_read_to_host, it.way, past, at, tokens))
+            found = unless_out_of_memory(partial(_read_to_host, it.prefill, past, at, tokens))
             if found is not None:
                 logits[waiting[:count]], totals[waiting[:count]] = found
             else:
                 self._forget()
                 if count > 1:  # again, with half of it, from now on
-                    took = it.way.pass_bytes(
-                        len(past), PassShape(count, sizes[0], sizes[count - 1], sum(sizes[:count]))
-                    )
+                    took = it.prefill.pass_bytes(len(past), sizes[:count])
                     self._memory = min(self._memory, took) / 2
                     continue
                 trouble.append(f"there was not enough memory on {it.model.device} to read a candidate")
@@ -245,10 +210,7 @@ class TransformersBackend(Backend):
         """Read as the model is, whatever the calling thread has set in torch; and change none of it."""
         import torch
 
-        before = torch.get_num_threads()
         try:
-            if self._threads is not None:
-                torch.set_num_threads(self._threads)
             with torch.inference_mode(), torch.autocast(model.device.type, enabled=False):
                 yield
         except LLMError:
@@ -259,16 +221,11 @@ class TransformersBackend(Backend):
                 f"the model failed on {model.device} ({type(error).__name__}: {str(error)[:500]}): if the "
                 "device is lost, start a new process; otherwise choose another device, dtype or model"
             ) from error
-        finally:
-            if self._threads is not None:
-                torch.set_num_threads(before)
 
 
-def _read_to_host(
-    way: PrefillStrategy, past: Prefix, rows: Sequence[Ids], labels: Tensor
-) -> tuple[Array, Array]:
+def _read_to_host(prefill: Prefill, past: Prefix, rows: Sequence[Ids], labels: Tensor) -> tuple[Array, Array]:
     """One pass; results are on the host."""
-    logits, totals = way.read(past, rows, labels)
+    logits, totals = prefill.read(past, rows, labels)
     return logits.cpu().numpy(), totals.cpu().numpy()
 
 

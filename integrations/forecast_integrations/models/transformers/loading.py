@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +41,6 @@ class LoadedModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    import_s: float
-    """Seconds of importing transformers (and peft)."""
-    load_s: float
-    """Seconds of reading weights, adapter and tokenizer."""
 
 
 def load_model(source: ModelSource) -> LoadedModel:
@@ -54,13 +49,12 @@ def load_model(source: ModelSource) -> LoadedModel:
     Weights are read from safetensors only, and nothing of a checkpoint is executed. A folder, or a model
     that the hub's cache holds, is loaded without a word to the network.
     """
-    begin = time.perf_counter()
     try:
         import torch  # noqa: F401 - so that its absence is reported here
         import transformers
 
         if source.adapter is not None:
-            import peft  # noqa: F401 - so that its seconds count as importing
+            import peft  # noqa: F401
     except ImportError as error:
         raise LLMError(
             f"a model in this process needs torch, transformers and peft ({error}): "
@@ -68,7 +62,6 @@ def load_model(source: ModelSource) -> LoadedModel:
         ) from error
     device = _device(source.device)
     dtype = _dtype(source.dtype, device)
-    imported = time.perf_counter()
     with silenced():
         tokenizer = _load_part(source.model, "tokenizer", transformers.AutoTokenizer.from_pretrained)
         model = _load_part(source.model, "model", lambda folder: _model(folder, device, dtype))
@@ -77,7 +70,7 @@ def load_model(source: ModelSource) -> LoadedModel:
                 source.adapter, "adapter", lambda folder: _merge_adapter(model, folder, device)
             )
     model.eval().requires_grad_(False)
-    return LoadedModel(model, tokenizer, imported - begin, time.perf_counter() - imported)
+    return LoadedModel(model, tokenizer)
 
 
 def _device(given: str | None) -> torch.device:
