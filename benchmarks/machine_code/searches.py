@@ -33,8 +33,8 @@ from benchmarks.lib.processes.timed_lines import TimedLines
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from benchmarks.lib.search.library_kernels import LIBRARY_KERNELS, record_calls, search_environment
 from forecast_autotune.records import Outcome
-from forecast_harness.search.history.log import read_log
-from forecast_harness.search.history.state import SearchState, replay_events
+from forecast_harness.search.log import read_log
+from forecast_harness.search.state import SearchState, replay_events
 
 KERNELS = (
     "softmax.py:online_softmax",

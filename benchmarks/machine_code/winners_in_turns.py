@@ -25,8 +25,8 @@ from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune.records import Config
 from forecast_autotune.variants.entry import KernelEntry
 from forecast_harness.records import SearchTarget
-from forecast_harness.search.history.log import read_log
-from forecast_harness.search.history.state import SearchState, replay_events
+from forecast_harness.search.log import read_log
+from forecast_harness.search.state import SearchState, replay_events
 from forecast_harness.targets.search_target import subjects_of
 from forecast_harness.trials.judging.kernels.call_values import fill_tensor, relative_error
 from forecast_harness.trials.judging.kernels.timed_calls import TimedCall

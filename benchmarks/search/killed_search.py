@@ -57,11 +57,11 @@ from forecast_harness.records import (
     SearchSettings,
     SearchTarget,
 )
-from forecast_harness.search.history.log import read_log
-from forecast_harness.search.history.state import SearchState, replay_events
-from forecast_harness.search.interfaces import Forecaster
-from forecast_harness.search.planning.scheduler import action_key
+from forecast_harness.search.forecasters import Forecaster
+from forecast_harness.search.log import read_log
+from forecast_harness.search.plan import action_key
 from forecast_harness.search.run import LOG_FILE, search
+from forecast_harness.search.state import SearchState, replay_events
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.protocol import NodeJudge
 

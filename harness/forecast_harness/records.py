@@ -279,7 +279,7 @@ class SearchSettings:
 
     budget: SearchBudget = SearchBudget()
     archive: str = "puct"
-    """`puct`, `islands`, `greedy` or `beam`."""
+    """`puct` or `greedy`."""
     proposers: tuple[str, ...] = ("mechanical",)
     """As on the command line: `mechanical`, `recorded:DIR`, `llm:SPEC`, `external:COMMAND`."""
     surrogate: str = "auto"

@@ -28,14 +28,11 @@ from forecast_harness.authors.torch.source_code import ParsedSource
 from forecast_harness.authors.triton_rewrites import kernel_rewrites
 from forecast_harness.records import ConfirmationJob, NodeJob, NodeResult, ProposalRequest, Proposed
 from forecast_harness.sandbox.api import SandboxLane
-from forecast_harness.search.archives.behaviour import behaviour_cell
-from forecast_harness.search.forecasters.lineage import LineageForecaster
-from forecast_harness.search.forecasters.source_features import static_features
-from forecast_harness.search.history.log import read_log
-from forecast_harness.search.history.state import SearchState
-from forecast_harness.search.planning.plugin_answers import ask_plugin
+from forecast_harness.search.lineage import LineageForecaster, static_features
+from forecast_harness.search.log import read_log
 from forecast_harness.search.report.sources import display_source, line_opcodes
-from forecast_harness.search.run import LOG_FILE
+from forecast_harness.search.run import LOG_FILE, ask_plugin
+from forecast_harness.search.state import SearchState
 from forecast_harness.targets.novelty import node_identity, signature
 from forecast_harness.targets.packs import load_pack, make_solution
 from forecast_harness.targets.packs.load import parse_task_yml
@@ -107,9 +104,6 @@ READERS: dict[str, Callable[[str], Any]] = {
     "applied config": lambda text: apply_config(text, {"BLOCK": 32}),
     "identity": lambda text: [node_identity("t", language, text) for language in ("torch", "triton", "cuda")],
     "signature": lambda text: [signature(language, text) for language in ("torch", "cuda")],
-    "behaviour": lambda text: [
-        behaviour_cell(node(TARGET, text, language=n)) for n in ("torch", "triton", "cuda")
-    ],
     "features": lambda text: static_features([(node(TARGET, text), SEED)]),
     "entry": lambda text: defines_entry(text, "run", "torch"),
     "solution": lambda text: make_solution("one", text),
@@ -220,7 +214,7 @@ class ReadingJudge(LandscapeJudge):
 
 def test_a_search_goes_on_over_hostile_proposals_and_can_be_resumed(tmp_path: Path) -> None:
     def run(measurements: int) -> SearchState:
-        chosen = settings(measurements, archive="islands")
+        chosen = settings(measurements, archive="greedy")
         judges = {"make_judge": lambda _: ReadingJudge(), "proposer": HostileAuthor()}
         return run_search(tmp_path / "search", chosen, forecaster=LineageForecaster(), **judges)  # type: ignore[arg-type]
 

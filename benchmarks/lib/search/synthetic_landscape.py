@@ -33,8 +33,8 @@ from forecast_harness.records import (
     SearchTarget,
     TargetKind,
 )
-from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
-from forecast_harness.search.planning.scheduler import action_key
+from forecast_harness.search.events import Forecasted, NodeForecastRequest
+from forecast_harness.search.plan import action_key
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.trials.protocol import NodeJudge
 

@@ -28,8 +28,8 @@ from forecast_harness.targets.kernels.kernel_file import KERNEL_PLACE
 if TYPE_CHECKING:
     from forecast_harness.authors.author import Author
     from forecast_harness.records import Node, SearchContext, SearchSettings, SearchTarget
-    from forecast_harness.search.history.state import SearchState
     from forecast_harness.search.report.server import ReportServer
+    from forecast_harness.search.state import SearchState
     from forecast_harness.trials.judge_pool import LocalJudgePool
     from forecast_harness.trials.machine_code.early_start import EarlyStart
     from forecast_harness.trials.protocol import NodeJudge
@@ -63,7 +63,7 @@ def search(options: argparse.Namespace, output: Output) -> int:
 
 def _check_end(state: SearchState) -> None:
     """Raises `CommandError` for a search that measured nothing, or was given nothing to measure."""
-    from forecast_harness.search.planning.stopping import proposers_problem
+    from forecast_harness.search.plan import proposers_problem
 
     if not state.scores:
         reason = state.stopped.reason if state.stopped is not None else "it did not end"
@@ -148,7 +148,7 @@ def _search(
     """The search's end, and the seconds of `opening` what it needs and of `searching`."""
     from forecast_harness.records import TargetKind
     from forecast_harness.search.forecasters import open_forecaster
-    from forecast_harness.search.planning.pacing import paced_ahead, paced_as
+    from forecast_harness.search.plan import paced_ahead, paced_as
     from forecast_harness.search.report.live import LiveDisplay
     from forecast_harness.search.run import search as run
     from forecast_harness.targets.search_target import open_target
@@ -254,8 +254,8 @@ def _settings(options: argparse.Namespace) -> SearchSettings:
 
 def _settings_in_log(folder: Path) -> SearchSettings | None:
     """Of the search that is to be resumed; None where it had not begun."""
-    from forecast_harness.search.history.events import Started
-    from forecast_harness.search.history.log import read_log
+    from forecast_harness.search.events import Started
+    from forecast_harness.search.log import read_log
 
     events = read_log(folder / _LOG) if (folder / _LOG).is_file() else []
     return events[0].context.settings if events and isinstance(events[0], Started) else None
@@ -382,8 +382,8 @@ def _server(
 
 def _show_folder(options: argparse.Namespace, output: Output) -> int:
     """Sum up a folder, bring its report up to date, and serve it until Ctrl-C where that is asked for."""
-    from forecast_harness.search.history.log import read_log
-    from forecast_harness.search.history.state import replay_events
+    from forecast_harness.search.log import read_log
+    from forecast_harness.search.state import replay_events
 
     folder = Path(options.show)
     if not (folder / _LOG).is_file():

@@ -54,7 +54,7 @@ def _method_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--archive",
-        choices=("puct", "islands", "greedy", "beam"),
+        choices=("puct", "greedy"),
         default="puct",
         help="which sources are developed further (default: puct)",
     )

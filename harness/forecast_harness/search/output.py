@@ -14,8 +14,8 @@ from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.records import EVIDENCE_TEXTS, Node, TargetKind
-from forecast_harness.search.history.state import SearchState
-from forecast_harness.search.planning.scheduler import FINALISTS
+from forecast_harness.search.plan import FINALISTS
+from forecast_harness.search.state import SearchState
 from forecast_harness.targets.search_target import is_cuda_kernel
 
 _BEST_NAME = "best"

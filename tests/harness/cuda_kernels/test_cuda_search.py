@@ -30,8 +30,8 @@ from forecast_harness.records import (
     VerificationJob,
 )
 from forecast_harness.search.forecasters import open_forecaster
-from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.run import search
+from forecast_harness.search.state import SearchState
 from forecast_harness.trials.judging.packs.cuda_judge import CudaJudge
 from forecast_harness.trials.machine_code import early_start, opening
 from forecast_harness.trials.machine_code.opening import MachineCodeLanes, open_machine_code_lanes

@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 
 from forecast_autotune.commands import main
 from forecast_autotune.records import Outcome
-from forecast_harness.search.history.log import read_log
-from forecast_harness.search.history.state import SearchState, replay_events
+from forecast_harness.search.log import read_log
+from forecast_harness.search.state import SearchState, replay_events
 from tests.harness.cuda_kernels.declared_kernel import needs_nvcc
 
 pytestmark = [pytest.mark.gpu, needs_nvcc]

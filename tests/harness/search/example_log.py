@@ -20,7 +20,7 @@ from forecast_harness.records import (
     SearchTarget,
     TargetKind,
 )
-from forecast_harness.search.history.events import (
+from forecast_harness.search.events import (
     Chosen,
     Confirmed,
     Event,

@@ -30,7 +30,7 @@ from forecast_harness.records import (
     SearchSettings,
     VerificationJob,
 )
-from forecast_harness.search.history.events import (
+from forecast_harness.search.events import (
     Action,
     Event,
     NodeForecastRequest,
@@ -39,16 +39,16 @@ from forecast_harness.search.history.events import (
     Stopped,
     StopSearch,
 )
-from forecast_harness.search.history.log import decode, encode
-from forecast_harness.search.history.state import SearchState, apply_event, replay_events
-from forecast_harness.search.interfaces import Forecaster
-from forecast_harness.search.planning.plugin_answers import (
+from forecast_harness.search.forecasters import Forecaster
+from forecast_harness.search.log import decode, encode
+from forecast_harness.search.plan import pending_actions
+from forecast_harness.search.run import (
     answer_event,
     ask_plugin,
     judge_answer,
     lane_failure_event,
 )
-from forecast_harness.search.planning.scheduler import pending_actions
+from forecast_harness.search.state import SearchState, apply_event, replay_events
 from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 
 

@@ -12,13 +12,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from forecast_harness.records import NodeForecast, SearchCost
-from forecast_harness.search.history.batches import ArmStats
-from forecast_harness.search.planning.acquisition import (
+from forecast_harness.search.acquisition import (
     choose_by_forecast,
     choose_first,
     expected_improvement,
 )
-from forecast_harness.search.planning.bandit import allocate
+from forecast_harness.search.plan import allocate
+from forecast_harness.search.state import ArmStats
 
 
 def belief(mean: float, sd: float = 0.05, p_fail: float = 0.0, abstains: bool = False) -> NodeForecast:

@@ -18,8 +18,8 @@ import pytest
 from forecast_autotune.commands import main
 from forecast_autotune.commands.console import grammar
 from forecast_harness.commands.search import resume_command
-from forecast_harness.search.history.events import Finished, Resumed, Stopped
-from forecast_harness.search.history.log import encode, read_log
+from forecast_harness.search.events import Finished, Resumed, Stopped
+from forecast_harness.search.log import encode, read_log
 from tests.core.captured_output import Capture, shown
 from tests.harness.search.example_log import ExampleSearch
 from tests.harness.small import small_folder
@@ -123,7 +123,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(capsys: Capture, tmp_p
         "swiglu --seconds 300 --money 0.5 --gpu-budget 7 --seed 3",
         "'my packs/x' --proposer mechanical --proposer 'recorded:my sources' --llm 'http://h/v1?model=m&kind=chat'",
         "swiglu --serve --quiet --json --device cpu",
-        "swiglu --serve 8080 --lanes 2 --ray auto --archive beam --surrogate none",
+        "swiglu --serve 8080 --lanes 2 --ray auto --archive greedy --surrogate none",
     ],
 )
 def test_the_command_that_goes_on_means_the_same_search(line: str) -> None:

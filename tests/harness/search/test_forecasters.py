@@ -20,17 +20,21 @@ from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.records.codec import to_json
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
-from forecast_harness.search.forecasters import open_forecaster
-from forecast_harness.search.forecasters.gaussian_process import fit_mixture
-from forecast_harness.search.forecasters.lineage import (
+from forecast_harness.search.events import NodeForecastRequest
+from forecast_harness.search.forecasters import (
+    LLMNodeForecaster,
+    blend_forecast,
+    open_forecaster,
+    question_prompt,
+)
+from forecast_harness.search.lineage import (
     MIN_RESULTS,
     LineageForecaster,
     ScorePosterior,
+    edit_embedding,
+    fit_mixture,
     relative_forecasts,
 )
-from forecast_harness.search.forecasters.llm import LLMNodeForecaster, blend_forecast, question_prompt
-from forecast_harness.search.forecasters.source_features import edit_embedding
-from forecast_harness.search.history.events import NodeForecastRequest
 from forecast_harness.trials.configs.timings import (
     MAX_TIMINGS,
     Timing,
@@ -212,8 +216,8 @@ def test_the_same_question_has_the_same_answer_in_another_process() -> None:
     question, _ = split(20, 3)
     program = (
         "import json, sys; from forecast_autotune.records.codec import from_json, to_json;"
-        "from forecast_harness.search.history.events import NodeForecastRequest;"
-        "from forecast_harness.search.forecasters.lineage import LineageForecaster;"
+        "from forecast_harness.search.events import NodeForecastRequest;"
+        "from forecast_harness.search.lineage import LineageForecaster;"
         "q = from_json(NodeForecastRequest, json.load(sys.stdin));"
         "print(json.dumps(to_json(LineageForecaster().forecast(q))))"
     )

@@ -18,9 +18,9 @@ from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, TargetKind, VerificationJob
-from forecast_harness.search.forecasters.lineage import UNINFORMED_SD
-from forecast_harness.search.forecasters.triton import UNTESTED_DIFFERENCE_SD, TritonForecaster
-from forecast_harness.search.history.events import NodeForecastRequest
+from forecast_harness.search.events import NodeForecastRequest
+from forecast_harness.search.forecasters import UNTESTED_DIFFERENCE_SD, TritonForecaster
+from forecast_harness.search.lineage import UNINFORMED_SD
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.search_target import configs_for, open_target
 from forecast_harness.trials.configs.timings import Timing

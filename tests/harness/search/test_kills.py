@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.search.killed_search import KilledSearch, comparable_state, work
-from forecast_harness.search.history.log import read_log
-from forecast_harness.search.history.state import replay_events
+from forecast_harness.search.log import read_log
 from forecast_harness.search.run import LOG_FILE
+from forecast_harness.search.state import replay_events
 
 
 def test_a_killed_search_ends_as_if_it_had_not_been(tmp_path: Path) -> None:

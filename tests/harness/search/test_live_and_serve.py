@@ -15,11 +15,11 @@ from rich.console import Console
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.report.local_server import CannotServePageError
-from forecast_harness.search.history.events import Event
-from forecast_harness.search.history.log import encode
-from forecast_harness.search.history.state import SearchState, apply_event, replay_events
+from forecast_harness.search.events import Event
+from forecast_harness.search.log import encode
 from forecast_harness.search.report.live import LiveDisplay
 from forecast_harness.search.report.server import LogFollower, ReportServer, serve
+from forecast_harness.search.state import SearchState, apply_event, replay_events
 from tests.harness.search.example_log import ExampleSearch
 
 
@@ -245,6 +245,6 @@ def test_a_reader_follows_and_waits_for_whole_lines(tmp_path: Path) -> None:
 
 
 def fold_whole(raw: bytes) -> SearchState:
-    from forecast_harness.search.history.log import parse_log
+    from forecast_harness.search.log import parse_log
 
     return replay_events(parse_log(raw, Path("log.jsonl"))[0])

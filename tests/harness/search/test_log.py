@@ -17,8 +17,8 @@ from benchmarks.lib.search.synthetic_landscape import CONTEXT, SEEDS, TARGET, se
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import Outcome
 from forecast_harness.records import NodeResult
-from forecast_harness.search.history.events import Event, Finished, Resumed, Started, Stopped
-from forecast_harness.search.history.log import SearchLog, read_log
+from forecast_harness.search.events import Event, Finished, Resumed, Started, Stopped
+from forecast_harness.search.log import SearchLog, read_log
 from tests.harness.search.simulated_search import SimulatedSearch
 
 STARTED = Started(CONTEXT, TARGET, SEEDS, "2026-01-01T00:00:00+00:00")
@@ -108,7 +108,7 @@ def test_a_second_writer_is_told_who_the_first_is(path: Path) -> None:
     with SearchLog.create(path, STARTED):
         program = (
             "import sys; from pathlib import Path\n"
-            "from forecast_harness.search.history.log import SearchLog, read_log\n"
+            "from forecast_harness.search.log import SearchLog, read_log\n"
             "from benchmarks.lib.search.synthetic_landscape import CONTEXT\n"
             "print(len(read_log(Path(sys.argv[1])))); SearchLog.open(Path(sys.argv[1]), CONTEXT)"
         )
@@ -122,7 +122,7 @@ def test_a_second_writer_is_told_who_the_first_is(path: Path) -> None:
 
 def test_a_writer_that_was_killed_leaves_no_lock(path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from forecast_harness.search.history.log import SearchLog\n"
+        "import sys, time; from pathlib import Path; from forecast_harness.search.log import SearchLog\n"
         "from tests.harness.search.test_log import STARTED\n"
         "log = SearchLog.create(Path(sys.argv[1]), STARTED); print('ready', flush=True); time.sleep(60)"
     )

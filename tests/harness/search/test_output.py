@@ -16,9 +16,9 @@ from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Check, Origin, Provenance
 from forecast_harness.records import Node, NodeResult, Proposed, SearchTarget, TargetKind
-from forecast_harness.search.history.events import Chosen, Confirmed, Finished, Started, Stopped
-from forecast_harness.search.history.state import SearchState, replay_events
+from forecast_harness.search.events import Chosen, Confirmed, Finished, Started, Stopped
 from forecast_harness.search.output import store_variants, summary, write_output
+from forecast_harness.search.state import SearchState, replay_events
 from tests.harness.search.threaded_search import run_search
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forecast_harness.records import SearchSettings
-from forecast_harness.search.planning.pacing import NODES_AHEAD, paced_ahead, paced_as
+from forecast_harness.search.plan import NODES_AHEAD, paced_ahead, paced_as
 
 
 @pytest.mark.parametrize(("k", "parents"), [(2, None), (4, None), (8, None), (4, 1), (4, 2), (3, 3)])

@@ -14,9 +14,8 @@ pytest.importorskip("triton")
 from forecast_autotune.records import Outcome
 from forecast_harness.records import Node, NodeResult, SearchTarget
 from forecast_harness.sandbox.jobs import JobResult, SandboxJob
-from forecast_harness.search.forecasters import open_forecaster
-from forecast_harness.search.forecasters.triton import UNTESTED_DIFFERENCE_SD, TritonForecaster
-from forecast_harness.search.history.events import NodeForecastRequest
+from forecast_harness.search.events import NodeForecastRequest
+from forecast_harness.search.forecasters import UNTESTED_DIFFERENCE_SD, TritonForecaster, open_forecaster
 from forecast_harness.targets.search_target import open_target
 from forecast_harness.trials.configs import pack_tracing
 from forecast_harness.trials.configs.pack_tracing import PackTracer

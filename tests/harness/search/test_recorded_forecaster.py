@@ -12,10 +12,9 @@ from forecast_autotune.records import Outcome
 from forecast_autotune.variants.judgement import SourceJudgement, read_judgements, source_digest
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
-from forecast_harness.search.forecasters import open_forecaster
-from forecast_harness.search.forecasters.lineage import LineageForecaster
-from forecast_harness.search.forecasters.recorded import RecordedForecaster
-from forecast_harness.search.history.events import NodeForecastRequest
+from forecast_harness.search.events import NodeForecastRequest
+from forecast_harness.search.forecasters import RecordedForecaster, open_forecaster
+from forecast_harness.search.lineage import LineageForecaster
 
 PACK = SearchTarget(TargetKind.PACK, "sums", "id", "torch", "run", "Sums of rows.")
 SEED = Node("seed", "x.sum(1)", "torch", (), Provenance(Origin.HAND))

@@ -14,8 +14,7 @@ import pytest
 
 from forecast_autotune.records import Outcome
 from forecast_harness.records import NodeResult, SearchCost
-from forecast_harness.search.history.events import Confirmed, Finished, Forecasted
-from forecast_harness.search.history.state import SearchState, replay_events
+from forecast_harness.search.events import Confirmed, Finished, Forecasted
 from forecast_harness.search.report import charts, page, render, sources, tables, tree
 from forecast_harness.search.report.render import json_for_script, render_parts
 from forecast_harness.search.report.report_model import BestResult, ReportNode, SearchReport, build_report
@@ -28,6 +27,7 @@ from forecast_harness.search.report.scales import (
     round_ticks,
 )
 from forecast_harness.search.report.summary import summary_lines
+from forecast_harness.search.state import SearchState, replay_events
 from tests.harness.search.example_log import ExampleSearch
 
 

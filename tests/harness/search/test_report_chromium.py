@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from forecast_harness.search.history.events import Event
-from forecast_harness.search.history.log import encode
-from forecast_harness.search.history.state import SearchState, replay_events
+from forecast_harness.search.events import Event
+from forecast_harness.search.log import encode
 from forecast_harness.search.report import page
 from forecast_harness.search.report.server import ReportServer
+from forecast_harness.search.state import SearchState, replay_events
 from tests.browser import LOW_CONTRAST_SCRIPT, PageVisit, chromium
 from tests.harness.search.example_log import ExampleSearch
 

@@ -35,11 +35,10 @@ from forecast_harness.records import (
     SearchCost,
     SearchSettings,
 )
-from forecast_harness.search.history.answer_store import AnswerStore
-from forecast_harness.search.history.events import Stopped
-from forecast_harness.search.history.log import read_log
-from forecast_harness.search.history.state import SearchState, replay_events
+from forecast_harness.search.events import Stopped
+from forecast_harness.search.log import AnswerStore, read_log
 from forecast_harness.search.run import search
+from forecast_harness.search.state import SearchState, replay_events
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.search.simulated_search import SimulatedSearch, comparable_outcome

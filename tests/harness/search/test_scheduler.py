@@ -23,7 +23,7 @@ from forecast_harness.records import (
     Proposed,
     SearchBudget,
 )
-from forecast_harness.search.history.events import (
+from forecast_harness.search.events import (
     Chosen,
     Confirmed,
     Expired,
@@ -34,9 +34,9 @@ from forecast_harness.search.history.events import (
     StopSearch,
     Verified,
 )
-from forecast_harness.search.history.state import apply_event, replay_events
-from forecast_harness.search.planning.plugin_answers import lane_failure_event
-from forecast_harness.search.planning.scheduler import action_key, confirmation_reserve, pending_actions
+from forecast_harness.search.plan import action_key, confirmation_reserve, pending_actions
+from forecast_harness.search.run import lane_failure_event
+from forecast_harness.search.state import apply_event, replay_events
 from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, jobs
 

@@ -15,16 +15,15 @@ from benchmarks.lib.search.synthetic_landscape import SEEDS, settings
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.records import NodeResult, Proposed, SearchCost
-from forecast_harness.search.history.batch_view import batch_view
-from forecast_harness.search.history.events import Chosen, Event, Finished, Lost, Resumed, Stopped
-from forecast_harness.search.history.state import SearchState, apply_event, replay_events
-from forecast_harness.search.planning.scheduler import pending_actions
+from forecast_harness.search.events import Chosen, Event, Finished, Lost, Resumed, Stopped
+from forecast_harness.search.plan import pending_actions
+from forecast_harness.search.state import SearchState, apply_event, batch_view, replay_events
 from tests.harness.search.simulated_search import SimulatedSearch, comparable_outcome, log_text
 
 KINDS: list[dict[str, Any]] = [
     {"depth": 1},
-    {"depth": 2, "archive": "islands"},
-    {"depth": 3, "archive": "beam", "parents": 3},
+    {"depth": 2, "archive": "greedy"},
+    {"depth": 3, "archive": "greedy", "parents": 3},
     {"depth": 2, "audit": 0.5, "archive": "greedy"},
 ]
 

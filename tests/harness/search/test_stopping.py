@@ -29,8 +29,8 @@ from forecast_harness.records import (
     SearchBudget,
     SearchSettings,
 )
-from forecast_harness.search.history.events import Lost
-from forecast_harness.search.planning.stopping import proposers_problem
+from forecast_harness.search.events import Lost
+from forecast_harness.search.plan import proposers_problem
 from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, comparable_outcome
 

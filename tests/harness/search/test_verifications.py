@@ -25,16 +25,14 @@ from forecast_harness.records import (
     SearchBudget,
     VerificationJob,
 )
-from forecast_harness.search.history.batch_view import batch_view
-from forecast_harness.search.history.batches import MAX_RETRIES
-from forecast_harness.search.history.events import Action, Event, Expired, Finished, Lost, Resumed, Verified
-from forecast_harness.search.history.log import read_log
-from forecast_harness.search.history.state import SearchState, apply_event, replay_events
-from forecast_harness.search.planning.scheduler import pending_actions
+from forecast_harness.search.events import Action, Event, Expired, Finished, Lost, Resumed, Verified
+from forecast_harness.search.log import read_log
+from forecast_harness.search.plan import pending_actions
 from forecast_harness.search.report import page
 from forecast_harness.search.report.live import LiveDisplay
 from forecast_harness.search.report.report_model import build_report
 from forecast_harness.search.report.tables import finalist_rows
+from forecast_harness.search.state import MAX_RETRIES, SearchState, apply_event, batch_view, replay_events
 from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.search.simulated_search import LateJudge, SimulatedSearch, is_cheat
 from tests.harness.search.threaded_search import run_search
@@ -53,7 +51,7 @@ class PatientSearch(SimulatedSearch):
         return log, state
 
 
-@pytest.fixture(scope="module", params=[{"depth": 1}, {"depth": 2, "archive": "islands"}, {"depth": 3}])
+@pytest.fixture(scope="module", params=[{"depth": 1}, {"depth": 2, "archive": "greedy"}, {"depth": 3}])
 def late(request: pytest.FixtureRequest) -> tuple[SimulatedSearch, list[Event], SearchState]:
     world = SimulatedSearch(settings(40, **request.param), judge=LateJudge())
     return world, *world.run(random.Random(3))

@@ -17,8 +17,8 @@ from benchmarks.lib.search.synthetic_landscape import (
     LandscapeJudge,
 )
 from forecast_harness.records import SearchSettings
-from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.run import search
+from forecast_harness.search.state import SearchState
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.protocol import NodeJudge
 

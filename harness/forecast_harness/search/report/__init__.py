@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forecast_harness.search.history.state import SearchState
+from forecast_harness.search.state import SearchState
 
 __all__ = ["page"]
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import log2, sqrt
 
 from forecast_autotune.report.chart import percent
-from forecast_harness.search.history.batches import HistoryPoint
 from forecast_harness.search.report.panel import (
     ChartLabel,
     ChartMark,
@@ -25,6 +24,7 @@ from forecast_harness.search.report.scales import (
     padded_bounds,
     round_ticks,
 )
+from forecast_harness.search.state import HistoryPoint
 
 MOST_DOTS = 600
 """A chart has at most so many marks of single results; the best ones and every n-th of the others stay."""

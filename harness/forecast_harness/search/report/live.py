@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune.report.chart import bar
 from forecast_harness.records import EVIDENCE_TEXTS, NodeResult
-from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.report import tables
 from forecast_harness.search.report.scales import factor_text
 from forecast_harness.search.report.sources import escape_invisible
+from forecast_harness.search.state import SearchState
 from forecast_harness.trials.judge_pool import LocalJudgePool
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from forecast_harness.records import MODEL_NOTE
-from forecast_harness.search.history.state import SearchState
+from forecast_harness.search.state import SearchState
 
 _FORECASTER_MARK, _WRITER_MARK = "llm-", "llm:"
 

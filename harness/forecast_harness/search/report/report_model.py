@@ -17,11 +17,10 @@ from forecast_harness.records import (
     SearchCost,
     SearchTarget,
 )
-from forecast_harness.search.history.batches import HistoryPoint
-from forecast_harness.search.history.events import Lost, Stopped
-from forecast_harness.search.history.state import SearchState
+from forecast_harness.search.events import Lost, Stopped
 from forecast_harness.search.output import reliability
 from forecast_harness.search.report.model_part import model_text
+from forecast_harness.search.state import HistoryPoint, SearchState
 
 Z90, Z95 = 1.6449, 1.9600
 """Two-sided 90 % and 95 % quantiles of the normal distribution."""

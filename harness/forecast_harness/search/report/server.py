@@ -14,10 +14,10 @@ from urllib.parse import parse_qs
 
 from forecast_autotune.errors import StoreError
 from forecast_autotune.report.local_server import LocalServer, ServedText
-from forecast_harness.search.history import log
-from forecast_harness.search.history.state import SearchState, apply_event
+from forecast_harness.search import log
 from forecast_harness.search.report import render
 from forecast_harness.search.report.report_model import build_report
+from forecast_harness.search.state import SearchState, apply_event
 
 _REDRAW_PAUSE_FACTOR = 10
 """Drawing the page may take a tenth of one core: the search is measuring at the same time."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from forecast_autotune.report.chart import seconds
 from forecast_harness.records import EVIDENCE_TEXTS
-from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.report import tables
 from forecast_harness.search.report.report_model import SearchReport, build_report
 from forecast_harness.search.report.scales import factor_text
 from forecast_harness.search.report.sources import escape_invisible
+from forecast_harness.search.state import SearchState
 
 
 def summary_lines(state: SearchState) -> list[tuple[str, str]]:

@@ -3,22 +3,216 @@
 log2(time) = parent's + what such a change did elsewhere + what such sources are like. A Gaussian process over
 the second and third, whose scales are weighed anew for every question; works for any language. P(fail) comes
 from results of the same arm, and of similar changes. A pure function of the question.
+
+Sources are read as numbers for any language: what they hold, and what was changed against their parents. Nothing is
+parsed beyond tokens, nothing is run. Token n-grams are hashed to a fixed width (Weinberger et al. 2009) with a stable
+hash, so that equal texts give equal numbers in every process.
+
+Of the process, the few scales are weighed by their evidence on a grid (Rasmussen and Williams, Gaussian Processes for
+Machine Learning, 2006: equations 2.22-2.24 for predictions, 2.30 for the evidence, 5.3-5.4 for weighing scales and
+5.10-5.12 for leave-one-out residuals). A dozen results tell scales badly: the likeliest alone would be far too sure of
+itself.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.surrogates.protocol import Array
+from forecast_autotune.variants.records import Origin
 from forecast_harness.records import Node, NodeForecast
-from forecast_harness.search.forecasters import source_features
-from forecast_harness.search.forecasters.gaussian_process import fit_mixture
-from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
+from forecast_harness.search.events import Forecasted, NodeForecastRequest
+from forecast_harness.targets.novelty import canonical_tokens
+
+_JITTER = 1e-8
+_MIN_RELATIVE_EVIDENCE = 0.01
+"""Evidence against the best's below which scales are left out."""
+
+
+@dataclass(frozen=True)
+class FittedProcess:
+    """A posterior: values at training points were `targets` with independent `noise`."""
+
+    variances: Mapping[str, float]
+    """Of every part of the covariance."""
+    inverse: Array
+    """Of the training covariance with its noise, [n, n]."""
+    weights: Array
+    """Inverse times targets, [n]."""
+    evidence: float
+    """Natural log of the marginal likelihood, without its constant."""
+    sd_scale: float
+    """What standard deviations are multiplied by: how far leave-one-out residuals lay off, in their own."""
+
+    def predict(self, cross: Mapping[str, Array], prior: Mapping[str, Array]) -> tuple[Array, Array]:
+        """Mean and standard deviation at m points, [m] each, without the noise of a measurement.
+
+        `cross`: each part between them and the training points, [m, n]; `prior`: each part's own variance at
+        scale 1, [m].
+        """
+        joint = sum((v * cross[name] for name, v in self.variances.items()), np.zeros(1))
+        own = sum((v * prior[name] for name, v in self.variances.items()), np.zeros(1))
+        mean = joint @ self.weights
+        variance = own - ((joint @ self.inverse) * joint).sum(axis=1)
+        return mean, self.sd_scale * np.sqrt(np.maximum(variance, _JITTER))
+
+
+@dataclass(frozen=True)
+class ProcessMixture:
+    """Posteriors under several scales, with weights that add up to 1, the heaviest first."""
+
+    parts: Sequence[tuple[float, FittedProcess]]
+
+    def predict(self, cross: Mapping[str, Array], prior: Mapping[str, Array]) -> tuple[Array, Array]:
+        """As `FittedProcess.predict`: mean and standard deviation of the mixture, [m] each."""
+        each = [(weight, *fitted.predict(cross, prior)) for weight, fitted in self.parts]
+        mean = sum((w * m for w, m, _ in each), np.zeros(1))
+        second = sum((w * (sd**2 + m**2) for w, m, sd in each), np.zeros(1))
+        return mean, np.sqrt(np.maximum(second - mean**2, _JITTER))
+
+
+def fit_mixture(
+    parts: Mapping[str, Array],
+    targets: Array,
+    noise: Array,
+    grid: Mapping[str, Sequence[float]],
+) -> ProcessMixture:
+    """Posteriors under the variances of the grid, each weighed by how well it explains the targets.
+
+    `parts`: covariances at scale 1 by name, [n, n]; `noise`: variances, [n]; `grid`: the variances to try,
+    by the same names; all are as likely before. Raises `ValueError` for an empty grid.
+    """
+    found: list[FittedProcess] = []
+    names = list(parts)
+    for values in itertools.product(*(grid[name] for name in names)):
+        variances = dict(zip(names, values, strict=True))
+        covariance = sum((v * parts[name] for name, v in variances.items()), np.zeros(1))
+        covariance = covariance + np.diag(noise + _JITTER)
+        root = np.linalg.cholesky(covariance)
+        half = np.linalg.solve(root, np.eye(len(targets)))
+        inverse = half.T @ half
+        weights = inverse @ targets
+        evidence = -0.5 * float(targets @ weights) - float(np.log(np.diag(root)).sum())
+        # Equations 5.10-5.12: the residual of each point under all others, and its variance.
+        off = weights**2 / np.diag(inverse)
+        stretch = math.sqrt((float(off.sum()) + 4.0) / (len(targets) + 4.0))
+        found.append(FittedProcess(variances, inverse, weights, evidence, min(max(stretch, 0.7), 3.0)))
+    if not found:
+        raise ValueError("the grid needs at least one variance for every part")
+    found.sort(key=lambda one: -one.evidence)
+    likely = [math.exp(one.evidence - found[0].evidence) for one in found]
+    kept = [(share, one) for share, one in zip(likely, found, strict=True) if share > _MIN_RELATIVE_EVIDENCE]
+    total = sum(share for share, _ in kept)
+    return ProcessMixture([(share / total, one) for share, one in kept])
+
+
+# --- sources as numbers ---
+
+
+HASH_WIDTH = 384
+"""Hashed coordinates of n-grams."""
+_NGRAM_LENGTHS = (1, 2, 3)
+_COUNTED_WORDS = (
+    *("for", "while", "if", "load", "store", "dot", "exp", "sum", "max", "empty", "zeros", "clone", "copy_"),
+    *("contiguous", "to", "float", "view", "reshape", "transpose", "matmul", "einsum", "compile", "out"),
+    *("atomic_add", "num_warps", "num_stages", "static_range", "range", "eviction_policy", "cache_modifier"),
+)
+"""Words whose numbers say something about speed in torch, Triton or CUDA."""
+_NUMBER_PATTERN = re.compile(r"^\d+(\.\d*)?(e[+-]?\d+)?$", re.IGNORECASE)
+
+
+@lru_cache(maxsize=8192)
+def ngram_counts(language: str, source: str) -> tuple[tuple[int, float], ...]:
+    """Hashed counts of token n-grams, (coordinate, count) in order; signs keep collisions from adding up."""
+    tokens = canonical_tokens(language, source)
+    found: Counter[int] = Counter()
+    for n in _NGRAM_LENGTHS:
+        for start in range(len(tokens) - n + 1):
+            code = zlib.crc32("\0".join(tokens[start : start + n]).encode("utf-8", "replace"))
+            found[code % HASH_WIDTH] += 1 if code >> 31 else -1
+    return tuple(sorted((k, float(v)) for k, v in found.items() if v))
+
+
+@lru_cache(maxsize=8192)
+def token_statistics(language: str, source: str) -> tuple[float, ...]:
+    """Logarithms of how long a source is, how often it uses telling words, and how large its numbers are."""
+    tokens = canonical_tokens(language, source)
+    seen = Counter(tokens)
+    numbers = [float(t) for t in tokens if _NUMBER_PATTERN.match(t)]
+    large = [math.log2(v) for v in numbers if 2 <= v < math.inf]
+    sizes = (sum(large), max(large, default=0.0), float(len(large)))
+    return (math.log2(1 + len(tokens)), *sizes, *(math.log2(1 + seen[w]) for w in _COUNTED_WORDS))
+
+
+def source_embedding(node: Node) -> Array:
+    """Hashed n-grams of a source, [WIDTH], of length 1: what two sources have in common is their product."""
+    vector = np.zeros(HASH_WIDTH)
+    for place, count in ngram_counts(node.language, node.source):
+        vector[place] = math.copysign(math.log1p(abs(count)), count)
+    return _normalized(vector)
+
+
+def edit_embedding(node: Node, parent: Node | None) -> Array:
+    """What was changed, [3 WIDTH]: the signed difference of n-grams, words about the change, and its parts.
+
+    The words are the arm, the author and the note of the provenance; they and the difference are of length 1.
+    The parts are the rewrites that a mechanical author names, joined by `+`: what they do adds up, so each
+    counts 1 however many there are. Zeros for a node without a parent.
+    """
+    if parent is None:
+        return np.zeros(3 * HASH_WIDTH)
+    change = np.zeros(HASH_WIDTH)
+    for sign, one in ((1.0, node), (-1.0, parent)):
+        for place, count in ngram_counts(one.language, one.source):
+            change[place] += sign * count
+    told = node.provenance
+    parts = told.author.split("+") if told.origin is Origin.REWRITE and told.author else []
+    by = [] if parts else [f"author {told.author}"]
+    words = _normalized(_hashed_words([f"arm {node.arm}", *by, *_note_words(told.note)]))
+    return np.concatenate(
+        [_normalized(np.sign(change) * np.log1p(np.abs(change))), words, _hashed_words(parts)]
+    )
+
+
+def static_features(nodes: Sequence[tuple[Node, Node | None]]) -> Array:
+    """Counts of each source and their differences against its parent's, [n, 2 counts]."""
+    rows = []
+    for node, parent in nodes:
+        own = np.array(token_statistics(node.language, node.source))
+        before = own if parent is None else np.array(token_statistics(parent.language, parent.source))
+        rows.append(np.concatenate([own, own - before]))
+    return np.array(rows).reshape(len(rows), -1)
+
+
+def _note_words(note: str) -> list[str]:
+    return [f"note {w}" for w in re.findall(r"[a-z_]+|\d+", note.lower())[:24]]
+
+
+def _hashed_words(words: Iterable[str]) -> Array:
+    vector = np.zeros(HASH_WIDTH)
+    for word in words:
+        code = zlib.crc32(word.encode())
+        vector[code % HASH_WIDTH] += 1.0 if code >> 31 else -1.0
+    return vector
+
+
+def _normalized(vector: Array) -> Array:
+    size = float(np.linalg.norm(vector))
+    return vector / size if size > 0 else vector
+
+
+# --- the forecaster ---
+
 
 MIN_RESULTS = 3
 """Results that ran before anything is said, and of which one at least must have a parent."""
@@ -61,13 +255,9 @@ class NodeFeatures:
         firsts = [known.get(n.parents[0]) if n.parents else None for n in nodes]
         pairs = list(zip(nodes, firsts, strict=True))
         return cls(
-            np.array([source_features.edit_embedding(n, p) for n, p in pairs]).reshape(
-                len(nodes), 3 * source_features.HASH_WIDTH
-            ),
-            np.array([source_features.source_embedding(n) for n in nodes]).reshape(
-                len(nodes), source_features.HASH_WIDTH
-            ),
-            source_features.static_features(pairs),
+            np.array([edit_embedding(n, p) for n, p in pairs]).reshape(len(nodes), 3 * HASH_WIDTH),
+            np.array([source_embedding(n) for n in nodes]).reshape(len(nodes), HASH_WIDTH),
+            static_features(pairs),
             np.array([_ancestor_score(n, known, scores) for n in nodes]),
         )
 
@@ -172,7 +362,7 @@ def failure_probabilities(question: NodeForecastRequest) -> Array:
 
 
 def _unit_edit(node: Node, known: Mapping[str, Node]) -> Array:
-    change = source_features.edit_embedding(node, known.get(node.parents[0]) if node.parents else None)
+    change = edit_embedding(node, known.get(node.parents[0]) if node.parents else None)
     return change / max(1e-9, float(np.linalg.norm(change)))
 
 

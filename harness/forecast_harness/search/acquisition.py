@@ -28,8 +28,10 @@ from collections.abc import Mapping, Sequence
 
 from forecast_autotune.records import digest
 from forecast_harness.records import NodeForecast
-from forecast_harness.search.history.events import Chosen
+from forecast_harness.search.events import Chosen
 
+PRIOR_GAIN = 0.05
+"""What a proposal of an arm that nothing is known of may gain, in log2: 3.5 %."""
 UNCERTAIN_EVERY = 4
 """Each so many-th place of the list is for an uncertain candidate."""
 UNCERTAIN_RANGE = (0.2, 0.8)

@@ -1,7 +1,7 @@
-"""What is known of a search: a fold of its log's events. Decides nothing.
+"""What is known of a search: a fold of its log's events, and what of it a batch may know. Decides nothing.
 
 Batch 0 is the seeds: each is judged, the first beside itself (which gives its best config and shows that
-the lane works), the others beside the first. Proposals begin with batch 1. `batch_view` is all that a batch may
+the lane works), the others beside the first. Proposals begin with batch 1. A `BatchView` is all that a batch may
 know; it does not depend on the order in which results came, or on results of the batches in between. Of full
 verifications it holds those that were in the log when the batches that it rests on had ended.
 """
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_harness.records import (
+    MIN_PROGRESS,
     Node,
     NodeForecast,
     NodeResult,
@@ -23,16 +25,8 @@ from forecast_harness.records import (
     SearchSettings,
     SearchTarget,
 )
-from forecast_harness.search.history.batches import (
-    ArmStats,
-    Batch,
-    DuplicateProposal,
-    HistoryPoint,
-    arm_stats,
-    measurement_cost,
-    total_cost,
-)
-from forecast_harness.search.history.events import (
+from forecast_harness.search.acquisition import PRIOR_GAIN, expected_improvement
+from forecast_harness.search.events import (
     Chosen,
     Confirmed,
     Event,
@@ -45,12 +39,163 @@ from forecast_harness.search.history.events import (
     Stopped,
     Verified,
 )
-from forecast_harness.search.history.verifications import apply_verified, fastest_unverified
-from forecast_harness.search.planning.acquisition import expected_improvement
-from forecast_harness.search.planning.bandit import PRIOR_GAIN
 from forecast_harness.targets.novelty import NoveltyFilter
 
-__all__ = ["SearchState", "apply_event", "replay_events"]
+MAX_RETRIES = 2
+"""How often a job whose lane failed is tried again; after that its node is dropped, unjudged."""
+
+
+@dataclass(frozen=True)
+class ArmStats:
+    """What an arm's proposals cost and gave."""
+
+    requests: int = 0
+    proposals: int = 0
+    """As they came."""
+    new: int = 0
+    """Of these, what was not known before."""
+    measured: int = 0
+    failed: int = 0
+    """Of the measured, what did not run or was wrong."""
+    gain: float = 0.0
+    """Sum over its measured nodes of max(0, -log2_ratio), each against the incumbent of its time."""
+    squares: float = 0.0
+    """Sum of the squares of the same."""
+    seconds: float = 0.0
+    """Wall seconds of judging its nodes."""
+    spent: SearchCost = SearchCost()
+    """On its proposals."""
+
+    def __add__(self, other: ArmStats) -> ArmStats:
+        return ArmStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class DuplicateProposal:
+    """A proposal that was not new."""
+
+    node: Node
+    original_id: str
+    """Id of the node that it repeats."""
+    reason: str
+
+
+@dataclass
+class Batch:
+    """What became of one batch."""
+
+    number: int
+    answers: dict[str, Proposed] = field(default_factory=dict)
+    """By request."""
+    closed: bool = False
+    """All requests are answered; `nodes` is final."""
+    nodes: tuple[str, ...] = ()
+    """The new ones among its proposals, in the order of request ids and positions."""
+    forecasted: Forecasted | None = None
+    chosen: Chosen | None = None
+    finished: dict[str, NodeResult] = field(default_factory=dict)
+    """By node, as they were judged: without what full verification said later."""
+    lost: dict[str, list[Lost]] = field(default_factory=dict)
+    """By node."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """log2(time / time of the first seed) by node, of all that ran, as they were timed."""
+    verifications: int = -1
+    """How many `Verified` the log held when this batch ended: what batches that rest on it may know of them. -1
+    before."""
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """Nodes whose lanes failed too often."""
+        return frozenset(
+            n for n, lost in self.lost.items() if len(lost) > MAX_RETRIES and n not in self.finished
+        )
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """Nodes still to be judged."""
+        done = self.dropped
+        chosen = self.chosen.nodes if self.chosen is not None else ()
+        return tuple(n for n in chosen if n not in self.finished and n not in done)
+
+    @property
+    def ended(self) -> bool:
+        """Everything chosen is judged or dropped."""
+        return self.chosen is not None and not self.open
+
+    @property
+    def proposing_cost(self) -> SearchCost:
+        """What its proposals cost."""
+        return total_cost(a.spent for _, a in sorted(self.answers.items()))
+
+    @property
+    def forecasting_cost(self) -> SearchCost:
+        """What its forecasts cost."""
+        return self.forecasted.spent if self.forecasted is not None else SearchCost()
+
+    @property
+    def measuring_cost(self) -> SearchCost:
+        """What judging its nodes cost."""
+        return total_cost(measurement_cost(judged) for _, judged in sorted(self.finished.items()))
+
+    @property
+    def spent(self) -> SearchCost:
+        """What it cost so far."""
+        return self.proposing_cost + self.forecasting_cost + self.measuring_cost
+
+
+@dataclass(frozen=True)
+class HistoryPoint:
+    """One measurement of the history."""
+
+    measurements: int
+    """How many there were with it."""
+    node: str
+    batch: int
+    reason: str
+    """Why it was measured; `seed` for batch 0."""
+    score: float | None
+    best: float
+    """Lowest score so far."""
+    device_seconds: float
+    """Spent on measuring so far."""
+
+
+def total_cost(parts: Iterable[SearchCost]) -> SearchCost:
+    """The sum, in the order given: sums of floats depend on it, and decisions on them."""
+    return sum(parts, SearchCost())
+
+
+def measurement_cost(judged: NodeResult) -> SearchCost:
+    """What judging a node cost: one measurement, however many configs it tried or how far it got."""
+    return SearchCost(1, judged.device_seconds, judged.wall_seconds)
+
+
+def arm_stats(
+    batch: Batch, nodes: Mapping[str, Node], known: Mapping[str, NodeResult]
+) -> dict[str, ArmStats]:
+    """What each arm asked in a batch cost, and what the nodes measured in it gave to the arms they came of.
+
+    `known`: results by node, with what full verification said of them. The seeds belong to no arm.
+    """
+    found: dict[str, ArmStats] = {}
+    if batch.number == 0:
+        return found
+    for _, answer in sorted(batch.answers.items()):
+        asked = ArmStats(requests=1, proposals=len(answer.nodes), spent=answer.spent)
+        found[answer.arm] = found.get(answer.arm, ArmStats()) + asked
+    for node in batch.nodes:
+        arm = nodes[node].arm
+        found[arm] = found.get(arm, ArmStats()) + ArmStats(new=1)
+    for node in sorted(batch.finished):
+        judged = known[node]
+        arm, ran = nodes[node].arm, judged.log2_ratio is not None
+        gain = max(0.0, -(judged.log2_ratio or 0.0))
+        gave = ArmStats(
+            measured=1, failed=int(not ran), gain=gain, squares=gain * gain, seconds=judged.wall_seconds
+        )
+        found[arm] = found.get(arm, ArmStats()) + gave
+    return found
+
 
 _COSTS = ("proposals", "forecasts", "measurements", "verification", "confirmation")
 
@@ -138,9 +283,19 @@ class SearchState:
 
     @property
     def next_to_verify(self) -> str:
-        """Id of the node that is to be verified in full next, see `fastest_unverified`; '' without one."""
+        """Id of the fastest node that would lead once it is verified in full; '' without one.
+
+        One hardly ahead of the fastest that may lead counts as equal to it. Of equal ones the first accepted is taken.
+        """
         best = self.scores.get(self.incumbent, math.inf)
-        return fastest_unverified(self.scores, self.judged, self.lost_verifications, self.nodes, best)
+        waiting = [
+            n
+            for n, score in self.scores.items()
+            if score < best - MIN_PROGRESS
+            and not self.judged[n].may_lead
+            and len(self.lost_verifications.get(n, ())) <= MAX_RETRIES
+        ]
+        return min(waiting, key=lambda n: (self.scores[n], list(self.nodes).index(n)), default="")
 
     @property
     def best(self) -> str:
@@ -374,7 +529,16 @@ def _note_end(state: SearchState, batch: Batch) -> None:
 def _verified(state: SearchState, event: Verified) -> None:
     if any(v.node == event.node for v in state.verifications):
         return
-    apply_verified(event, state.judged, state.scores, state.history)
+    if event.node not in state.scores:
+        raise RecordError(f"{event.node} was verified in full, but it was not timed before")
+    state.judged[event.node] = state.judged[event.node].with_verification(event.found)
+    history = state.history
+    if event.found.is_right:
+        history[-1] = replace(history[-1], best=min(history[-1].best, state.scores[event.node]))
+    else:
+        del state.scores[event.node]
+        place = next(n for n, point in enumerate(history) if point.node == event.node)
+        history[place] = replace(history[place], score=None)
     state.verifications.append(event)
     spent = SearchCost(0, event.found.device_seconds, event.found.wall_seconds)
     _add_cost(state, "verification", spent)
@@ -417,3 +581,123 @@ _HANDLERS: Mapping[type, Any] = {
 def _add_cost(state: SearchState, on: str, spent: SearchCost) -> None:
     state.spent_on[on] += spent
     state.spent += spent
+
+
+# --- what a batch may know ---
+
+
+@dataclass(frozen=True)
+class BatchView:
+    """What a batch may know: an `interfaces.View`, and what else decisions rest on."""
+
+    batch: int
+    nodes: Mapping[str, Node]
+    seeds: tuple[str, ...]
+    scores: Mapping[str, float]
+    judged: Mapping[str, NodeResult]
+    expansions: Mapping[str, int]
+    exhausted_parents: frozenset[str]
+    exhausted: Mapping[str, frozenset[str]]
+    """Arms that have nothing more, by parent."""
+    incumbent: str
+    """Id of the best that may lead; ties go to the one accepted first."""
+    arms: Mapping[str, ArmStats]
+    """Of the batches that it may know of."""
+    spent: SearchCost
+    """Proposals of the batches before; forecasts and results of the batches that it may know of."""
+    stalled_batches: int
+    """How many of the batches it may know of, counted from the last, gave no better node."""
+    empty_batches: int
+    """How many of the batches before, counted from the last, gave no new node."""
+    verifications: int = 0
+    """How many of the first `Verified` it may know of: those in the log when the batches that it may know of ended."""
+
+
+def batch_view(state: SearchState, batch: int) -> BatchView:
+    """What batch `batch` (from 1) may know: the seeds, nodes of the batches before it, results of those up to
+    `batch - depth`, and what full verification had said when these had ended.
+
+    Raises `RecordError` where these are not there yet. Made from the view before it, and kept for a while.
+    """
+    kept: dict[int, BatchView] = state.memo.setdefault("views", {})
+    if batch not in kept:
+        start = max((b for b in kept if b < batch), default=0)
+        seen = kept[start] if start else _initial_view(state)
+        for number in range(start + 1, batch + 1):
+            seen = kept[number] = _advance(state, seen, number)
+        for old in [b for b in kept if b < batch - state.settings.depth - 1]:
+            del kept[old]
+    return kept[batch]
+
+
+def _initial_view(state: SearchState) -> BatchView:
+    """Of the time before batch 1: the seeds, not judged yet."""
+    seeds = state.seeds
+    nodes = {n: state.nodes[n] for n in seeds}
+    return BatchView(0, nodes, seeds, {}, {}, {}, frozenset(), {}, seeds[0], {}, SearchCost(), 0, 0)
+
+
+def _advance(state: SearchState, seen: BatchView, number: int) -> BatchView:
+    """The view of batch `number`, from that of the batch before."""
+    if number > 1:
+        seen = _with_proposals(state, seen, number - 1)
+    known = number - state.settings.depth
+    if number == 1:
+        seen = _with_results(state, seen, 0)
+    if known >= 1:
+        seen = _with_results(state, seen, known)
+    return replace(seen, batch=number)
+
+
+def _with_proposals(state: SearchState, seen: BatchView, number: int) -> BatchView:
+    batch = state.batch(number)
+    if not batch.closed:
+        raise RecordError(f"batch {number + 1} follows batch {number}, whose proposals are not all there")
+    expansions, exhausted = dict(seen.expansions), dict(seen.exhausted)
+    for parent in sorted({a.parent for a in batch.answers.values()}):
+        expansions[parent] = expansions.get(parent, 0) + 1
+    for answer in batch.answers.values():
+        if answer.exhausted:
+            exhausted[answer.parent] = exhausted.get(answer.parent, frozenset()) | {answer.arm}
+    arms = frozenset(state.context.arms)
+    return replace(
+        seen,
+        nodes={**seen.nodes, **{n: state.nodes[n] for n in batch.nodes}},
+        expansions=expansions,
+        exhausted=exhausted,
+        exhausted_parents=frozenset(p for p, done in exhausted.items() if done >= arms),
+        spent=seen.spent + batch.proposing_cost,
+        empty_batches=0 if batch.nodes else seen.empty_batches + 1,
+    )
+
+
+def _with_results(state: SearchState, seen: BatchView, number: int) -> BatchView:
+    batch = state.batch(number)
+    if not batch.ended:
+        raise RecordError(f"batch {number} has not ended, and batch {seen.batch + 1} rests on its results")
+    verifications = max(seen.verifications, batch.verifications)
+    judged = {**seen.judged, **dict(sorted(batch.finished.items()))}
+    for event in state.verifications[:verifications]:
+        if event.node in judged:
+            judged[event.node] = judged[event.node].with_verification(event.found)
+    timed = {**seen.scores, **dict(sorted(batch.scores.items()))}
+    scores = {n: s for n, s in timed.items() if judged[n].log2_ratio is not None}
+    order = [n for n in seen.nodes if n in scores and (n == seen.seeds[0] or judged[n].may_lead)]
+    incumbent = min(order, key=lambda n: scores[n], default=seen.incumbent)
+    # What waits for its verification is progress already: else a search might end before its turn.
+    better = min(scores.values()) < min(seen.scores.values(), default=math.inf) - MIN_PROGRESS
+    refused = any(n not in scores for n in seen.scores)
+    arms = {} if refused else dict(seen.arms)
+    for known in range(1, number + 1) if refused else (number,):
+        for arm, stats in arm_stats(state.batch(known), state.nodes, judged).items():
+            arms[arm] = arms.get(arm, ArmStats()) + stats
+    return replace(
+        seen,
+        scores=scores,
+        judged=judged,
+        incumbent=incumbent,
+        arms=arms,
+        spent=seen.spent + batch.forecasting_cost + batch.measuring_cost,
+        stalled_batches=0 if better or number == 0 else seen.stalled_batches + 1,
+        verifications=verifications,
+    )

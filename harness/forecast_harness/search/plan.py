@@ -1,0 +1,595 @@
+"""What a search does next: `pending_actions` of its state, and nothing else. No clock, no chance that is not seeded.
+
+A batch is begun when those `depth` before it have ended and the proposals of the one before are all there.
+Proposing for it overlaps with measuring the one before. A search begins no more batches when
+
+- the measurements that were chosen, or what else is known to be spent, reach the budget;
+- for `patience` batches no node was better (by `STEP`), or none was new;
+- for `depth` batches in a row nothing could be asked or chosen;
+- what is left to spend is not worth it: with R measurements left, R times the largest expected improvement
+  (log2) of one measurement is below `MIN_EXPECTED_GAIN`. It is the larger one of the best EI in the pool and of what
+  new proposals gave lately: (sum of gains in the last `patience` batches + HOPE) / (measurements in them + 1),
+  0 where the proposers have nothing more. Nothing is concluded from forecasts that abstain or are not there.
+
+A node that seems faster and was not verified in full (`NodeResult.may_lead`) is verified beside the batches: the
+fastest that would lead, one at a time. It may be a parent meanwhile, and nothing is timed beside it. A batch knows of
+the verifications that were in the log when the batches that it rests on had ended.
+
+Then the best nodes are confirmed against the first seed, and it stops. They are verified in full there, so those that
+wait for that may be among them, behind the fastest that has it. The measurement budget is exact and leaves out
+confirmations; the other budgets are looked at before each batch, with what that batch may know.
+Wall seconds alone depend on a clock: the runner says when they are up (`Expired`), and what is under way then
+is given up.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from forecast_autotune.records import Outcome, digest
+from forecast_harness.records import (
+    ConfirmationJob,
+    FullVerification,
+    Node,
+    NodeJob,
+    ProposalRequest,
+    SearchSettings,
+    VerificationJob,
+)
+from forecast_harness.search.acquisition import (
+    PRIOR_GAIN,
+    choose_by_forecast,
+    choose_first,
+    expected_improvement,
+)
+from forecast_harness.search.archive import open_archive
+from forecast_harness.search.events import Action, Chosen, NodeForecastRequest, RecordChoice, StopSearch
+from forecast_harness.search.state import MAX_RETRIES, ArmStats, BatchView, SearchState, batch_view
+
+MIN_GAIN_SD = 0.02
+"""Smallest standard deviation of a single gain: below it an arm would never be tried again."""
+
+
+def allocate(arms: Sequence[str], stats: Mapping[str, ArmStats], n: int, seed: object) -> dict[str, int]:
+    """How many of `n` proposals each arm is asked for; only arms with one or more, in the order of `arms`.
+
+    While there are arms that were never asked, each of them gets its share of the slots first.
+    """
+    if not arms or n <= 0:
+        return {}
+    chance = random.Random(digest("bandit", seed))
+    count = dict.fromkeys(arms, 0)
+    fresh = [a for a in arms if stats.get(a, ArmStats()).requests == 0]
+    share = n // len(arms)
+    for arm in fresh:
+        count[arm] = share
+    for _ in range(n - share * len(fresh)):
+        draws = {a: _sample_value(a, arms, stats, chance) for a in arms}
+        count[max(arms, key=lambda a: draws[a])] += 1
+    return {a: c for a, c in count.items() if c}
+
+
+def expected_gain(stats: ArmStats, hope: float = PRIOR_GAIN) -> float:
+    """Expected gain (log2) of one more proposal; `hope` counts as one that was seen."""
+    return (stats.gain + hope) / (stats.proposals + 1)
+
+
+def relative_cost(stats: ArmStats, seconds: float) -> float:
+    """What one proposal and its measurement cost, in measurements of `seconds` each."""
+    if stats.proposals == 0 or seconds <= 0.0:
+        return 1.0
+    return 1.0 + stats.spent.wall_seconds / stats.proposals / seconds
+
+
+def _sample_value(
+    arm: str, arms: Sequence[str], stats: Mapping[str, ArmStats], chance: random.Random
+) -> float:
+    known = [stats[a] for a in arms if a in stats]
+    own = stats.get(arm, ArmStats())
+    measured = sum(s.measured for s in known)
+    seconds = sum(s.seconds for s in known) / measured if measured else 0.0
+    proposals = sum(s.proposals for s in known)
+    pooled = sum(s.squares for s in known) / proposals if proposals else 0.0
+    hope = max([s.gain / s.proposals for s in known if s.proposals and s.measured], default=PRIOR_GAIN)
+    sd = math.sqrt(max(pooled, MIN_GAIN_SD**2) / ((own.proposals + own.measured) / 2 + 1))
+    draw = chance.gauss(expected_gain(own, max(hope, 1e-4)), sd)
+    return draw / relative_cost(own, seconds) if draw > 0.0 else draw * relative_cost(own, seconds)
+
+
+T = TypeVar("T")
+MAX_FAILURES = 8
+"""Failed children told to a proposer, the newest."""
+CROSSOVER_PARTNERS = 2
+"""Other good nodes given along with a parent, for crossovers."""
+
+
+def proposal_requests(state: SearchState, number: int) -> tuple[ProposalRequest, ...]:
+    """What a batch asks of the proposers: fixed by its view. Empty where no parent is left."""
+    return _memoized(state, ("requests", number), lambda: tuple(_proposal_requests(state, number)))
+
+
+def _memoized(state: SearchState, name: tuple[str, int], make: Callable[[], T]) -> T:
+    if name not in state.memo:
+        state.memo[name] = make()
+    found: T = state.memo[name]
+    return found
+
+
+def _proposal_requests(state: SearchState, number: int) -> Iterator[ProposalRequest]:
+    seen, s = batch_view(state, number), state.settings
+    picked = open_archive(s.archive)(seen, s.parents)
+    able = [p for p in dict.fromkeys(picked) if p in seen.scores and p not in seen.exhausted_parents]
+    ranked = sorted(seen.scores, key=lambda n: seen.scores[n])
+    known = tuple(seen.nodes)
+    for parent in able[: s.parents]:
+        arms = [a for a in state.context.arms if a not in seen.exhausted.get(parent, ())]
+        others = [n for n in (*able, *ranked[: CROSSOVER_PARTNERS + 1]) if n != parent]
+        failures = _failed_children(seen, parent)
+        parents = tuple(seen.nodes[n] for n in (parent, *list(dict.fromkeys(others))[:CROSSOVER_PARTNERS]))
+        told = {n.id: seen.judged[n.id] for n in (*parents, *failures) if n.id in seen.judged}
+        for arm, n in allocate(arms, seen.arms, s.samples, (s.seed, number, parent)).items():
+            name = digest(s.seed, number, [p.id for p in parents], arm)
+            yield ProposalRequest(
+                id=f"{number:04d}-{name}",
+                batch=number,
+                arm=arm,
+                target=state.target,
+                parents=parents,
+                judged=told,
+                score=seen.scores[parent],
+                n=n,
+                seed=int(name[:8], 16),
+                failures=failures,
+                known=known,
+            )
+
+
+def _failed_children(seen: BatchView, parent: str) -> tuple[Node, ...]:
+    """Children that were refused or slower than their parent."""
+    found = [
+        seen.nodes[n]
+        for n in seen.judged
+        if seen.nodes[n].parents[:1] == (parent,)
+        and seen.scores.get(n, seen.scores[parent] + 1.0) > seen.scores[parent]
+    ]
+    order = {n: i for i, n in enumerate(seen.nodes)}
+    return tuple(sorted(found, key=lambda n: order[n.id])[-MAX_FAILURES:])
+
+
+def selectable_nodes(state: SearchState, number: int) -> list[str]:
+    """Nodes that a batch may choose, new and deferred, in the order in which they were accepted."""
+    return [n for n in state.pool if state.nodes[n].batch <= number]
+
+
+def forecast_request(state: SearchState, number: int) -> NodeForecastRequest | None:
+    """New nodes, and of those deferred before the most promising, twice as many as a batch may propose.
+
+    None where there is nothing to ask about. Fixed from the moment at which the batch before has chosen.
+    """
+    return _memoized(state, ("question", number), lambda: _forecast_request(state, number))
+
+
+def _forecast_request(state: SearchState, number: int) -> NodeForecastRequest | None:
+    nodes = selectable_nodes(state, number)
+    if not nodes:
+        return None
+    seen, s = batch_view(state, number), state.settings
+    fresh = set(state.batch(number).nodes)
+    # What was never forecast comes first: nothing is known against it.
+    old = sorted((n for n in nodes if n not in fresh), key=lambda n: -state.expected_gains.get(n, math.inf))
+    kept = set(old[: 2 * s.parents * s.samples])
+    return NodeForecastRequest(
+        batch=number,
+        reference=seen.nodes[seen.incumbent],
+        nodes=tuple(state.nodes[n] for n in nodes if n in fresh or n in kept),
+        judged=tuple(
+            (seen.nodes[n], j, seen.scores.get(n, seen.scores[j.against])) for n, j in seen.judged.items()
+        ),
+        lineage={n: node.parents for n, node in seen.nodes.items()},
+        target=state.target,
+    )
+
+
+MIN_EXPECTED_GAIN = 0.001
+"""Expected total gain (log2: 0.07 %) below which what is left of a budget is not spent."""
+_MAX_PROBLEM_CHARS = 500
+
+
+def oldest_open_batch(state: SearchState) -> int:
+    """The first batch after the seeds that has not ended."""
+    number: int = state.memo.get("oldest", 1)
+    while (batch := state.batches.get(number)) is not None and batch.ended:
+        number += 1
+    state.memo["oldest"] = number
+    return number
+
+
+def reason_to_stop(state: SearchState, number: int) -> str | None:
+    """Why batch `number` is not to be; empty if it is; None if that is still open. Fixed once it is known."""
+    name = ("ending", number)
+    if name not in state.memo:
+        found = _find_reason_to_stop(state, number)
+        if found is None:
+            return None
+        state.memo[name] = found
+    known: str = state.memo[name]
+    return known
+
+
+def proposers_problem(state: SearchState) -> str:
+    """Why no proposer ever gave a source; empty where one did, or had nothing more to give, or none was asked."""
+    answers = state.answers.values()
+    if any(a.nodes or a.exhausted or not a.problem for a in answers):
+        return ""
+    return "; ".join(sorted({a.problem for a in answers}))[:_MAX_PROBLEM_CHARS]
+
+
+def _find_reason_to_stop(state: SearchState, number: int) -> str | None:
+    settings = state.settings
+    limit, (chosen, open_) = settings.budget.measurements, _committed_measurements(state, number)
+    if limit is not None and chosen >= limit:
+        return f"measurements {chosen} of {limit} spent"
+    if limit is not None and open_ and chosen + open_ >= limit:
+        return None
+    seen = batch_view(state, number)
+    if spent := replace(settings.budget, measurements=None, wall_seconds=None).exhausted(seen.spent):
+        return spent
+    seconds, each = settings.budget.device_seconds, _mean_device_seconds(seen)
+    if seconds is not None and seen.spent.device_seconds + each > seconds:
+        return (
+            f"device seconds {seen.spent.device_seconds:g} of {seconds:g} spent, a measurement takes {each:g}"
+        )
+    if seen.stalled_batches >= settings.patience:
+        return f"no better node in {seen.stalled_batches} batches"
+    if seen.empty_batches >= settings.patience:
+        if problem := proposers_problem(state):
+            return f"no proposer gave a source in {seen.empty_batches} batches: {problem}"
+        return f"no new node in {seen.empty_batches} batches"
+    before = range(number - settings.depth, number)
+    if before[0] >= 1 and not any(proposal_requests(state, b) for b in before):
+        if any(state.batch(b).chosen is None for b in before):
+            return None
+        if not any(state.batch(b).nodes or _chosen_count(state, b) for b in before):
+            return "the proposers have nothing more"
+    return _gain_too_small(state, seen)
+
+
+def _chosen_count(state: SearchState, number: int) -> int:
+    chosen = state.batch(number).chosen
+    return len(chosen.nodes) if chosen is not None else 0
+
+
+def _committed_measurements(state: SearchState, number: int) -> tuple[int, int]:
+    """Measurements that the batches before chose, and the most that those still to choose may."""
+    done: tuple[int, int] = state.memo.get("committed", (0, 0))
+    start, chosen = done
+    while start < number and state.batch(start).chosen is not None:
+        chosen += _chosen_count(state, start)
+        start += 1
+        state.memo["committed"] = (start, chosen)
+    if start > number:  # more is known by now than this batch asks for
+        return sum(_chosen_count(state, b) for b in range(number)), 0
+    return chosen, sum(batch_limit(state, b) for b in range(start, number))
+
+
+def batch_limit(state: SearchState, number: int) -> int:
+    """The most that a batch measures, whatever is left."""
+    return state.settings.k * max(1, len({r.parents[0].id for r in proposal_requests(state, number)}))
+
+
+def remaining_measurements(state: SearchState, seen: BatchView) -> int:
+    """Measurements left to this view's knowledge; without a limit, those until patience ends."""
+    s = state.settings
+    if s.budget.measurements is None:
+        return s.k * s.parents * s.patience
+    return max(1, s.budget.measurements - seen.spent.measurements)
+
+
+def _gain_too_small(state: SearchState, seen: BatchView) -> str:
+    """The value of information, see `decide`. Empty where it is worth going on, or nobody can say."""
+    s = state.settings
+    last = seen.batch - s.depth
+    forecasted = state.batch(last).forecasted if last >= 1 else None
+    unasked = any(state.batch(b).nodes for b in range(max(1, last + 1), seen.batch))
+    if forecasted is None or not forecasted.beliefs or unasked:
+        return ""
+    beliefs = [b for n, b in forecasted.beliefs.items() if n not in seen.judged]
+    if any(b.abstains for b in beliefs):
+        return ""
+    gains, count = 0.0, 0
+    for number in range(max(1, last - s.patience + 1), last + 1):
+        for node in sorted(state.batch(number).finished):
+            gains, count = gains + max(0.0, -(seen.judged[node].log2_ratio or 0.0)), count + 1
+    news = 0.0 if _proposers_exhausted(seen) else (gains + PRIOR_GAIN) / (count + 1)
+    best, left = max([news, *map(expected_improvement, beliefs)]), remaining_measurements(state, seen)
+    if best * left >= MIN_EXPECTED_GAIN:
+        return ""
+    return f"{left} measurements left are expected to gain {2 ** (best * left) - 1:.2%} in all"
+
+
+def _proposers_exhausted(seen: BatchView) -> bool:
+    """Whether the proposers have nothing more for any node that ran."""
+    return all(n in seen.exhausted_parents for n in seen.scores)
+
+
+def affordable_measurements(state: SearchState, number: int) -> int:
+    """Measurements that the budget has left for a batch; by their mean cost where seconds are limited."""
+    budget, seen = state.settings.budget, batch_view(state, number)
+    chosen = _committed_measurements(state, number)[0]
+    found = state.settings.k * state.settings.parents
+    if budget.measurements is not None:
+        found = min(found, budget.measurements - chosen)
+    if budget.device_seconds is not None and (each := _mean_device_seconds(seen)) > 0.0:
+        under_way = (chosen - seen.spent.measurements) * each
+        left = budget.device_seconds - seen.spent.device_seconds - under_way
+        found = min(found, int(left / each))
+    return max(0, found)
+
+
+def _mean_device_seconds(seen: BatchView) -> float:
+    """Mean device seconds of a measurement so far."""
+    return seen.spent.device_seconds / max(1, seen.spent.measurements)
+
+
+FINALISTS = 3
+"""Nodes confirmed together."""
+LEAST_RESERVE, MOST_RESERVE = 0.25, 0.5
+"""Shares of a wall-clock limit that are kept for confirming the best: before it is known what that takes, and at
+most."""
+UNKNOWN_RESERVE_S = 20.0
+"""The most that is kept while no verification has ended."""
+CONFIRMATION_VERIFICATIONS, CONFIRMATION_CONTESTS_S = 2, 5.0
+"""What confirming one node takes: twice as long as a full verification of one config, for it launches all of them,
+and its contests, which are made ready meanwhile."""
+LEAST_CONFIRMATION_S = 5.0
+"""For a confirmation that begins when the time is up already."""
+MAX_CONFIRMATION_ROUNDS = 3
+"""Rounds of confirming at most: another one only where all finalists of the one before were refuted."""
+
+
+def pending_actions(state: SearchState) -> tuple[Action, ...]:
+    """Every action that is due and not answered yet; equal states give equal actions.
+
+    `RecordChoice` and `StopSearch` have nothing to wait for. Where nothing is due, what is under way must be answered
+    first; after `Stopped`, nothing ever is.
+    """
+    if state.stopped is not None:
+        return ()
+    if state.expired is not None:
+        return _final_actions(state, f"the time is up: {state.expired.seconds:.0f} s")
+    if state.seeds[0] not in state.batch(0).open and (reason := _seed_failure(state)):
+        return (StopSearch(reason),)
+    if not state.batch(0).ended:
+        return tuple(_seed_jobs(state))
+    actions: list[Action] = [*_verification_jobs(state)]
+    number = oldest_open_batch(state)
+    while number - state.settings.depth < oldest_open_batch(state):
+        reason_to_end = reason_to_stop(state, number)
+        if reason_to_end:
+            return (
+                tuple(actions) if number > oldest_open_batch(state) else _final_actions(state, reason_to_end)
+            )
+        if reason_to_end is None:
+            break
+        asked = [r for r in proposal_requests(state, number) if r.id not in state.answers]
+        if asked:
+            actions += asked
+            break
+        state.close(number)
+        if state.batch(number).chosen is not None:
+            actions += _jobs(state, number)
+        elif number == 1 or state.batch(number - 1).chosen is not None:
+            actions.append(_next_selection_step(state, number))
+        number += 1
+    return tuple(actions)
+
+
+def action_key(action: Action) -> str:
+    """What the action and its answer have in common; safe as a file name."""
+    if isinstance(action, ProposalRequest | NodeJob | VerificationJob):
+        return action.id
+    if isinstance(action, ConfirmationJob):
+        return f"confirm-{digest(action.target.id, [n.id for n in action.nodes])}"
+    if isinstance(action, NodeForecastRequest):
+        return f"{action.batch:04d}-forecast-{digest(action.reference.id, [n.id for n in action.nodes])}"
+    raise TypeError(f"{type(action).__name__} has no answer to wait for")
+
+
+# --- batch 0 ---
+
+
+def _seed_jobs(state: SearchState) -> Iterator[NodeJob]:
+    """The first seed beside itself, then the others beside it, with the config that suits it best."""
+    batch, seeds = state.batch(0), state.seeds
+    ready = batch.open[:1] if seeds[0] in batch.open else batch.open
+    for node in ready:
+        yield _job(state, state.nodes[node], seeds[0], 0)
+
+
+def _seed_failure(state: SearchState) -> str:
+    """Why there is nothing to start from; empty if there is."""
+    judged = state.judged.get(state.seeds[0])
+    if judged is None:
+        lost = state.batch(0).lost.get(state.seeds[0])
+        return f"the first seed could not be judged: {lost[-1].reason}" if lost else "the budget is 0"
+    if judged.outcome is not Outcome.OK:
+        return f"the first seed fails ({judged.outcome}): {judged.feedback}"
+    return ""
+
+
+# --- a batch ---
+
+
+def _next_selection_step(state: SearchState, number: int) -> NodeForecastRequest | RecordChoice:
+    """The question to the forecaster, or the choice where it is answered or there is nothing to ask."""
+    batch = state.batch(number)
+    if (
+        batch.forecasted is None
+        and state.context.surrogate != "none"
+        and (asked := forecast_request(state, number))
+    ):
+        return asked
+    return RecordChoice(_choose_measurements(state, number, selectable_nodes(state, number)))
+
+
+def _choose_measurements(state: SearchState, number: int, nodes: list[str]) -> Chosen:
+    s, batch = state.settings, state.batch(number)
+    most, seen = (
+        min(batch_limit(state, number), affordable_measurements(state, number)),
+        batch_view(state, number),
+    )
+    # By place in the answers first, so that of equal candidates no arm's come before the others'.
+    fresh = sorted(batch.nodes, key=lambda n: (_answer_position(state, n), state.nodes[n].request))
+    if batch.forecasted is not None and batch.forecasted.beliefs:
+        beliefs, new = batch.forecasted.beliefs, set(fresh)
+        asked = [*fresh, *(n for n in nodes if n in beliefs and n not in new)]
+        worth = MIN_EXPECTED_GAIN / remaining_measurements(state, seen)
+        return choose_by_forecast(number, asked, beliefs, slots=most, audit=s.audit, seed=s.seed, worth=worth)
+    if not fresh:
+        return choose_first(number, [nodes], k=most, slots=most)
+    groups: dict[str, list[str]] = {}
+    for node in fresh:
+        groups.setdefault(state.answers[state.nodes[node].request].parent, []).append(node)
+    return choose_first(number, [group for _, group in sorted(groups.items())], k=s.k, slots=most)
+
+
+def _answer_position(state: SearchState, node: str) -> int:
+    """Where a node stands in the answer that it came with."""
+    answer = state.answers[state.nodes[node].request]
+    return next(place for place, one in enumerate(answer.nodes) if one.id == node)
+
+
+def _jobs(state: SearchState, number: int) -> Iterator[NodeJob]:
+    against = batch_view(state, number).incumbent if state.batch(number).open else ""
+    for node in state.batch(number).open:
+        yield _job(state, state.nodes[node], against, number)
+
+
+def _job(state: SearchState, node: Node, against: str, number: int) -> NodeJob:
+    beside, c = state.judged.get(against), state.context
+    name = digest("job", state.target.id, c.harness, c.device, dict(c.toolchain), node.id, against)
+    lost = len(state.batch(number).lost.get(node.id, ()))
+    return NodeJob(
+        # Lanes do nothing twice that has one id, also what they gave no usable answer to.
+        id=f"{name}-{lost}" if lost else name,
+        node=node,
+        against=state.nodes[against],
+        against_config=beside.config if beside is not None else {},
+        target=state.target,
+        batch=number,
+        trials=state.settings.trials,
+        against_score=state.scores.get(against, 0.0),
+    )
+
+
+def _verification_jobs(state: SearchState) -> Iterator[VerificationJob]:
+    """The next one. One that is under way is never replaced: the runner begins another when it has ended."""
+    if not (node := state.next_to_verify):
+        return
+    c, config = state.context, state.judged[node].config
+    name = digest("verify", state.target.id, c.harness, c.device, dict(c.toolchain), node, dict(config))
+    lost = len(state.lost_verifications.get(node, ()))
+    yield VerificationJob(
+        f"verify-{name}-{lost}" if lost else f"verify-{name}", state.nodes[node], config, state.target
+    )
+
+
+# --- the end ---
+
+
+def _final_actions(state: SearchState, reason: str) -> tuple[Action, ...]:
+    """Confirm the finalists, then stop."""
+    proven = any(j.log2_ratio is not None for n, j in state.confirmed.items() if n != state.seeds[0])
+    left = [n for n, s in state.scores.items() if s < 0.0 and n not in state.confirmed]
+    finalists = _ranked_finalists(state, left)[:FINALISTS]
+    failures = state.lost_confirmations
+    lost = len(failures) > MAX_RETRIES or any(f.final for f in failures)
+    rounds = MAX_CONFIRMATION_ROUNDS if state.expired is None else 1
+    if proven or lost or not finalists or state.confirmations >= rounds:
+        return (
+            StopSearch(reason + (", unconfirmed: " + state.lost_confirmations[-1].reason if lost else "")),
+        )
+    seed = state.seeds[0]
+    return (
+        ConfirmationJob(
+            nodes=tuple(state.nodes[n] for n in finalists),
+            configs={n: state.judged[n].config for n in (*finalists, seed)},
+            seed_node=state.nodes[seed],
+            target=state.target,
+            seconds=_confirmation_seconds(state),
+        ),
+    )
+
+
+def _ranked_finalists(state: SearchState, nodes: Sequence[str]) -> list[str]:
+    """The fastest that may lead, which is confirmed however little time there is; then all others by their speed.
+
+    After a confirmation whose lane failed, only those that may lead, if there are any: another may be why.
+    """
+    ranked = sorted(nodes, key=lambda n: state.scores[n])
+    able = [n for n in ranked if state.judged[n].may_lead]
+    if state.lost_confirmations and able:
+        return able
+    return [*able[:1], *(n for n in ranked if n not in able[:1])]
+
+
+def _confirmation_seconds(state: SearchState) -> float | None:
+    """Wall seconds for confirming, where there is a limit: the rest of it, or what the runner keeps of it."""
+    limit = state.settings.budget.wall_seconds
+    if limit is None:
+        return None
+    if state.expired is None:
+        return max(LEAST_RESERVE * limit, confirmation_reserve(state, limit))
+    return max(LEAST_CONFIRMATION_S, limit - state.expired.seconds)
+
+
+def confirmation_reserve(state: SearchState, limit: float) -> float:
+    """Seconds of a wall-clock limit to keep for confirming the best, by what full verifications took so far.
+
+    Where nodes are verified while they are judged, that is what judging took. While nothing is faster than the seed,
+    half of it: it is for what may still be found.
+    """
+    taken = [own_seconds(v.found) for v in state.verifications]
+    if not taken:
+        taken = [j.wall_seconds for n, j in state.judged.items() if j.may_lead and n not in state.seeds]
+    wanted = (
+        CONFIRMATION_CONTESTS_S + CONFIRMATION_VERIFICATIONS * max(taken)
+        if taken
+        else min(LEAST_RESERVE * limit, UNKNOWN_RESERVE_S)
+    )
+    if not any(score < 0.0 for score in state.scores.values()):
+        wanted /= 2
+    return min(wanted, MOST_RESERVE * limit)
+
+
+def own_seconds(found: FullVerification) -> float:
+    """What a verification took itself, without its wait for the judge."""
+    told = found.facts.get("spent_verifying", {}).get("verify")
+    return float(told) if isinstance(told, int | float) else found.wall_seconds
+
+
+NODES_AHEAD = 28
+"""Measurements under way at once where kernels are compiled ahead of a device: what is decided now is timed much later,
+and neither processors nor device should wait for the slowest source of a batch."""
+
+
+def paced_ahead(settings: SearchSettings, parents: int | None) -> SearchSettings:
+    """Settings of a search whose kernels are compiled ahead of the device that times them.
+
+    `parents`: what the user has asked for; None: one, since of small batches each is decided on more results. As many
+    measurements as before may pass without a better node before the search ends. The first results are known before
+    that, however small batches are: until then there may be nothing new to develop.
+    """
+    own = parents or 1
+    patience = max(settings.patience, round(settings.patience * SearchSettings().parents / own))
+    depth = min(round(NODES_AHEAD / (settings.k * own)), patience - 1)
+    return replace(settings, parents=own, depth=max(settings.depth, depth), patience=patience)
+
+
+def paced_as(settings: SearchSettings, begun: SearchSettings, parents: int | None) -> SearchSettings:
+    """Settings of a search that goes on, which may have begun on another path: of what no option says, its own."""
+    return replace(settings, depth=begun.depth, patience=begun.patience, parents=parents or begun.parents)

@@ -1,1 +1,0 @@
-"""What a search does next, decided from what is known and nothing else."""
