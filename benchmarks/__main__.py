@@ -1,8 +1,8 @@
 """Checks of the measured claims; nothing is measured.
 
-    python -m benchmarks check     every figure backed, every result used, the results page current
+    python -m benchmarks check     every figure backed, every result used, both pages current
     python -m benchmarks stale     claims whose sources changed since they were measured, oldest first
-    python -m benchmarks page      write docs/results.md
+    python -m benchmarks page      write docs/results.md and docs/claims.md
 
 Exit status 0; 1 if `check` found something. Claims are in `benchmarks/claims.toml`, whose head explains them.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.claims.check import check_all, write_page
+from benchmarks.claims.check import check_all, write_pages
 from benchmarks.claims.history import History
 from benchmarks.claims.manifest import ROOT, load_claims
 
@@ -23,10 +23,10 @@ def main() -> int:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("check", help="fail if a figure, a result or the results page is not in order")
+    commands.add_parser("check", help="fail if a figure, a result or a generated page is not in order")
     stale = commands.add_parser("stale", help="list the claims whose sources changed since")
     stale.add_argument("--paths", action="store_true", help="name every changed file, not the first three")
-    commands.add_parser("page", help="write docs/results.md")
+    commands.add_parser("page", help="write docs/results.md and docs/claims.md")
     arguments = parser.parse_args()
     if arguments.command == "check":
         return _check()
@@ -36,15 +36,15 @@ def main() -> int:
 
 
 def _check() -> int:
-    problems, notes = check_all(ROOT)
-    for line in (*notes, *problems):
+    problems = check_all(ROOT)
+    for line in problems:
         print(line)
     print(f"{len(problems)} problems" if problems else "claims, results and pages agree")
     return 1 if problems else 0
 
 
 def _page() -> int:
-    problems = write_page(ROOT)
+    problems = write_pages(ROOT)
     for line in problems:
         print(line, file=sys.stderr)
     return 1 if problems else 0

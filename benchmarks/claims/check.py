@@ -5,40 +5,35 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from benchmarks.claims.figures import PAGE, check_pages
-from benchmarks.claims.history import History, Staleness
+from benchmarks.claims.figures import CLAIMS_PAGE, RESULTS_PAGE, check_pages
+from benchmarks.claims.history import History
 from benchmarks.claims.manifest import MANIFEST, RESULTS, Claim, load_claims
-from benchmarks.claims.page import AREAS, comparable, render_page
+from benchmarks.claims.page import AREAS, render_claims, render_results
+
+PAGES = {RESULTS_PAGE: render_results, CLAIMS_PAGE: render_claims}
+"""What writes each generated page."""
 
 
-def check_all(root: Path) -> tuple[list[str], list[str]]:
-    """Problems, each with its remedy, and notes on what could not be checked here."""
+def check_all(root: Path) -> list[str]:
+    """Problems, each with its remedy."""
     claims, problems = load_claims(root)
     history = History(root)
     for claim in claims:
         problems += [f"{claim.area}.{claim.id}: {what}" for what in _check_claim(claim, history, root)]
-    unknown = [c for c in claims if not history.knows(c.origin.base_commit)]
-    notes = [f"no history here of {len(unknown)} claims' commits: marks are not compared"] if unknown else []
     problems += _unused_results(claims, root)
     problems += check_pages(claims, root)
-    page = root / PAGE
-    written = page.read_text(encoding="utf-8") if page.is_file() else ""
-    wanted = render_page(claims, _staleness(claims, history))
-    if comparable(written, marks=not unknown) != comparable(wanted, marks=not unknown):
-        problems.append(f"{PAGE} is not what {MANIFEST} says; run python -m benchmarks page")
-    return problems, notes
-
-
-def write_page(root: Path) -> list[str]:
-    """Write the results page; returns problems of the manifest, in which case the claims concerned are missing."""
-    claims, problems = load_claims(root)
-    text = render_page(claims, _staleness(claims, History(root)))
-    (root / PAGE).write_text(text, encoding="utf-8")
+    for page, render in PAGES.items():
+        if not (root / page).is_file() or (root / page).read_text(encoding="utf-8") != render(claims):
+            problems.append(f"{page} is not what {MANIFEST} says; run python -m benchmarks page")
     return problems
 
 
-def _staleness(claims: list[Claim], history: History) -> dict[str, Staleness | None]:
-    return {claim.id: history.staleness(claim) for claim in claims}
+def write_pages(root: Path) -> list[str]:
+    """Write the generated pages; returns problems of the manifest, in which case the claims concerned are missing."""
+    claims, problems = load_claims(root)
+    for page, render in PAGES.items():
+        (root / page).write_text(render(claims), encoding="utf-8")
+    return problems
 
 
 def _text_with_library(script: Path, root: Path) -> str:

@@ -1,7 +1,7 @@
 """Figures in Markdown pages, and whether a claim backs each.
 
 A figure is a number with a measured unit outside of code. A unit of text, which is a table row, a list item, a heading
-or a paragraph, names claims by links to the results page or by a comment; each of its figures must be one that
+or a paragraph, names claims by links to the page of claims or by a comment; each of its figures must be one that
 a claim it names displays, in the same digits. A link on a number alone, with a unit or without, shows an estimate of
 its claim and no end of an interval.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.claims.manifest import ROOT, Claim
 
-PAGE = Path("docs/results.md")
+CLAIMS_PAGE, RESULTS_PAGE = Path("docs/claims.md"), Path("docs/results.md")
 REFERENCE = Path("docs/reference")
 """Pages written from the code's settings and options, which are definitions and no measurements."""
 
@@ -28,10 +28,10 @@ _UNIT = "|".join(sorted(map(re.escape, _UNITS), key=len, reverse=True))
 _FIGURE = re.compile(
     rf"(?<![\w.,])(?:(?P<low>{_NUMBER})\s?(?:to|–)\s)?(?P<number>{_NUMBER})\s?(?P<unit>{_UNIT})(?!\w)(?!\s\d)"
 )
-_QUOTE = re.compile(rf"\[({_NUMBER})(?:\s?({_UNIT}))?\]\([^)\s]*results\.md#([\w.-]+)\)")
+_QUOTE = re.compile(rf"\[({_NUMBER})(?:\s?({_UNIT}))?\]\([^)\s]*claims\.md#([\w.-]+)\)")
 _INTERVAL_ENDS = ("_low", "_high", "_ends")
 """How names of figures end that are ends of an interval."""
-_LINKED = re.compile(r"results\.md#([\w.-]+)")
+_LINKED = re.compile(r"claims\.md#([\w.-]+)")
 _NAMED = re.compile(r"<!--\s*claim:\s*([^>]*?)\s*-->")
 _FREE = re.compile(r"<!--\s*no claim:\s*\S[^>]*-->")
 _CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
@@ -140,6 +140,6 @@ def check_pages(claims: list[Claim], root: Path = ROOT) -> list[str]:
     problems = []
     for page in pages:
         name = page.relative_to(root)
-        if page.is_file() and name != PAGE and REFERENCE not in name.parents:
+        if page.is_file() and name != CLAIMS_PAGE and REFERENCE not in name.parents:
             problems += check_page(page.read_text(encoding="utf-8"), str(name), by_id)
     return problems

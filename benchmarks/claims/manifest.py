@@ -24,7 +24,7 @@ COMMIT = re.compile(r"([0-9a-f]{7,40})(\+.*)?")
 """A commit as results record it; what follows a plus says that uncommitted changes were measured."""
 
 _ALLOWED = {
-    "claim", "script", "arguments", "result", "sources", "figures", "note", "commit", "date", "device",
+    "claim", "headline", "script", "arguments", "result", "sources", "figures", "note", "commit", "date", "device",
 }  # fmt: skip
 _REQUIRED = ("claim", "script", "result", "sources")
 
@@ -75,6 +75,8 @@ class Claim:
     area: str
     sentence: str
     """With figures filled in."""
+    headline: tuple[str, ...]
+    """A figure and a short sentence for the page of results; empty for a claim that is not on it."""
     script: str
     """A module: `benchmarks.area.name`."""
     arguments: str
@@ -120,6 +122,7 @@ def _claim(
         id=name,
         area=area,
         sentence=_fill(table["claim"], figures),
+        headline=tuple(_fill(part, figures) for part in table.get("headline", ())),
         script=table["script"],
         arguments=table.get("arguments", ""),
         results=tuple(results),

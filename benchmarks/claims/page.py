@@ -1,11 +1,7 @@
-"""The results page: every claim with its figures, how it was measured, and whether its sources have changed since."""
+"""The pages written from the manifest: one row for what a user asks first, and every claim behind it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-
-from benchmarks.claims.history import Staleness
 from benchmarks.claims.manifest import Claim
 
 AREAS = {
@@ -17,72 +13,68 @@ AREAS = {
     "search": "Search",
     "verification": "Verification and comparison",
     "store": "The store",
-    "fleet": "A fleet",
     "devices": "Other devices",
-    "bridges": "Other tools",
-    "corpus": "Recorded data",
 }
 """Heading by area, in the order of the page."""
 
-_HEAD = """<!-- Written by `python -m benchmarks page` from benchmarks/claims.toml. Do not edit. -->
+_HEAD = "<!-- Written by `python -m benchmarks page` from benchmarks/claims.toml. Do not edit. -->\n\n"
+_RESULTS = """# Results
 
-# Results
+What a user asks first. Each figure links to its claim: the whole sentence, with the script that measures it, its raw
+result, versions and commit. [Claims](claims.md) has all of them.
 
-Every figure that the README and these pages show is here, computed from a result file in `benchmarks/results/`, which
-holds the raw output of the run. Each claim names the script that measures it, to be run from the repository's root as
-`python -m SCRIPT ARGUMENTS --out FILE`, the device and versions, and the commit that was measured.
-
-*Sources since* compares the code that a claim depends on, as `benchmarks/claims.toml` lists it, with what it was at
-that commit. Renamed files are followed as far as git finds them. A Python file counts as changed if its syntax tree
-has changed, docstrings and imports left out; any other file, if its bytes have. *Changed* does not mean that the
-figure is wrong: it has not been measured on the present code. The number says how many commits touched those files.
-*With uncommitted changes* stands where the working tree differed from the commit.
-`python -m benchmarks stale` lists the claims to be measured again, oldest first, with the files.
+| | | Device | Date |
+|---|---|---|---|
 """
-_COUNT = re.compile(r"(changed), \d+ commits?")
+_PICTURES = """
+![Seconds of first calls, with and without forecasts](assets/first_calls.svg)
+
+![How much faster than the kernel the source is that a search of two minutes finds, by kernel](assets/searches.svg)
+
+![Slowdown of the best config so far, by share of configs timed: with forecasts, and in random order](assets/replay.svg)
+
+`python -m benchmarks.plots.results` and `benchmarks.plots.replay_curve` draw the pictures from the same results.
+"""
+_CLAIMS = """# Claims
+
+Every figure that the README and these pages show is computed from a result file in `benchmarks/results/`, which holds
+the raw output of the run. Each claim names the script that measures it, to be run from the repository's root as
+`python -m SCRIPT ARGUMENTS --out FILE`, the device and versions, and the commit that was measured; *with uncommitted
+changes* stands where the working tree differed from it. `python -m benchmarks stale` lists the claims whose sources, as
+`benchmarks/claims.toml` names them, have changed since: their figures have not been measured on the present code.
+"""
 
 
-def render_page(claims: list[Claim], staleness: Mapping[str, Staleness | None]) -> str:
-    """The page's Markdown. `staleness` is by claim; None where the history is not there."""
-    stale = [c for c in claims if (s := staleness.get(c.id)) and s.stale]
-    parts = [
-        _HEAD,
-        f"Of {len(claims)} claims, {len(stale)} were measured on sources that have changed since.\n",
+def render_results(claims: list[Claim]) -> str:
+    """The page of headlines."""
+    rows = [
+        _cells(f"[{c.headline[0]}](claims.md#{c.id})", c.headline[1], c.origin.device, c.origin.date)
+        for c in claims
+        if c.headline
     ]
+    return _HEAD + _RESULTS + "\n".join(rows) + "\n" + _PICTURES
+
+
+def render_claims(claims: list[Claim]) -> str:
+    """The page of all claims, with an anchor each."""
+    parts = [_HEAD + _CLAIMS]
     for area, title in AREAS.items():
-        rows = [_row(c, staleness.get(c.id)) for c in claims if c.area == area]
-        if rows:
-            head = "| Claim | Device and versions | Measured | Sources since |\n|---|---|---|---|\n"
+        if rows := [_row(c) for c in claims if c.area == area]:
+            head = "| Claim | Device and versions | Measured |\n|---|---|---|\n"
             parts.append(f"## {title}\n\n{head}" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
-def comparable(page: str, marks: bool) -> str:
-    """A page without what may differ from commit to commit: counts of commits; without `marks`, the marks, too."""
-    page = _COUNT.sub(r"\1", page)
-    if marks:
-        return page
-    page = re.sub(r"^Of \d+ claims, .*$", "", page, flags=re.MULTILINE)
-    return re.sub(r"\| (changed|same|unknown) \|$", "|", page, flags=re.MULTILINE)
-
-
-def _row(claim: Claim, staleness: Staleness | None) -> str:
+def _row(claim: Claim) -> str:
     command = f"python -m {claim.script} {claim.arguments}".strip()
     files = ", ".join(f"`{f}`" for f in claim.results)
     note = f" {claim.note}" if claim.note else ""
     text = f'<a id="{claim.id}"></a>{claim.sentence}{note}<br>`{command}`<br>{files}'
     origin = claim.origin
     device = "<br>".join(part for part in (origin.device, origin.versions) if part)
-    base = origin.base_commit
-    dirty = " with uncommitted changes" if origin.commit != base else ""
-    cells = (text, device, f"{origin.date}<br>`{base}`{dirty}", _mark(staleness))
+    dirty = " with uncommitted changes" if origin.commit != origin.base_commit else ""
+    return _cells(text, device, f"{origin.date}<br>`{origin.base_commit}`{dirty}")
+
+
+def _cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _mark(staleness: Staleness | None) -> str:
-    if staleness is None:
-        return "unknown"
-    if not staleness.stale:
-        return "same"
-    number = len(staleness.commits)
-    return f"changed, {number} commit{'' if number == 1 else 's'}"

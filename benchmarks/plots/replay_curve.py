@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,10 @@ from forecast_autotune import (
     replay,
     shipped_tables,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Curve = npt.NDArray[np.float64]
 SHARES = np.linspace(0.01, 0.5, 99)
@@ -63,15 +68,30 @@ def random_curve(tables: Sequence[Table], seed: int = 0) -> Curve:
     return np.asarray(np.expm1(np.mean(logs, axis=0)))
 
 
-def draw(report: ReplayReport, random: Curve, path: Path) -> None:
-    """Write the picture as SVG, the same bytes for the same curves."""
+def empty_picture(salt: str, height: float) -> tuple[Figure, Axes]:
+    """A figure of this height in inches and its axes, in the style of all pictures; `salt` names its parts."""
     import matplotlib
 
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "replay", "font.size": 11})
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 11})
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.0, 3.4), layout="constrained")
+    figure = Figure(figsize=(8.0, height), layout="constrained")
     axes = figure.subplots()
+    axes.tick_params(colors=INK, length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(SOFT)
+    return figure, axes
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write the picture, the same bytes for the same content."""
+    figure.savefig(path, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+
+
+def draw(report: ReplayReport, random: Curve, path: Path) -> None:
+    """Write the picture as SVG, the same bytes for the same curves."""
+    figure, axes = empty_picture("replay", 3.4)
     share = 100 * SHARES
     axes.plot(share, 100 * random, color=SOFT, lw=2, ls="--")
     axes.plot(share, 100 * forecast_curve(report), color=BLUE, lw=2.5)
@@ -101,12 +121,8 @@ def draw(report: ReplayReport, random: Curve, path: Path) -> None:
     )
     axes.annotate("within the tolerance", (49.5, 1.35), ha="right", color=GREEN)
     axes.annotate("each mark: a decision ends here", (49.5, 0.36), ha="right", va="center", color=BLUE)
-    axes.tick_params(colors=INK, length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(SOFT)
     axes.grid(axis="y", color=SOFT, lw=0.5, alpha=0.4)
-    figure.savefig(path, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    save_picture(figure, path)
 
 
 def replay_by_default_policy(tables: Sequence[Table]) -> ReplayReport:

@@ -1,4 +1,4 @@
-"""The README's picture: drawn by its script from replays, and small."""
+"""The pictures of README and results: drawn by their scripts, and small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.plots import replay_curve
+from benchmarks.plots import replay_curve, results
 from forecast_autotune import Table, read_tables, shipped_tables
 
 pytest.importorskip("matplotlib")
@@ -51,3 +51,13 @@ def test_the_script_draws_the_same_file_twice(tables: list[Table], tmp_path: Pat
 def test_the_readme_shows_it_and_it_is_small() -> None:
     assert f"]({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert PICTURE.stat().st_size < 120_000
+
+
+def test_the_pictures_of_the_results_are_drawn_from_what_is_recorded(tmp_path: Path) -> None:
+    results.draw_first_calls(results.first_call_seconds(), tmp_path / "first_calls.svg")
+    results.draw_searches(results.search_gains(), tmp_path / "searches.svg")
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for drawn in tmp_path.iterdir():
+        kept = PICTURE.parent / drawn.name
+        assert texts(kept) == texts(drawn), "older than the results: run python -m benchmarks.plots.results"
+        assert f"](assets/{drawn.name})" in page
