@@ -29,8 +29,8 @@ from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Origin, Provenance, Variant
 from forecast_autotune.variants.signature import INTERPRETER
-from forecast_harness.clocks.comparison import device
-from forecast_harness.clocks.comparison.plausibility import HOST_PEAKS, DevicePeaks
+from forecast_harness.clocks import devices as device
+from forecast_harness.clocks.times import HOST_PEAKS, DevicePeaks
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.user_kernel import UserKernel

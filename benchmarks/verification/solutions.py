@@ -33,7 +33,7 @@ from benchmarks.lib import result_files
 from benchmarks.lib import verification_tasks as corpora
 from benchmarks.lib.result_files import say
 from benchmarks.lib.verification_tasks import CandidatePlace, LanePool, Row, Task
-from forecast_harness.clocks.comparison.device import DeviceTimer
+from forecast_harness.clocks.devices import DeviceTimer
 from forecast_harness.sandbox.api import Fault, JobResult, JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.toolchain import environment_variable
 from forecast_harness.targets.packs import Language, Pack, Solution, load_pack

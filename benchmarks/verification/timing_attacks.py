@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from benchmarks.lib.verification_tasks import CandidatePlace
-from forecast_harness.clocks.comparison.paired_comparison import (
+from forecast_harness.clocks.paired_comparison import (
     DEFAULT_RULES,
     ComparisonOutcome,
     StoppingRules,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE
+from forecast_harness.clocks.paired_comparison import CANDIDATE
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.targets.packs.schema import Language, Pack
 from forecast_harness.verify.judge import SolutionJudge

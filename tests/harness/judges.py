@@ -10,7 +10,7 @@ from typing import Any
 
 from forecast_harness.sandbox.api import CellAnswer, Fault, JobContext, SandboxError, Suspicion, TensorBytes
 from forecast_harness.sandbox.cell_process import load, receive_descriptor
-from forecast_harness.sandbox.shared_memory import SharedMemory, map_shared
+from forecast_harness.sandbox.wire import SharedMemory, map_shared
 
 _RUN = "forecast_harness.sandbox.cell_process:run_file"
 

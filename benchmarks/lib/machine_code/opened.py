@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.lib.machine_code.fake_code import build_driver
 from forecast_harness.clocks.runner.client import LAUNCH_S, RunnerClient
-from forecast_harness.clocks.runner.gpu.driver import LIBRARY
+from forecast_harness.clocks.runner.driver import LIBRARY
 
 FAKE_FLUSH_BYTES = 1 << 20
 """What is written to empty the caches that a driver without a device does not have."""

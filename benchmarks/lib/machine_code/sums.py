@@ -9,13 +9,17 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.lib.machine_code.fake_code import addition, honest
-from forecast_harness.clocks.compilation.build_requests import MOST_SCRATCH_BYTES, CallCase, TensorArgument
-from forecast_harness.clocks.compilation.cubin_sections import check_cubin
+from forecast_harness.clocks.compilation.cubin import check_cubin
+from forecast_harness.clocks.compilation.requests import MOST_SCRATCH_BYTES, CallCase, TensorArgument
 from forecast_harness.clocks.records import MachineCodeError, Program
-from forecast_harness.clocks.runner.buffer_contents import BufferContents
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.messages import ObservedLaunch, ProgramFault, ProgramInputs
-from forecast_harness.clocks.runner.session import TimingLimits
+from forecast_harness.clocks.runner.messages import (
+    BufferContents,
+    ObservedLaunch,
+    ProgramFault,
+    ProgramInputs,
+    TimingLimits,
+)
 
 COUNT = 1024
 

@@ -13,9 +13,8 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import printable_line
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.authors.author import Draft, defines_entry, draft_identity
-from forecast_harness.clocks.cuda.source_launch import read_launch
 from forecast_harness.records import Node, SearchTarget, TargetKind
-from forecast_harness.targets.cuda.source_rules import check_source_rules
+from forecast_harness.targets.cuda.source import check_source_rules, read_launch
 from forecast_harness.targets.packs.schema import Pack, PackFormat
 from forecast_harness.targets.search_target import cuda_signature_of, is_cuda_kernel
 

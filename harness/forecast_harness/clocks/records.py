@@ -17,6 +17,7 @@ from typing import Any
 from forecast_autotune.records import digest
 from forecast_autotune.records.codec import Record, json_option
 from forecast_harness.sandbox.jobs import SandboxError, byte_size
+from forecast_harness.targets.cuda import MOST_BLOCK, MOST_GRID, MOST_THREADS
 
 SCALAR_FORMATS: Mapping[str, str] = {
     "i1": "b",
@@ -40,10 +41,6 @@ _SYMBOL = re.compile(r"[A-Za-z_.$][\w.$]*")
 MOST_STEPS = 64
 MOST_BUFFERS = 128
 MOST_PARAMETERS = 256
-MOST_GRID = (2**31 - 1, 65535, 65535)
-"""Blocks that a device takes along each axis."""
-MOST_BLOCK, MOST_THREADS = (1024, 1024, 64), 1024
-"""Threads of a block along each axis, and in all."""
 
 
 class MachineCodeError(SandboxError):

@@ -24,7 +24,7 @@ def early_start(options: argparse.Namespace, device: str) -> EarlyStart | None:
     """Workers and runners that start while the target is read; None where no machine code will be judged."""
     if options.path == "host-code" or device != "cuda" or options.ray is not None:
         return None
-    from forecast_harness.clocks.comparison.device import visible_devices
+    from forecast_harness.clocks.devices import visible_devices
     from forecast_harness.trials.judging.devices import verification_plan
     from forecast_harness.trials.machine_code.early_start import EarlyStart
 
@@ -53,7 +53,7 @@ def open_machine_code(
         return None
     if device != "cuda":
         raise UsageError("--path machine-code needs a CUDA device: the driver knows none, so leave it out")
-    from forecast_harness.clocks.fit_runner import NoMachineCodePath
+    from forecast_harness.clocks.runner.health import NoMachineCodePath
     from forecast_harness.trials.judging.devices import verification_plan
     from forecast_harness.trials.machine_code.opening import open_machine_code_lanes
 

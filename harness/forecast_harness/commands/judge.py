@@ -17,7 +17,7 @@ from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.judged_problem import JudgedProblem, open_problem
 
 if TYPE_CHECKING:
-    from forecast_harness.clocks.comparison.paired_comparison import StoppingRules
+    from forecast_harness.clocks.paired_comparison import StoppingRules
     from forecast_harness.sandbox.api import SandboxLane
     from forecast_harness.targets.packs import Pack, Solution
     from forecast_harness.trials.bench import BenchResult, Contest
@@ -55,7 +55,7 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     """Time solutions against each other; 0 if at least one could be timed."""
     from dataclasses import replace
 
-    from forecast_harness.clocks.comparison.paired_comparison import DEFAULT_RULES
+    from forecast_harness.clocks.paired_comparison import DEFAULT_RULES
     from forecast_harness.trials.bench import compare_solutions as contest
     from forecast_harness.verify.run import check_pack
 
@@ -128,7 +128,7 @@ def _first_contest(
 
 def build_plan(options: argparse.Namespace) -> VerificationPlan:
     """Where candidates run, and how often. Raises `UsageError` for a device that is not there."""
-    from forecast_harness.clocks.comparison import device
+    from forecast_harness.clocks import devices as device
     from forecast_harness.verify.plan import VerificationPlan
 
     number = options.device

@@ -43,8 +43,8 @@ class JudgedProblem:
                 "CUDA sources are launched on a CUDA device: leave out the SOLUTION to check the declaration alone, or "
                 "give --device a number"
             )
-        from forecast_harness.clocks.cuda.compilation import COMPILE_LIMITS, CudaCompileError, compile_source
-        from forecast_harness.clocks.cuda.host_solution import host_solution
+        from forecast_harness.clocks.compilation.cubin_solution import host_solution
+        from forecast_harness.clocks.compilation.nvcc import COMPILE_LIMITS, CudaCompileError, compile_source
         from forecast_harness.sandbox.api import SandboxLane
         from forecast_harness.targets.search_target import cuda_device
         from forecast_harness.trials.machine_code.cuda_requests import CudaRequests

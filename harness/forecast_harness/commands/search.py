@@ -341,7 +341,7 @@ def _lanes(
 
 def _devices() -> list[int]:
     """The driver's numbers of those that may be used."""
-    from forecast_harness.clocks.comparison.device import visible_devices
+    from forecast_harness.clocks.devices import visible_devices
 
     return visible_devices()
 

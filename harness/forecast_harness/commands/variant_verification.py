@@ -249,7 +249,7 @@ class VariantWork:
             raise UsageError(
                 "--path machine-code needs a CUDA device: leave it out, or give --device a number"
             )
-        from forecast_harness.clocks.fit_runner import NoMachineCodePath
+        from forecast_harness.clocks.runner.health import NoMachineCodePath
         from forecast_harness.trials.machine_code.variant_gate import open_variant_gate
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

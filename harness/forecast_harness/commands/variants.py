@@ -77,7 +77,7 @@ class _PlannedLanes:
     @classmethod
     def of(cls, options: argparse.Namespace) -> _PlannedLanes:
         """Raises `UsageError` for a device or a level that is not there."""
-        from forecast_harness.clocks.comparison.device import ONE_QUEUE
+        from forecast_harness.clocks.devices import ONE_QUEUE
         from forecast_harness.sandbox.lane_pools import LanePool
         from forecast_harness.trials.variants.lanes import verification_lanes
         from forecast_harness.trials.variants.verify import VARIANT_PLAN

@@ -14,7 +14,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from forecast_harness.sandbox import wire
+from forecast_harness.sandbox import process_stops, wire
 from forecast_harness.sandbox.jobs import (
     CellAnswer,
     Fault,
@@ -26,7 +26,6 @@ from forecast_harness.sandbox.jobs import (
     check_entry,
     printable,
 )
-from forecast_harness.sandbox.lane_server import process_stops
 
 _REPORT_TIMEOUT_S = 20.0
 """How long the server may take to report the end of a cell."""

@@ -13,14 +13,12 @@ from types import ModuleType
 from typing import Any
 
 from forecast_harness.sandbox import wire
-from forecast_harness.sandbox.jobs import CellAnswer, SandboxError, TensorArrays, check_entry
+from forecast_harness.sandbox.jobs import FILES_FOLDER, CellAnswer, SandboxError, TensorArrays, check_entry
 
 CHANNEL = "channel"
 """The key of the socket to the judge in a cell's state."""
 NONCE = "nonce"
 """The key of the number of the question that is being answered."""
-FILES_FOLDER = "files"
-"""Where the candidate's files lie, below the working directory."""
 
 
 def load(file: str, name: str = "candidate") -> ModuleType:

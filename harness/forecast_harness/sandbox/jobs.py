@@ -15,6 +15,9 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Outcome
 from forecast_autotune.records.codec import Record
 
+FILES_FOLDER = "files"
+"""Where a candidate's files lie, below the working directory of its cell."""
+
 
 class SandboxError(ForecastAutotuneError):
     """The sandbox was asked for something it cannot do; the message says what and what to do instead."""
@@ -281,3 +284,22 @@ def describe_end(end: Mapping[str, Any], limits: ResourceLimits) -> str:
     if end["why"] == "overdue":
         return f"trusted code took more than trusted_s={limits.trusted_s:g} s on top of its cells' time"
     return f"the judge ended with {end['code']} before it had answered"
+
+
+def tensor_to_bytes(tensor: Any) -> TensorBytes:
+    """The bytes of a tensor of any strides and device, row-major. Raises `WireError` for other dtypes."""
+    import torch
+
+    plain = tensor.detach().cpu().contiguous()
+    raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return TensorBytes(str(plain.dtype).removeprefix("torch."), tuple(plain.shape), raw)
+
+
+def tensor_from_bytes(array: TensorBytes, device: str = "cpu") -> Any:
+    """A new contiguous tensor of the array's shape and dtype."""
+    import torch
+
+    dtype = getattr(torch, array.dtype)
+    if not array.data:
+        return torch.empty(array.shape, dtype=dtype, device=device)
+    return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape).to(device)

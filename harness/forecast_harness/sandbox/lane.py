@@ -17,10 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from forecast_harness.sandbox import canary, wire
-from forecast_harness.sandbox.cell_process import FILES_FOLDER
+from forecast_harness.sandbox import canary, warm_process, wire
 from forecast_harness.sandbox.containment.levels import ContainmentLevel, module_search_path
 from forecast_harness.sandbox.jobs import (
+    FILES_FOLDER,
     Fault,
     JobResult,
     JobStatus,
@@ -32,8 +32,7 @@ from forecast_harness.sandbox.jobs import (
     describe_end,
     write_files,
 )
-from forecast_harness.sandbox.lane_server import warm_process
-from forecast_harness.sandbox.lane_server.warm_process import ServerProcess, WarmProcess, WarmUp, read_log
+from forecast_harness.sandbox.warm_process import ServerProcess, WarmProcess, WarmUp, read_log
 
 _INHERITED_VARIABLES = (
     "PATH",

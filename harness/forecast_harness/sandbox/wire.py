@@ -1,13 +1,16 @@
-"""Framed JSON with binary arrays over a stream socket; nothing that is read is ever executed.
+"""Framed JSON with binary arrays over a stream socket, and memory that two processes share.
 
-A frame is `FAT1`, the header's length (4 bytes, big-endian), the header in JSON
+Nothing that is read is ever executed. A frame is `FAT1`, the header's length (4 bytes, big-endian), the header in JSON
 `{"value": ..., "arrays": [[name, dtype, shape], ...]}` and the arrays' bytes in that order.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
+import mmap
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -138,3 +141,34 @@ def _uninitialised_buffer(count: int) -> bytearray:
     data: bytearray = make(None, count)
     linux.advise_huge_pages(data)
     return data
+
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""A mapping of what was cut off would kill its reader, and what grew would be counted by no limit."""
+
+
+class SharedMemory:
+    """Bytes in `data` (writable), zeros at first. `fd` is what another process needs to map them."""
+
+    def __init__(self, size: int) -> None:
+        """Of so many bytes. Raises `OSError` where the system has none to give."""
+        self.fd = os.memfd_create("launch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            self.data = map_shared(self.fd, size)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self.size = size
+
+    def forget_descriptor(self) -> None:
+        """Close `fd`, once whoever shares the memory has mapped it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def map_shared(fd: int, size: int) -> mmap.mmap:
+    """The bytes behind a descriptor that another process made."""
+    return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)

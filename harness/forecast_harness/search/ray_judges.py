@@ -14,7 +14,7 @@ from typing import Any
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import codec
-from forecast_harness.clocks.comparison.device import device_index
+from forecast_harness.clocks.devices import device_index
 from forecast_harness.records import ConfirmationJob, FullVerification, NodeJob, NodeResult, VerificationJob
 from forecast_harness.trials.judge_pool import (
     MAX_OPEN_FAILURES,

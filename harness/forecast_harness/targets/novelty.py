@@ -25,8 +25,8 @@ from functools import lru_cache
 
 from forecast_autotune import python_parser
 from forecast_autotune.records import digest
-from forecast_harness.clocks.cuda.source_launch import launch_comments
 from forecast_harness.records import Node
+from forecast_harness.targets.cuda.source import launch_comments
 
 NGRAM_LENGTH = 5
 _PYTHON_LANGUAGES = ("torch", "triton", "python")

@@ -20,12 +20,12 @@ from forecast_autotune.records import Config, Device, Kernel, digest
 from forecast_autotune.store import Store
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.clocks.comparison import device as devices
-from forecast_harness.clocks.cuda.toolkit import nvcc_release
+from forecast_harness.clocks import devices as devices
 from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets import statement
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE, read_cuda_declaration
 from forecast_harness.targets.cuda.signature import KernelSignature
+from forecast_harness.targets.cuda.toolkit import nvcc_release
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.kernels.kernel_file import KERNEL_PLACE
 from forecast_harness.targets.novelty import node_identity

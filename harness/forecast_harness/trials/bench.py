@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from forecast_autotune.records.codec import Record
-from forecast_harness.clocks.comparison.device import device_facts, exclusive
-from forecast_harness.clocks.comparison.paired_comparison import (
+from forecast_harness.clocks.devices import device_facts, exclusive
+from forecast_harness.clocks.paired_comparison import (
     DEFAULT_RULES,
     ComparisonOutcome,
     StoppingRules,
 )
-from forecast_harness.clocks.comparison.timing_record import TimingSummary
+from forecast_harness.clocks.times import TimingSummary
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.targets.packs.schema import Pack, Solution
 from forecast_harness.verify.cell_limits import cell_limits_for

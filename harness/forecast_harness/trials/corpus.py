@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.clocks.comparison.paired_comparison import ComparisonOutcome
+from forecast_harness.clocks.paired_comparison import ComparisonOutcome
 from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
 from forecast_harness.targets.packs import Language, Pack, Solution, builtin_names, load_pack, make_solution
 from forecast_harness.trials.bench import compare_solutions

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from forecast_harness.clocks.comparison.device import device_count
+from forecast_harness.clocks.devices import device_count
 from forecast_harness.sandbox.containment.confine import GPUS
 
 _TYPICAL_LAUNCHES = 200

@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-from forecast_harness.clocks.comparison.device import DeviceTimer, LaunchTiming
+from forecast_harness.clocks.devices import DeviceTimer, LaunchTiming
 from forecast_harness.sandbox.cell_process import load, receive_descriptor
-from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
-from forecast_harness.sandbox.shared_memory import map_shared
-from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes
+from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes, tensor_from_bytes
+from forecast_harness.sandbox.wire import map_shared
 from forecast_harness.verify.launches import tracing
 from forecast_harness.verify.launches.arena import Slot, output_spans
 from forecast_harness.verify.launches.block_store import BlockStore, address_range, bytes_at

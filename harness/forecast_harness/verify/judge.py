@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from forecast_harness.clocks.comparison.plausibility import clocks_disagree, impossible_time, slow_at_first
+from forecast_harness.clocks.times import clocks_disagree, impossible_time, slow_at_first
 from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.targets.packs.schema import Language, Pack, Workload
 from forecast_harness.verify.bits import same_bits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forecast_autotune.records.codec import Record
-from forecast_harness.clocks.comparison.plausibility import HOST_PEAKS, DevicePeaks
+from forecast_harness.clocks.times import HOST_PEAKS, DevicePeaks
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-from forecast_harness.clocks.comparison.device import EVENTS_PROTOCOL
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
-from forecast_harness.clocks.comparison.paired_comparison import (
+from forecast_harness.clocks.devices import EVENTS_PROTOCOL, reserve_processors
+from forecast_harness.clocks.paired_comparison import (
+    CANDIDATE,
+    INCUMBENT,
     ComparisonOutcome,
     ComparisonResult,
     StoppingRules,
     run_comparison,
 )
-from forecast_harness.clocks.comparison.plausibility import underreported_share
-from forecast_harness.clocks.comparison.processors import reserve_processors
+from forecast_harness.clocks.times import underreported_share
 from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.sandbox.jobs import CellAnswer
 from forecast_harness.sandbox.judge_process import JobContext

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from forecast_autotune.commands import main
-from forecast_harness.clocks.comparison.paired_comparison import StoppingRules
+from forecast_harness.clocks.paired_comparison import StoppingRules
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.targets.packs import Solution, load_pack, load_solution, make_solution
 from forecast_harness.trials.bench import BenchResult, compare_solutions

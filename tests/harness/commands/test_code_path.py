@@ -15,9 +15,9 @@ from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.commands import main
 from forecast_autotune.commands.output import CommandError, Output
 from forecast_autotune.records import Outcome
-from forecast_harness.clocks import fit_runner
+from forecast_harness.clocks.runner import health
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner_health import clock_problem, runner_problem
+from forecast_harness.clocks.runner.health import clock_problem, runner_problem
 from forecast_harness.commands.code_path import open_machine_code
 from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.targets.novelty import node_identity
@@ -79,8 +79,8 @@ def opened(
 def test_a_pack_is_judged_through_machine_code_where_its_seed_proves_it(
     library: str, zeros: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(fit_runner, "LIBRARY", library)
-    monkeypatch.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    monkeypatch.setattr(health, "LIBRARY", library)
+    monkeypatch.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
     target, (seed,) = open_target(zeros, device="cuda")
     lanes = opened(target, seed, tmp_path)
     assert lanes is not None
@@ -104,7 +104,7 @@ def test_a_pack_is_judged_through_machine_code_where_its_seed_proves_it(
 def test_without_a_driver_sources_are_judged_as_host_code_and_a_line_says_why(
     zeros: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(fit_runner, "LIBRARY", str(tmp_path / "libnothing.so"))
+    monkeypatch.setattr(health, "LIBRARY", str(tmp_path / "libnothing.so"))
     target, (seed,) = open_target(zeros, device="cuda")
     assert opened(target, seed, tmp_path) is None
     said = capsys.readouterr().err
@@ -116,7 +116,7 @@ def test_without_a_driver_sources_are_judged_as_host_code_and_a_line_says_why(
 
 def test_a_seed_in_another_language_is_host_code(zeros: str, tmp_path: Path) -> None:
     target, (seed,) = open_target("cumsum", device="cpu")
-    with pytest.raises(fit_runner.NoMachineCodePath, match="written in torch"):
+    with pytest.raises(health.NoMachineCodePath, match="written in torch"):
         opening.open_machine_code_lanes(target, seed, [VerificationPlan()], folder=tmp_path)
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.clocks.cuda.toolkit import find_nvcc
 from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets.cuda.declaration import CudaDeclaration, read_cuda_declaration
+from forecast_harness.targets.cuda.toolkit import find_nvcc
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.statement import cuda_statement
 

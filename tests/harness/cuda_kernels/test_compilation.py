@@ -9,23 +9,27 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forecast_harness.clocks.compilation.build_requests import (
-    BuildRequest,
-    BuildResult,
-    CallCase,
-    TensorArgument,
+from forecast_harness.clocks.compilation import nvcc as compile_job
+from forecast_harness.clocks.compilation.cubin import (
+    cubin_facts,
+    cubin_sections,
+    kernel_names,
+    referred_sections,
 )
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
-from forecast_harness.clocks.compilation.cubin_sections import cubin_sections, referred_sections
-from forecast_harness.clocks.cuda import compile_job
-from forecast_harness.clocks.cuda.compilation import (
+from forecast_harness.clocks.compilation.nvcc import (
     CompiledSource,
     CudaBuild,
     CudaCompileError,
     compile_source,
     compiler_messages,
 )
-from forecast_harness.clocks.cuda.cubin_facts import cubin_facts, kernel_names
+from forecast_harness.clocks.compilation.requests import (
+    BuildRequest,
+    BuildResult,
+    CallCase,
+    TensorArgument,
+)
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import MachineCodeError
 from forecast_harness.sandbox.jobs import ResourceLimits
 from forecast_harness.targets.cuda.declaration import CudaDeclaration
@@ -185,7 +189,7 @@ def test_the_compiler_sees_no_files_of_the_users(
     """Where the rules about sources are passed over, the cell is what there is."""
     secret = tmp_path / "secret.h"
     secret.write_text("my_password_7\n")
-    monkeypatch.setattr("forecast_harness.clocks.cuda.compilation.check_source_rules", lambda _: None)
+    monkeypatch.setattr("forecast_harness.clocks.compilation.nvcc.check_source_rules", lambda _: None)
     with pytest.raises(CudaCompileError) as caught:
         compiled(workers, kernel, f'#include "{secret}"\n{SOURCE}')
     assert "my_password_7" not in str(caught.value)

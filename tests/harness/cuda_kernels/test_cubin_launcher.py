@@ -11,12 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.lib.machine_code import fake_code
-from forecast_harness.clocks.cuda import cubin_launcher
-from forecast_harness.clocks.cuda.compilation import CompiledSource
-from forecast_harness.clocks.cuda.cubin_launcher import CubinLauncher, LaunchFailed
-from forecast_harness.clocks.cuda.host_solution import host_solution
-from forecast_harness.clocks.cuda.source_launch import read_launch
+from forecast_harness.clocks.compilation import cubin_solution as cubin_launcher
+from forecast_harness.clocks.compilation.cubin_solution import CubinLauncher, LaunchFailed, host_solution
+from forecast_harness.clocks.compilation.nvcc import CompiledSource
 from forecast_harness.targets.cuda.signature import KernelParameter, KernelSignature
+from forecast_harness.targets.cuda.source import read_launch
 
 SIGNATURE = KernelSignature(
     "twice",

@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forecast_harness.clocks.comparison.paired_comparison import DEFAULT_RULES
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
-from forecast_harness.clocks.cuda.compilation import COMPILE_LIMITS, compile_source
-from forecast_harness.clocks.cuda.host_solution import host_solution
-from forecast_harness.clocks.fit_runner import facts_for_workers
+from forecast_harness.clocks.compilation.cubin_solution import host_solution
+from forecast_harness.clocks.compilation.nvcc import COMPILE_LIMITS, compile_source
+from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.paired_comparison import DEFAULT_RULES
 from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.health import facts_for_workers
 from forecast_harness.targets.packs.load import make_solution
 from forecast_harness.targets.packs.schema import Language
 from forecast_harness.trials.bench import ContestUnavailable

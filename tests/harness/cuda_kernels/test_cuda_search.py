@@ -17,7 +17,7 @@ from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_harness.authors import open_author
-from forecast_harness.clocks import fit_runner
+from forecast_harness.clocks.runner import health
 from forecast_harness.records import (
     ConfirmationJob,
     Node,
@@ -81,9 +81,9 @@ def lanes(
     """Machine code of the fake driver in place of nvcc's, once that has been checked."""
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fit_runner, "LIBRARY", str(fake_driver))
-        patched.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
-        patched.setattr(fit_runner, "runner_problem", lambda runner: "")
+        patched.setattr(health, "LIBRARY", str(fake_driver))
+        patched.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+        patched.setattr(health, "runner_problem", lambda runner: "")
         patched.setattr(early_start, "CompileWorkers", StartedBuilder)
         patched.setattr(opening, "_HostOpening", lambda *_: ReadyHost(ConfirmingHost({})))
         folder = tmp_path_factory.mktemp("lanes") / "new"

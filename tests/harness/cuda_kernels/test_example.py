@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forecast_harness.clocks.cuda.compilation import COMPILE_LIMITS, compile_source, launched_programs
+from forecast_harness.clocks.compilation.nvcc import COMPILE_LIMITS, compile_source, launched_programs
 from forecast_harness.clocks.records import BufferRole, PlanBuffer
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.cuda.declaration import read_cuda_declaration

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.clocks.cuda.source_launch import launch_comments, read_launch
-from forecast_harness.targets.cuda.source_rules import check_source_rules
+from forecast_harness.targets.cuda.source import check_source_rules, launch_comments, read_launch
 from forecast_harness.targets.novelty import node_identity
 from tests.harness.cuda_kernels.declared_kernel import SOURCE
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.errors import SettingsError
-from forecast_harness.clocks.cuda import toolkit
+from forecast_harness.targets.cuda import toolkit
 
 
 @pytest.fixture(autouse=True)

@@ -6,17 +6,17 @@ import math
 
 import torch
 
-from forecast_harness.clocks.runner.gpu.driver import CudaDriver
-from forecast_harness.clocks.runner.gpu.error_kernels import COMPARED_TYPES
-from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
-from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
+from forecast_harness.clocks.runner.driver import CudaDriver
+from forecast_harness.clocks.runner.kernel_texts import COMPARED_TYPES
+from forecast_harness.clocks.runner.kernels import RunnerKernels
+from forecast_harness.sandbox.jobs import tensor_to_bytes
 from forecast_harness.trials.judging.kernels.call_values import relative_error
 
 COUNT = 10_001
 """No multiple of a block."""
 
 
-def told_error(driver: CudaDriver, kernels: TrustedKernels, got: torch.Tensor, right: torch.Tensor) -> float:
+def told_error(driver: CudaDriver, kernels: RunnerKernels, got: torch.Tensor, right: torch.Tensor) -> float:
     """What the device says of two tensors, each behind one element that is nobody's."""
     late, places = got.element_size(), list[int]()
     for tensor in (got, right):
@@ -30,7 +30,7 @@ def told_error(driver: CudaDriver, kernels: TrustedKernels, got: torch.Tensor, r
     return found
 
 
-def check_errors(driver: CudaDriver, kernels: TrustedKernels, dtype: str) -> None:
+def check_errors(driver: CudaDriver, kernels: RunnerKernels, dtype: str) -> None:
     """Equal, a little off, far off: as the host has it."""
     kind = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(3)
@@ -45,7 +45,7 @@ def check_errors(driver: CudaDriver, kernels: TrustedKernels, dtype: str) -> Non
         assert math.isclose(told_error(driver, kernels, got, right), relative_error(got, right), rel_tol=1e-5)
 
 
-def check_unlike(driver: CudaDriver, kernels: TrustedKernels) -> None:
+def check_unlike(driver: CudaDriver, kernels: RunnerKernels) -> None:
     """Values that are not finite."""
     right = torch.tensor([1.0, math.inf, math.nan, -2.0])
     assert told_error(driver, kernels, torch.tensor([1.0, -math.inf, math.inf, -2.5]), right) == 0.25

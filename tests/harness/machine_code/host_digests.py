@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from forecast_harness.clocks.runner.gpu.driver import CudaDriver
-from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner.driver import CudaDriver
+from forecast_harness.clocks.runner.kernels import RunnerKernels
 
 _ALL = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -43,7 +43,7 @@ def gap_digest(address: int, data: bytes, key: int) -> int:
     )
 
 
-def check_digests(driver: CudaDriver, kernels: TrustedKernels, size: int) -> None:
+def check_digests(driver: CudaDriver, kernels: RunnerKernels, size: int) -> None:
     """A buffer of that size, and gaps from one byte to that size, some at no whole word."""
     chance = random.Random(size)
     data, key = chance.randbytes(size), chance.getrandbits(64)

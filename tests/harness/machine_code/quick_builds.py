@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from forecast_harness.clocks.compilation.build_requests import BuildResult
+from forecast_harness.clocks.compilation.requests import BuildResult
 
 
 class QuickBuilds:

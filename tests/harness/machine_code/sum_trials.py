@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.lib.machine_code.sums import COUNT, SumCall
-from forecast_harness.clocks.compilation.build_requests import BuildRequest
+from forecast_harness.clocks.compilation.requests import BuildRequest
 from forecast_harness.clocks.records import Program
 from forecast_harness.records import Node, NodeJob
 from forecast_harness.trials.machine_code.target_trials import TrialCalls, TrialConfig

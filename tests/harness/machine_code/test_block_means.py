@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from forecast_harness.clocks.runner.session import PAUSES
+from forecast_harness.clocks.runner.messages import PAUSES
 from forecast_harness.trials.judging.races.rules import log2_ratio, mean_log2_ratio
 from forecast_harness.trials.machine_code.shared_runner import block_means
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from forecast_harness.clocks.device_turns import DeviceTurns
+from forecast_harness.clocks.devices import DeviceTurns
 
 
 def test_of_those_that_wait_the_job_that_began_first_comes_next() -> None:

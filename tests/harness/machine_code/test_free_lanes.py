@@ -8,9 +8,8 @@ from concurrent.futures import TimeoutError as NotYet
 
 import pytest
 
-from forecast_harness.clocks.compilation.build_requests import BuildRequest
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
-from forecast_harness.clocks.compilation.free_lanes import FreeLanes
+from forecast_harness.clocks.compilation.requests import BuildRequest
+from forecast_harness.clocks.compilation.workers import CompileWorkers, FreeLanes
 from forecast_harness.sandbox.jobs import JobStatus, ResourceLimits, SandboxError, SandboxJob
 from forecast_harness.sandbox.lane import SandboxLane
 from tests.waiting import wait_until
@@ -102,7 +101,7 @@ def test_nobody_waits_once_no_lane_comes(pool: ThreadPoolExecutor) -> None:
 
 
 def test_other_jobs_run_while_every_worker_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forecast_harness.clocks.compilation.compile_workers._WORKERS_PER_KEPT", 1)
+    monkeypatch.setattr("forecast_harness.clocks.compilation.workers._WORKERS_PER_KEPT", 1)
     limits = ResourceLimits(wall_s=60.0)
     quick = SandboxJob("tests.harness.machine_code.lane_jobs:say", {"word": "quick"}, {})
     long = SandboxJob("tests.harness.machine_code.lane_jobs:sleep", {"seconds": 60.0}, {})

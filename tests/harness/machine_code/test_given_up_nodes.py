@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.records import Outcome
-from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
+from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
 from forecast_harness.records import ConfirmationJob, FullVerification, NodeJob, VerificationJob
 from forecast_harness.trials.machine_code import node_builds
 from forecast_harness.trials.protocol import LaneFailure

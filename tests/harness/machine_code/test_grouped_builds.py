@@ -16,14 +16,14 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from forecast_harness.clocks.compilation.build_requests import (
+from forecast_harness.clocks.compilation.kept_answers import KeptAnswers
+from forecast_harness.clocks.compilation.requests import (
     BuildRequest,
     BuildResult,
     CallCase,
     TensorArgument,
 )
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
-from forecast_harness.clocks.compilation.kept_answers import KeptAnswers
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
 from tests.waiting import wait_until
 

@@ -16,11 +16,11 @@ pytest.importorskip("torch")
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.clocks import fit_runner
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
-from forecast_harness.clocks.fit_runner import facts_for_workers
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import MachineCodeError
+from forecast_harness.clocks.runner import health
 from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.health import facts_for_workers
 from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.trials.machine_code import early_start, opening
@@ -105,9 +105,9 @@ def opened_lanes(
     fake_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MachineCodeLanes]:
     monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(fit_runner, "LIBRARY", str(fake_driver))
-    monkeypatch.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
-    monkeypatch.setattr(fit_runner, "runner_problem", lambda runner: "")
+    monkeypatch.setattr(health, "LIBRARY", str(fake_driver))
+    monkeypatch.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    monkeypatch.setattr(health, "runner_problem", lambda runner: "")
     monkeypatch.setattr(early_start, "CompileWorkers", StartedBuilder)
     monkeypatch.setattr(opening, "_HostOpening", lambda *_: ReadyHost(NotingHost({})))
     told: list[str] = []

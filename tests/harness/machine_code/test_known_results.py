@@ -22,14 +22,12 @@ from forecast_harness.clocks.records import (
     PlanStep,
     Program,
 )
-from forecast_harness.clocks.runner.buffer_contents import BufferContents
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.contestant import Contestant, LoadedKernel
-from forecast_harness.clocks.runner.gpu.driver import CudaDriver
-from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
-from forecast_harness.clocks.runner.known_results import ElementKind
-from forecast_harness.clocks.runner.messages import ProgramInputs
-from forecast_harness.clocks.runner.session import CallInputs, LaunchSession, TimingLimits
+from forecast_harness.clocks.runner.driver import CudaDriver
+from forecast_harness.clocks.runner.kernels import RunnerKernels
+from forecast_harness.clocks.runner.messages import BufferContents, ElementKind, ProgramInputs, TimingLimits
+from forecast_harness.clocks.runner.session import LaunchSession
 
 COUNT, PERIOD = 1000, 96
 SIZE = 4 * COUNT
@@ -126,7 +124,7 @@ class _InProcess:
     def __init__(self, library: Path) -> None:
         self.driver = CudaDriver(str(library))
         self.session = LaunchSession(self.driver, 1 << 20, lambda contestant: None)
-        self.given = CallInputs(call("here").inputs, updated=("out",), key="here")
+        self.given = ProgramInputs("here", call("here").inputs, updates=("out",))
         self.session.learn(self.made("base", RIGHT), self.given, KINDS, 0)
 
     def made(self, name: str, operations: Sequence[code.Operation]) -> Contestant:
@@ -139,7 +137,7 @@ def test_known_results_are_of_no_use_to_who_finds_them(
     fake_driver: Path, monkeypatch: pytest.MonkeyPatch, masked: bool
 ) -> None:
     if not masked:
-        monkeypatch.setattr(TrustedKernels, "mask", lambda *_: None)
+        monkeypatch.setattr(RunnerKernels, "mask", lambda *_: None)
     here = _InProcess(fake_driver)
     (launch,), violations = here.session.check(here.made("looks", LOOKS_FOR_THEM), here.given, 1)
     assert not violations

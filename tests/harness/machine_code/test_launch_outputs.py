@@ -6,18 +6,16 @@ import json
 
 import pytest
 
-from forecast_harness.clocks.runner import launch_outputs
-from forecast_harness.clocks.runner.launch_outputs import KnownOutputs, encode_launches
-from forecast_harness.clocks.runner.messages import ObservedLaunch
-from forecast_harness.clocks.runner.session import CheckedLaunch
+from forecast_harness.clocks.runner import messages as launch_outputs
+from forecast_harness.clocks.runner.messages import KnownOutputs, ObservedLaunch, encode_launches
 
 
-def launch(*outputs: bytes, turn: int = 0) -> CheckedLaunch:
-    return CheckedLaunch(0, {"x": turn}, outputs)
+def launch(*outputs: bytes, turn: int = 0) -> ObservedLaunch:
+    return ObservedLaunch({"x": turn}, outputs)
 
 
 def moved(
-    known: KnownOutputs, launches: list[CheckedLaunch], call: str = "call"
+    known: KnownOutputs, launches: list[ObservedLaunch], call: str = "call"
 ) -> tuple[list[bytes], tuple]:
     """The bytes that were sent, and what the host makes of them."""
     have = known.of_call(call)
@@ -80,6 +78,6 @@ def test_what_is_large_is_sent_each_time_under_names_of_its_own(monkeypatch: pyt
 
 
 def test_errors_arrive_as_they_are_whatever_their_size() -> None:
-    one = CheckedLaunch(0, {}, errors={"out": 0.5, "other": float("inf")})
+    one = ObservedLaunch({}, errors={"out": 0.5, "other": float("inf")})
     (found,) = moved(KnownOutputs(), [one])[1]
     assert found == ObservedLaunch({}, (), {"out": 0.5, "other": float("inf")})

@@ -12,12 +12,11 @@ import pytest
 from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
-from forecast_harness.clocks.runner import process
+from forecast_harness.clocks.runner import client as process
+from forecast_harness.clocks.runner.arena import PAGE_BYTES, CanaryArena, MappedMemory
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.gpu.arena import CanaryArena
-from forecast_harness.clocks.runner.gpu.driver import OUT_OF_MEMORY, CudaDriver, DriverError
-from forecast_harness.clocks.runner.gpu.mapped_memory import PAGE_BYTES, MappedMemory
-from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner.driver import OUT_OF_MEMORY, CudaDriver, DriverError
+from forecast_harness.clocks.runner.kernels import RunnerKernels
 from forecast_harness.clocks.runner.messages import RunnerFaultKind
 
 SUM = 2
@@ -52,7 +51,7 @@ def driver(fake_driver: Path, tmp_path: Path) -> NotingDriver:
 
 @pytest.fixture
 def arena(driver: NotingDriver) -> CanaryArena:
-    found = CanaryArena(driver, TrustedKernels(driver))
+    found = CanaryArena(driver, RunnerKernels(driver))
     driver.counts()
     return found
 
@@ -214,7 +213,7 @@ def test_a_device_that_cannot_map_has_its_memory_allocated(
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_REFUSES", refused)
     driver = NotingDriver(str(shutil.copy(fake_driver, tmp_path / "libowncuda.so")))
-    arena = CanaryArena(driver, TrustedKernels(driver))
+    arena = CanaryArena(driver, RunnerKernels(driver))
     driver.counts()
     for number in range(4):
         for name, placed in arena.place(SIZES[number % 2]).items():

@@ -11,7 +11,7 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
+from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.records import ConfirmationJob, FullVerification, VerificationJob
 from forecast_harness.sandbox.jobs import SandboxError

@@ -12,31 +12,30 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
-from forecast_harness.clocks import fit_runner
-from forecast_harness.clocks.fit_runner import NoMachineCodePath, open_fit_runner
+from forecast_harness.clocks.runner import health
+from forecast_harness.clocks.runner.health import NoMachineCodePath, open_healthy_runner
 from forecast_harness.trials.judging.early_opener import EarlyOpener
 from forecast_harness.trials.judging.lane_judge import HostJudge
 from forecast_harness.trials.machine_code.opening import MachineCodeLanes
 from forecast_harness.trials.protocol import LaneFailure
-from forecast_harness.verify.plan import VerificationPlan
 
 
 @pytest.mark.parametrize(("bad", "fit"), [(0, True), (9, True), (10, False)])
 def test_a_clock_may_be_disturbed_for_a_while(
     fake_driver: Path, monkeypatch: pytest.MonkeyPatch, bad: int, fit: bool
 ) -> None:
-    monkeypatch.setattr(fit_runner, "LIBRARY", str(fake_driver))
-    monkeypatch.setattr(fit_runner, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
-    monkeypatch.setattr(fit_runner, "_HEALTH_PAUSE_S", 0.0)
+    monkeypatch.setattr(health, "LIBRARY", str(fake_driver))
+    monkeypatch.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    monkeypatch.setattr(health, "_HEALTH_PAUSE_S", 0.0)
     told = iter(["the device's clock"] * bad + [""] * 3)
-    monkeypatch.setattr(fit_runner, "runner_problem", lambda runner: next(told))
+    monkeypatch.setattr(health, "runner_problem", lambda runner: next(told))
     if fit:
-        with open_fit_runner(VerificationPlan()) as runner:
+        with open_healthy_runner(0) as runner:
             assert runner.check_health() == ""
     else:
         with (
             pytest.raises(NoMachineCodePath, match="the device's clock"),
-            open_fit_runner(VerificationPlan()),
+            open_healthy_runner(0),
         ):
             pass
 

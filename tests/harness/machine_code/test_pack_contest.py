@@ -14,9 +14,8 @@ pytest.importorskip("torch")
 
 from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import image
-from forecast_harness.clocks.comparison.paired_clock import SimulatedPairedClock
-from forecast_harness.clocks.comparison.paired_comparison import StoppingRules, run_comparison
-from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
+from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
+from forecast_harness.clocks.paired_comparison import StoppingRules, run_comparison
 from forecast_harness.clocks.records import (
     BufferRole,
     CompiledKernel,
@@ -40,6 +39,7 @@ from forecast_harness.verify.checked_launches import CheckedLaunches
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.timing_job import is_plausible
 from forecast_harness.verify.verdict import SolutionVerdict
+from tests.harness.clocks.simulated_clock import SimulatedPairedClock
 from tests.harness.machine_code.quick_builds import QuickBuilds
 
 M, N = 4, 32

@@ -13,14 +13,14 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from forecast_harness.clocks.compilation.build_requests import (
+from forecast_harness.clocks.compilation.cubin import cubin_sections, referred_sections
+from forecast_harness.clocks.compilation.requests import (
     BuildRequest,
     BuildResult,
     CallCase,
     TensorArgument,
 )
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
-from forecast_harness.clocks.compilation.cubin_sections import cubin_sections, referred_sections
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.recording.tensors import HostCode, TensorRecorder, flat_tensors
 from forecast_harness.clocks.records import BufferRole, Program
 from forecast_harness.clocks.runner.messages import ObservedLaunch

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.lib.machine_code.fake_code import addition, honest, image
 from benchmarks.lib.machine_code.sums import COUNT
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_harness.clocks.compilation.cubin_sections import (
+from forecast_harness.clocks.compilation.cubin import (
     check_cubin,
     cubin_sections,
     referred_sections,

@@ -17,10 +17,8 @@ from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.exploits import EXPLOITS
 from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
-from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.messages import ProgramFault, RunnerFaultKind, TimingRequest
-from forecast_harness.clocks.runner.process import RunnerLost
-from forecast_harness.clocks.runner.session import TimingLimits
+from forecast_harness.clocks.runner.client import RunnerClient, RunnerLost
+from forecast_harness.clocks.runner.messages import ProgramFault, RunnerFaultKind, TimingLimits, TimingRequest
 
 SUM = 2
 HANGS = ("never ends", "never ends at most times")

@@ -12,14 +12,14 @@ pytest.importorskip("triton")
 
 from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
 from benchmarks.lib.machine_code.sums import SumCall, objection
-from forecast_harness.clocks.compilation.build_requests import BuildRequest
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
-from forecast_harness.clocks.fit_runner import facts_for_workers
+from forecast_harness.clocks.compilation.requests import BuildRequest
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.gpu.driver import CudaDriver
-from forecast_harness.clocks.runner.gpu.error_kernels import COMPARED_TYPES
-from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner.driver import CudaDriver
+from forecast_harness.clocks.runner.health import facts_for_workers
+from forecast_harness.clocks.runner.kernel_texts import COMPARED_TYPES
+from forecast_harness.clocks.runner.kernels import RunnerKernels
 from forecast_harness.targets.packs.load import load_pack
 from forecast_harness.targets.packs.schema import Language
 from forecast_harness.trials.machine_code.pack_calls import PackCalls
@@ -79,15 +79,15 @@ def test_packs_solutions_are_right_and_take_time(
 @pytest.mark.parametrize("dtype", sorted(COMPARED_TYPES))
 def test_errors_of_elements_are_as_the_host_has_them(dtype: str) -> None:
     driver = CudaDriver()
-    check_errors(driver, TrustedKernels(driver), dtype)
+    check_errors(driver, RunnerKernels(driver), dtype)
 
 
 @pytest.mark.parametrize("size", [200, 4096, 1_000_001])
 def test_digests_are_as_the_host_has_them(size: int) -> None:
     driver = CudaDriver()
-    check_digests(driver, TrustedKernels(driver), size)
+    check_digests(driver, RunnerKernels(driver), size)
 
 
 def test_values_that_are_not_finite_are_told_apart() -> None:
     driver = CudaDriver()
-    check_unlike(driver, TrustedKernels(driver))
+    check_unlike(driver, RunnerKernels(driver))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from forecast_harness.clocks.runner.gpu import trusted_texts
-from forecast_harness.clocks.runner.gpu.driver import CudaDriver
-from forecast_harness.clocks.runner.gpu.error_kernels import COMPARED_TYPES, error_kernel_text
-from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
+from forecast_harness.clocks.runner import kernel_texts as trusted_texts
+from forecast_harness.clocks.runner.driver import CudaDriver
+from forecast_harness.clocks.runner.kernel_texts import COMPARED_TYPES, error_kernel_text
+from forecast_harness.clocks.runner.kernels import RunnerKernels
 from tests.harness.machine_code.element_errors import check_errors, check_unlike
 from tests.harness.machine_code.host_digests import check_digests
 
@@ -50,14 +50,14 @@ def driver(fake_driver: Path) -> CudaDriver:
 
 
 @pytest.fixture(scope="module")
-def kernels(driver: CudaDriver) -> TrustedKernels:
-    return TrustedKernels(driver)
+def kernels(driver: CudaDriver) -> RunnerKernels:
+    return RunnerKernels(driver)
 
 
 @pytest.mark.parametrize("late", [0, 1, 8])
 @pytest.mark.parametrize("size", [1, 7, 8, 64, 1001, 4096])
 def test_what_differs_is_told_whatever_the_place_and_the_size(
-    driver: CudaDriver, kernels: TrustedKernels, late: int, size: int
+    driver: CudaDriver, kernels: RunnerKernels, late: int, size: int
 ) -> None:
     chance = random.Random(size)
     data = chance.randbytes(size)
@@ -80,21 +80,21 @@ def test_what_differs_is_told_whatever_the_place_and_the_size(
 
 @pytest.mark.parametrize("dtype", [*sorted(COMPARED_TYPES), "complex64"])
 def test_errors_of_elements_are_relative_to_the_largest_right_value(
-    driver: CudaDriver, kernels: TrustedKernels, dtype: str
+    driver: CudaDriver, kernels: RunnerKernels, dtype: str
 ) -> None:
     check_errors(driver, kernels, dtype)
 
 
 @pytest.mark.parametrize("size", [200, 4096, 40_001])
-def test_digests_are_as_the_host_has_them(driver: CudaDriver, kernels: TrustedKernels, size: int) -> None:
+def test_digests_are_as_the_host_has_them(driver: CudaDriver, kernels: RunnerKernels, size: int) -> None:
     check_digests(driver, kernels, size)
 
 
-def test_what_is_finite_in_one_only_is_infinitely_wrong(driver: CudaDriver, kernels: TrustedKernels) -> None:
+def test_what_is_finite_in_one_only_is_infinitely_wrong(driver: CudaDriver, kernels: RunnerKernels) -> None:
     check_unlike(driver, kernels)
 
 
-def test_what_is_masked_is_noise_until_it_is_unmasked(driver: CudaDriver, kernels: TrustedKernels) -> None:
+def test_what_is_masked_is_noise_until_it_is_unmasked(driver: CudaDriver, kernels: RunnerKernels) -> None:
     data = bytes(8000)
     address = driver.allocate(len(data) + 8)
     driver.upload(address, data + b"untouche")
@@ -110,7 +110,7 @@ def test_what_is_masked_is_noise_until_it_is_unmasked(driver: CudaDriver, kernel
 
 
 def test_a_part_of_a_buffer_is_renewed_and_made_a_copy_again(
-    driver: CudaDriver, kernels: TrustedKernels
+    driver: CudaDriver, kernels: RunnerKernels
 ) -> None:
     size, turn = 1 << 16, 1 << 10
     data = random.Random(0).randbytes(size)
@@ -135,7 +135,7 @@ def test_a_part_of_a_buffer_is_renewed_and_made_a_copy_again(
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_gaps_are_watched_together_whatever_their_place_and_size(
-    driver: CudaDriver, kernels: TrustedKernels, count: int
+    driver: CudaDriver, kernels: RunnerKernels, count: int
 ) -> None:
     chance = random.Random(count)
     memory = driver.allocate(count * 1024)

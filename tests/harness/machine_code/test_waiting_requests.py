@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, wait
 
-from forecast_harness.clocks.compilation.waiting_requests import WaitingRequest, WaitingRequests
+from forecast_harness.clocks.compilation.workers import WaitingRequest, WaitingRequests
 
 MOST = 4
 

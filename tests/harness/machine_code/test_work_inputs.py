@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from forecast_harness.clocks.runner.gpu.arena import Placed
-from forecast_harness.clocks.runner.gpu.driver import CudaDriver
-from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
-from forecast_harness.clocks.runner.work_inputs import WorkInputs
+from forecast_harness.clocks.runner.arena import Placed
+from forecast_harness.clocks.runner.call_memory import WorkInputs
+from forecast_harness.clocks.runner.driver import CudaDriver
+from forecast_harness.clocks.runner.kernels import RunnerKernels
 
 SIZES = {"large": 1 << 17, "odd": (1 << 17) + 2, "small": 256, "ordered": 1 << 17, "updated": 4096}
 UNITS = {"large": 2, "odd": 2, "small": 4, "updated": 4}
@@ -26,7 +26,7 @@ class Inputs:
         self.work = {name: Placed(driver.allocate(size), size) for name, size in SIZES.items()}
         for name, data in DATA.items():
             driver.upload(self.copies[name], data)
-        self.inputs = WorkInputs(driver, TrustedKernels(driver))
+        self.inputs = WorkInputs(driver, RunnerKernels(driver))
         self.inputs.place(self.work, self.copies, UNITS, ("updated",))
 
     def read(self) -> dict[str, bytes]:

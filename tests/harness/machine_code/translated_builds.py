@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.lib.machine_code import fake_code as code
-from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
 from forecast_harness.clocks.compilation.kept_answers import KeptAnswers
+from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import Program
 from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
 from tests.harness.machine_code.quick_builds import QuickBuilds

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT
-from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
+from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
 from tests.harness.machine_code.quick_builds import QuickBuilds
 
 SMALL = 64

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from forecast_harness.sandbox import process_stops
 from forecast_harness.sandbox.containment import linux
-from forecast_harness.sandbox.lane_server import process_stops
-from forecast_harness.sandbox.lane_server.process_stops import CHECK, STOP, ProcessStopper
+from forecast_harness.sandbox.process_stops import CHECK, STOP, ProcessStopper
 
 COUNTS = "while True: pass"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from forecast_harness.sandbox import server_forks as device_holder
 from forecast_harness.sandbox.containment import confine
-from forecast_harness.sandbox.lane_server import device_holder
 
 
 def test_a_cell_sees_no_node_of_another_device(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from forecast_harness.sandbox import process_stops
 from forecast_harness.sandbox.api import (
     ContainmentLevel,
     Fault,
@@ -19,7 +20,6 @@ from forecast_harness.sandbox.api import (
     strongest_level,
 )
 from forecast_harness.sandbox.cell import CandidateFault, Cell, ServerConnection
-from forecast_harness.sandbox.lane_server import process_stops
 from tests.harness.lanes import judge, lane
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from forecast_harness.sandbox import warm_process
 from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxJob, SandboxLane
 from forecast_harness.sandbox.containment import linux
 from forecast_harness.sandbox.lane_pools import LanePool
-from forecast_harness.sandbox.lane_server import warm_process
 from tests.harness.lanes import RUN, SMALL, lane, run
 from tests.waiting import is_running, parent_of, wait_until
 

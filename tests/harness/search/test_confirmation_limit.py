@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forecast_harness.clocks.comparison.paired_clock import SimulatedPairedClock
 from forecast_harness.trials.judging import confirmation_limit
 from forecast_harness.trials.judging.confirmation_limit import ConfirmationLimit
 from forecast_harness.trials.judging.races.halving import HalvingRace
 from forecast_harness.trials.judging.races.rules import QUICK_RULES, THOROUGH_RULES
+from tests.harness.clocks.simulated_clock import SimulatedPairedClock
 
 
 def test_without_a_limit_contests_are_as_thorough_as_ever() -> None:

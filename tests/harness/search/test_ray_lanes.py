@@ -170,7 +170,7 @@ class _StubRay:
 
 
 def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forecast_harness.clocks.comparison import device
+    from forecast_harness.clocks import devices as device
     from forecast_harness.search import ray_judges as ray_lanes
 
     known = ["GPU-a", "GPU-b", "GPU-c"]

@@ -12,30 +12,32 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.clocks.comparison import device
-from forecast_harness.clocks.comparison.graph_replay import left_untouched, typical_seconds
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT, SimulatedPairedClock
-from forecast_harness.clocks.comparison.paired_comparison import (
+from forecast_harness.clocks import devices as device
+from forecast_harness.clocks.devices import left_untouched, typical_seconds
+from forecast_harness.clocks.paired_comparison import (
+    CANDIDATE,
     DEFAULT_RULES,
+    INCUMBENT,
     ComparisonOutcome,
     ComparisonResult,
+    SignTest,
     StoppingRules,
     measure_block,
     run_comparison,
     sign_interval,
 )
-from forecast_harness.clocks.comparison.plausibility import (
+from forecast_harness.clocks.times import (
     HOST_PEAKS,
     DevicePeaks,
+    TimingSummary,
     clocks_disagree,
     impossible_time,
     roofline_seconds,
     slow_at_first,
     underreported_share,
 )
-from forecast_harness.clocks.comparison.sign_test import SignTest
-from forecast_harness.clocks.comparison.timing_record import TimingSummary
 from forecast_harness.verify.plan import VerificationPlan
+from tests.harness.clocks.simulated_clock import SimulatedPairedClock
 
 DUELS = 200
 NOISES: list[dict[str, float]] = [
@@ -291,7 +293,7 @@ def test_a_device_is_held_by_one_process(tmp_path: Path) -> None:
     """Another process gets it only after this one is done."""
     program = (
         "import sys, pathlib\n"
-        "from forecast_harness.clocks.comparison.device import DeviceBusy, exclusive\n"
+        "from forecast_harness.clocks.devices import DeviceBusy, exclusive\n"
         "try:\n"
         "    with exclusive('GPU-1', 0.05, pathlib.Path(sys.argv[1])):\n"
         "        print('held')\n"

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.gpu
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.clocks.comparison import device
-from forecast_harness.clocks.comparison.graph_replay import ReplayBuffers
+from forecast_harness.clocks import devices as device
+from forecast_harness.clocks.devices import ReplayBuffers
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.packs import load_pack, make_solution
 from forecast_harness.verify.plan import VerificationPlan

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.clocks.comparison.device import LaunchTiming
-from forecast_harness.clocks.comparison.plausibility import impossible_time
+from forecast_harness.clocks.devices import LaunchTiming
+from forecast_harness.clocks.times import impossible_time
 from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
 from forecast_harness.targets.packs import Language, make_solution
 from forecast_harness.trials import corpus
@@ -116,7 +116,7 @@ def test_honest_solution_is_accepted(entry: corpus.CorpusEntry, judging: Sandbox
 @pytest.mark.gpu
 @pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in EXPLOITS if e.backend == "gpu"])
 def test_exploit_is_refused_on_a_device(entry: corpus.CorpusEntry) -> None:
-    from forecast_harness.clocks.comparison import device
+    from forecast_harness.clocks import devices as device
 
     name, uuid = device.identity(0)
     with SandboxLane(device="0") as lane:

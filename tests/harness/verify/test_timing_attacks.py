@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forecast_harness.clocks.comparison.paired_comparison import (
+from forecast_harness.clocks.paired_comparison import (
     ComparisonOutcome,
     ComparisonResult,
     StoppingRules,

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.targets.packs import Pack, load_pack
 from forecast_harness.verify.launches.arena import Slot

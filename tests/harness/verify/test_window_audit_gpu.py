@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE
+from forecast_harness.clocks.paired_comparison import CANDIDATE
 from forecast_harness.targets.packs import load_pack
 from tests.harness.lanes import lane
 from tests.harness.many_kernels import MANY_KERNELS

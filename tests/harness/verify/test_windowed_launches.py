@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, TensorBytes
-from forecast_harness.sandbox.shared_memory import map_shared
+from forecast_harness.sandbox.wire import map_shared
 from forecast_harness.targets.packs import Language, load_pack
 from forecast_harness.targets.packs.schema import PackFormat
 from forecast_harness.verify.launches.windowed_launcher import WindowedLauncher, open_launcher

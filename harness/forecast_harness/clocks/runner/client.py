@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import select
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,24 +16,103 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from forecast_harness.clocks.devices import ONE_QUEUE
 from forecast_harness.clocks.records import MachineCodeError, Program
-from forecast_harness.clocks.runner.gpu.driver import LIBRARY
-from forecast_harness.clocks.runner.known_results import ElementKind
-from forecast_harness.clocks.runner.launch_outputs import KnownOutputs
+from forecast_harness.clocks.runner.driver import LIBRARY
 from forecast_harness.clocks.runner.messages import (
+    NOBODY,
     CheckAnswer,
+    ElementKind,
     FaultRecord,
+    KnownOutputs,
+    LaunchMarker,
     ProgramFault,
     ProgramInputs,
     RunnerFaultKind,
     TimingAnswer,
+    TimingLimits,
     TimingRequest,
+    Violation,
+    create_marker,
 )
-from forecast_harness.clocks.runner.process import RunnerLost, RunnerProcess
-from forecast_harness.clocks.runner.run_marks import NOBODY
-from forecast_harness.clocks.runner.session import TimingLimits, Violation
 from forecast_harness.sandbox import wire
-from forecast_harness.sandbox.jobs import TensorBytes, WireError
+from forecast_harness.sandbox.containment.levels import module_search_path
+from forecast_harness.sandbox.jobs import SandboxError, TensorBytes, WireError
+
+_COMMAND = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from forecast_harness.clocks.runner.service import main; main(sys.argv[2])"
+)
+_ENVIRONMENT = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_CACHE_PATH",
+    "HOME",
+)
+
+
+class RunnerLost(SandboxError):
+    """The runner failed for reasons that are not a program's: nothing is known of it."""
+
+
+class RunnerProcess:
+    """A process that starts; `greeting` waits until it can be asked."""
+
+    def __init__(self, orders: Mapping[str, Any], visible: str) -> None:
+        """`visible`: the only device that it is to see, by its UUID; '': those that this process sees."""
+        self.channel, theirs = socket.socketpair()
+        marks = create_marker()
+        self.marks = LaunchMarker(marks)
+        self.marks.set(NOBODY)
+        told = {**orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
+        command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(told)]
+        kept = {**ONE_QUEUE, **{n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}}
+        if visible:
+            kept["CUDA_VISIBLE_DEVICES"] = visible
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=kept,
+                pass_fds=[theirs.fileno(), marks],
+                start_new_session=True,
+            )
+        os.close(marks)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def greeting(self, within_s: float) -> Mapping[str, Any]:
+        """Facts of the device, once it is open. Raises `RunnerLost`; then the process is ended."""
+        try:
+            if not select.select([self.channel], [], [], within_s)[0]:
+                raise RunnerLost(f"the runner did not greet within {within_s:g} s")
+            try:
+                said, _ = wire.receive(self.channel, wire.TRUSTED_LIMIT)
+            except (EOFError, OSError, WireError) as error:
+                raise RunnerLost(f"the runner did not start: {error or type(error).__name__}") from error
+            if "hello" not in said:
+                raise RunnerLost(f"the runner cannot use the device: {said.get('broken', said)}")
+        except RunnerLost:
+            self.stop()
+            raise
+        facts: Mapping[str, Any] = said["hello"]
+        return facts
+
+    def stop(self) -> None:
+        """End it, and wait for its end."""
+        self._process.kill()
+        self._process.wait()
+        self.channel.close()
+        self.marks.close()
+
 
 LAUNCH_S = 4.0
 """Seconds of one launch after which its program is said to hang; a driver may need two to tell of an error."""
@@ -151,11 +235,11 @@ class RunnerClient:
             key = requests[number].given.key
             answers.append(
                 TimingAnswer(
-                    tuple(tuple(float(s) for s in one) for one in told["seconds"]),
+                    [[float(s) for s in one] for one in told["seconds"]],
                     told["stopped"],
                     told["recorded"],
-                    self._outputs.decode(key, known[number], told, arrays, f"{number}"),
-                    self._violations(told, requests[number].given),
+                    list(self._outputs.decode(key, known[number], told, arrays, f"{number}")),
+                    list(self._violations(told, requests[number].given)),
                 )
             )
         return answers
@@ -218,7 +302,7 @@ class RunnerClient:
                 "inputs": given.key,
                 "outputs": dict(given.outputs),
                 "rotate": dict(given.rotate),
-                "updated": list(given.updates),
+                "updates": list(given.updates),
                 "compared": given.key in self._learned,
                 "programs": [p.to_json() for p in programs],
                 **more,

@@ -1,16 +1,45 @@
-"""What a runner is asked for, and what it answers or is told to have gone wrong."""
+"""What crosses between a runner and its host: requests, answers, outputs of launches, and whose code runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from forecast_autotune.records.codec import Record
-from forecast_harness.clocks.records import Program
-from forecast_harness.clocks.runner.buffer_contents import BufferContents
-from forecast_harness.clocks.runner.session import TimingLimits, Violation
-from forecast_harness.sandbox.jobs import SandboxError
+from forecast_autotune.timing.pauses import pause_lengths
+from forecast_harness.clocks.records import MachineCodeError, Program
+from forecast_harness.sandbox.jobs import SandboxError, TensorBytes
+
+
+@dataclass(frozen=True)
+class BufferContents:
+    """`size` bytes: `data`, as often as it takes. Raises `MachineCodeError` for data that cannot fill it."""
+
+    data: bytes
+    size: int
+
+    def __post_init__(self) -> None:
+        if len(self.data) > self.size or (self.size and not self.data):
+            raise MachineCodeError(f"{len(self.data)} bytes cannot be the contents of {self.size}")
+
+    @classmethod
+    def of(cls, data: bytes) -> BufferContents:
+        """These bytes, once."""
+        return cls(data, len(data))
+
+    def whole(self) -> bytes:
+        """All bytes."""
+        if len(self.data) == self.size:
+            return self.data
+        return (self.data * (self.size // len(self.data) + 1))[: self.size]
 
 
 class RunnerFaultKind(StrEnum):
@@ -45,14 +74,52 @@ class FaultRecord(Record, label="fault"):
 
 
 @dataclass(frozen=True)
+class Violation(Record, label="violation"):
+    """What a right program does not do."""
+
+    contestant: int
+    rule: str
+    detail: str
+
+
+PAUSES = len(pause_lengths())
+
+
+@dataclass(frozen=True)
+class TimingLimits(Record, label="timing limits"):
+    """When to stop timing."""
+
+    least: int = 5
+    """Launches of each contestant before any is given up; behind pauses in whole rounds of those."""
+    most: int = 24
+    bound_s: float = 0.0
+    """Seconds that a contestant must be able to beat; 0: those of the first contestant, if there are two."""
+    checks: int = 2
+    """Launches of the last contestant whose outputs are kept, at random."""
+
+
+@dataclass(frozen=True)
+class ElementKind(Record, label="element kind"):
+    """What a buffer's bytes mean: elements of this type, after so many bytes that are nobody's."""
+
+    dtype: str
+    late: int = 0
+
+
+@dataclass(frozen=True)
 class ProgramInputs:
-    """What a call is given; `key` names the bytes, so that they are sent once."""
+    """What a call is given, and what may become of it."""
 
     key: str
+    """Names the bytes: calls of one key have the same inputs, which are sent once."""
     inputs: Mapping[str, BufferContents]
+    """By buffer."""
     outputs: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of buffers that are given to be written."""
     rotate: Mapping[str, int] = field(default_factory=dict)
+    """Inputs whose contents may be rotated, by multiples of so many bytes."""
     updates: tuple[str, ...] = ()
+    """Inputs that may be written."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +151,130 @@ class TimingRequest:
     limits: TimingLimits = TimingLimits()
 
 
-@dataclass(frozen=True)
+@dataclass
 class TimingAnswer:
-    """Seconds of each contestant's launches, and outputs of some."""
+    """Seconds of each contestant's launches, and what some of the last contestant's left behind."""
 
-    seconds: tuple[tuple[float, ...], ...]
-    stopped: str
-    recorded: bool
-    launches: tuple[ObservedLaunch, ...]
-    violations: tuple[Violation, ...]
+    seconds: list[list[float]]
+    stopped: str = ""
+    """Why timing ended early; '' where it did not."""
+    recorded: bool = False
+    """Whether launches were replayed behind pauses."""
+    launches: list[ObservedLaunch] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+
+
+NOBODY = -1
+"""While no contestant's code runs."""
+_FORMAT = struct.Struct("<iI")
+
+
+class LaunchMarker:
+    """A contestant's number, and a serial number that is another one for every launch."""
+
+    def __init__(self, descriptor: int) -> None:
+        """`descriptor`: of a memory file as `create_marker` makes it."""
+        self._memory = mmap.mmap(descriptor, _FORMAT.size)
+        self._serial = 0
+
+    def set(self, contestant: int) -> None:
+        """Say whose code runs from here on."""
+        self._serial = (self._serial + 1) % (1 << 32)
+        self._memory[:] = _FORMAT.pack(contestant, self._serial)
+
+    def read(self) -> tuple[int, int]:
+        """(contestant, serial number)."""
+        contestant, serial = _FORMAT.unpack(self._memory[:])
+        return contestant, serial
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
+
+
+def create_marker() -> int:
+    """The descriptor of a new memory file for marks."""
+    found = os.memfd_create("run-marks")
+    os.ftruncate(found, _FORMAT.size)
+    return found
+
+
+_MOST_KEPT_BYTES = 256 << 20
+"""Of all calls together, on the host."""
+_MOST_DIGESTED_BYTES = 32 << 20
+"""Of one content: to digest and to keep a larger one costs more than it saves."""
+_MOST_TOLD = 64
+"""Digests of one call that the runner is told."""
+
+
+def encode_launches(
+    launches: Collection[ObservedLaunch], part: str, known: Collection[str]
+) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
+    """Launches by the names of their outputs, which are digests, and the bytes of each that is not `known`."""
+    arrays = dict[str, TensorBytes]()
+    told = []
+    for number, one in enumerate(launches):
+        digests = [_name(data, f"{number}-{place}") for place, data in enumerate(one.outputs)]
+        errors = {n: e if math.isfinite(e) else None for n, e in one.errors.items()}
+        told.append({"rotation": dict(one.rotation), "outputs": digests, "errors": errors})
+        for digest, data in zip(digests, one.outputs, strict=True):
+            if digest not in known:
+                arrays[f"{part}/{digest}"] = TensorBytes("uint8", (len(data),), data)
+    return {"launches": told}, arrays
+
+
+def _name(data: bytes, else_name: str) -> str:
+    return hashlib.sha256(data).hexdigest() if len(data) <= _MOST_DIGESTED_BYTES else else_name
+
+
+class KnownOutputs:
+    """Contents that the host has seen, by call and digest; the oldest are forgotten where they take too much.
+
+    Configs of one source, and most sources of one search, leave the same bytes behind. Moving them costs more than to
+    launch the kernel: the host reads a channel in small pieces, and other threads of it run between any two.
+
+    What stays is one object for each content, so that comparing it with itself costs nothing. For many threads.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], bytes] = {}
+        self._bytes, self._lock = 0, threading.Lock()
+
+    def of_call(self, call: str) -> dict[str, bytes]:
+        """A call's contents by digest, those that came last."""
+        with self._lock:
+            found = [(digest, data) for (key, digest), data in self._kept.items() if key == call]
+        return dict(found[-_MOST_TOLD:])
+
+    def decode(
+        self,
+        call: str,
+        known: Mapping[str, bytes],
+        told: Mapping[str, Any],
+        arrays: Mapping[str, TensorBytes],
+        part: str,
+    ) -> tuple[ObservedLaunch, ...]:
+        """Each launch; `known` is what the runner was told not to send.
+
+        Contents of launches on rotated inputs are not kept: they do not come again. Raises `KeyError` for a content
+        that nobody has sent.
+        """
+        found, contents = list[ObservedLaunch](), dict(known)
+        for one in told["launches"]:
+            for digest in one["outputs"]:
+                if digest not in contents:
+                    contents[digest] = bytes(arrays[f"{part}/{digest}"].data)
+                    if len(contents[digest]) <= _MOST_DIGESTED_BYTES and not any(one["rotation"].values()):
+                        self._keep(call, digest, contents[digest])
+            outputs = tuple(contents[digest] for digest in one["outputs"])
+            errors = {n: math.inf if e is None else float(e) for n, e in one["errors"].items()}
+            found.append(ObservedLaunch(one["rotation"], outputs, errors))
+        return tuple(found)
+
+    def _keep(self, call: str, digest: str, data: bytes) -> None:
+        with self._lock:
+            if (call, digest) not in self._kept:
+                self._kept[call, digest] = data
+                self._bytes += len(data)
+            while self._bytes > _MOST_KEPT_BYTES:
+                self._bytes -= len(self._kept.pop(next(iter(self._kept))))

@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_harness.clocks.records import MOST_STEPS, CompiledKernel, MachineCodeError, Program
-from forecast_harness.clocks.runner.buffer_contents import BufferContents
 from forecast_harness.clocks.runner.contestant import Contestant, LoadedKernel
-from forecast_harness.clocks.runner.gpu.driver import (
+from forecast_harness.clocks.runner.driver import (
     ATTRIBUTE_L2_BYTES,
     ATTRIBUTE_MAJOR,
     ATTRIBUTE_MINOR,
@@ -27,10 +26,16 @@ from forecast_harness.clocks.runner.gpu.driver import (
     CudaDriver,
     DriverError,
 )
-from forecast_harness.clocks.runner.known_results import ElementKind
-from forecast_harness.clocks.runner.launch_outputs import encode_launches
-from forecast_harness.clocks.runner.run_marks import NOBODY, RunMarks
-from forecast_harness.clocks.runner.session import CallInputs, LaunchSession, TimingLimits
+from forecast_harness.clocks.runner.messages import (
+    NOBODY,
+    BufferContents,
+    ElementKind,
+    LaunchMarker,
+    ProgramInputs,
+    TimingLimits,
+    encode_launches,
+)
+from forecast_harness.clocks.runner.session import LaunchSession
 from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.jobs import TensorBytes
 
@@ -42,7 +47,7 @@ _HEAP_BYTES = 1 << 20
 class RunnerService:
     """Answers requests, one at a time."""
 
-    def __init__(self, driver: CudaDriver, flush_bytes: int, marks: RunMarks) -> None:
+    def __init__(self, driver: CudaDriver, flush_bytes: int, marks: LaunchMarker) -> None:
         self._driver, self._marks = driver, marks
         self._session = LaunchSession(driver, flush_bytes, self._mark)
         self._inputs: dict[str, dict[str, BufferContents]] = {}
@@ -84,12 +89,9 @@ class RunnerService:
         contestants = [
             self._contestant(n, f"code-{name}-{n}", told, arrays) for n, told in enumerate(asked["programs"])
         ]
-        given = CallInputs(
-            self._inputs[asked["inputs"]],
-            asked["outputs"],
-            asked["rotate"],
-            tuple(asked["updated"]),
-            asked["inputs"],
+        key = asked["inputs"]
+        given = ProgramInputs(
+            key, self._inputs[key], asked["outputs"], asked["rotate"], tuple(asked["updates"])
         )
         if operation == "learn":
             kinds = {n: ElementKind.from_json(k) for n, k in asked["kinds"].items()}
@@ -102,7 +104,7 @@ class RunnerService:
             value, outputs = encode_launches(launches, name, asked["known"])
             return value | {"violations": [v.to_json() for v in violations]}, outputs
         found = self._session.time(contestants, given, TimingLimits.from_json(asked["limits"]))
-        value, outputs = encode_launches(found.checked, name, asked["known"])
+        value, outputs = encode_launches(found.launches, name, asked["known"])
         value |= {"seconds": found.seconds, "stopped": found.stopped, "recorded": found.recorded}
         return value | {"violations": [v.to_json() for v in found.violations]}, outputs
 
@@ -142,7 +144,7 @@ def main(text: str) -> NoReturn:
     threading.Thread(target=_leave_with, args=(int(orders["parent"]),), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = socket.socket(fileno=orders["channel"])
-    marks = RunMarks(orders["marks"])
+    marks = LaunchMarker(orders["marks"])
     marks.set(NOBODY)
     try:
         driver = CudaDriver(orders["library"], int(orders["device"]))

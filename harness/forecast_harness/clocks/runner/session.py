@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from forecast_autotune.records.codec import Record
 from forecast_autotune.timing.pauses import (
     SHORT_LAUNCH_S,
     mean_without_strays,
-    pause_lengths,
     pause_seconds,
 )
-from forecast_harness.clocks.runner.buffer_contents import BufferContents
+from forecast_harness.clocks.runner.arena import CanaryArena
+from forecast_harness.clocks.runner.call_memory import InputReserve, InputReserves, KnownResults, WorkInputs
 from forecast_harness.clocks.runner.contestant import Contestant
-from forecast_harness.clocks.runner.gpu.arena import CanaryArena
-from forecast_harness.clocks.runner.gpu.driver import CudaDriver, DriverError
-from forecast_harness.clocks.runner.gpu.graphs import DriverEvents, LaunchRecorder
-from forecast_harness.clocks.runner.gpu.trusted_kernels import TrustedKernels
-from forecast_harness.clocks.runner.input_reserves import InputReserve, InputReserves
-from forecast_harness.clocks.runner.known_results import ElementKind, KnownResults
-from forecast_harness.clocks.runner.run_marks import NOBODY
-from forecast_harness.clocks.runner.system_chance import SystemChance
-from forecast_harness.clocks.runner.work_inputs import WorkInputs
+from forecast_harness.clocks.runner.driver import CudaDriver, DriverError
+from forecast_harness.clocks.runner.graphs import DriverEvents, LaunchRecorder
+from forecast_harness.clocks.runner.kernels import RunnerKernels
+from forecast_harness.clocks.runner.messages import (
+    NOBODY,
+    PAUSES,
+    ElementKind,
+    ObservedLaunch,
+    ProgramInputs,
+    TimingAnswer,
+    TimingLimits,
+    Violation,
+)
 
 _MOST_MOVED_BYTES = 16 << 20
 """Of a call's inputs: larger ones are compared on the device, after a launch that is checked."""
@@ -31,89 +35,24 @@ INPUT_CHANGED = "input changed"
 """The rule against writing into an input that a call does not update."""
 _LEAST_S = 1e-7
 """Of a launch behind a pause: what pauses take is known to within some 0.1 us."""
-PAUSES = len(pause_lengths())
 _FAR_BEYOND, _FIRST_S = 5.0, 2e-3
 """A first launch that takes so many times the bound, and so much longer, is timed no more: it loads code, too."""
-
-
-@dataclass(frozen=True)
-class CallInputs:
-    """What a call is given, and what may become of it."""
-
-    inputs: Mapping[str, BufferContents]
-    """By buffer."""
-    outputs: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of buffers that are given to be written."""
-    rotate: Mapping[str, int] = field(default_factory=dict)
-    """Inputs whose contents may be rotated, by multiples of so many bytes."""
-    updated: Sequence[str] = ()
-    """Inputs that may be written."""
-    key: str = ""
-    """Names the bytes: calls of one key have the same inputs."""
-
-
-@dataclass(frozen=True)
-class Violation(Record, label="violation"):
-    """What a right program does not do."""
-
-    contestant: int
-    rule: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class CheckedLaunch:
-    """What one launch left behind, and how its inputs were rotated, in bytes."""
-
-    contestant: int
-    rotation: Mapping[str, int]
-    outputs: Sequence[bytes] = ()
-    """None of a call whose results are known."""
-    errors: Mapping[str, float] = field(default_factory=dict)
-    """The largest error in each buffer, relative to the largest value that is right: of a call whose results are known,
-    on inputs that are not rotated."""
-
-
-@dataclass(frozen=True)
-class TimingLimits(Record, label="timing limits"):
-    """When to stop timing."""
-
-    least: int = 5
-    """Launches of each contestant before any is given up; behind pauses in whole rounds of those."""
-    most: int = 24
-    bound_s: float = 0.0
-    """Seconds that a contestant must be able to beat; 0: those of the first contestant, if there are two."""
-    checks: int = 2
-    """Launches of the last contestant whose outputs are kept, at random."""
-
-
-@dataclass
-class TimedLaunches:
-    """Seconds of each contestant's launches."""
-
-    seconds: list[list[float]]
-    stopped: str = ""
-    """Why timing ended early; '' where it did not."""
-    recorded: bool = False
-    """Whether launches were replayed behind pauses."""
-    checked: list[CheckedLaunch] = field(default_factory=list)
-    violations: list[Violation] = field(default_factory=list)
 
 
 class LaunchSession:
     """A device, with the runner's own kernels. `mark` is called with the contestant about to be launched."""
 
     def __init__(self, driver: CudaDriver, flush_bytes: int, mark: Callable[[int], None]) -> None:
-        self.driver, self.kernels = driver, TrustedKernels(driver)
+        self.driver, self.kernels = driver, RunnerKernels(driver)
         self._arena, self._mark = CanaryArena(driver, self.kernels), mark
         self._flush_bytes, self._flush = flush_bytes, driver.allocate(flush_bytes)
         driver.set_no_l2_aside()  # once: no code of a candidate's runs on the host
         self._recorder = LaunchRecorder(driver, self.kernels)
         self._events = DriverEvents(driver)
-        self._chance = SystemChance()
+        self._chance = random.SystemRandom()
         self._wiped: list[str] = []
         self._wiped_with = 0
-        self._given = CallInputs({})
+        self._given = ProgramInputs("", {})
         self._reserves = InputReserves(driver, self.kernels)
         self._reserve = InputReserve(0, 0, {}, {})
         self._results = KnownResults(driver, self.kernels)
@@ -122,7 +61,7 @@ class LaunchSession:
 
     # --- placing ---
 
-    def _place(self, given: CallInputs, contestants: Sequence[Contestant]) -> None:
+    def _place(self, given: ProgramInputs, contestants: Sequence[Contestant]) -> None:
         sizes = {name: contents.size for name, contents in given.inputs.items()}
         self._wiped = list(given.outputs)
         sizes |= given.outputs
@@ -137,7 +76,7 @@ class LaunchSession:
             places = self._arena.place(sizes)
         self._reserve = self._reserves.get(given.key, given.inputs)
         work = {name: places[name] for name in given.inputs}
-        self._inputs.place(work, self._reserve.places, given.rotate, given.updated)
+        self._inputs.place(work, self._reserve.places, given.rotate, given.updates)
         for one in contestants:
             one.bind(places)
         self._given = given
@@ -171,7 +110,7 @@ class LaunchSession:
         self._arena.wipe(self._wiped, self._wiped_with)
         self.kernels.overwrite(self._chance.randrange(1 << 32))
 
-    def _outputs(self, contestant: Contestant) -> list[bytes]:
+    def _outputs(self, contestant: Contestant) -> tuple[bytes, ...]:
         found = []
         for one in contestant.plan.returned:
             place = self._arena.places[contestant.buffer(one.buffer)]
@@ -179,16 +118,16 @@ class LaunchSession:
         if not contestant.plan.returned:
             places = (self._arena.places[name] for name in self._given.outputs)
             found = [bytes(self.driver.download(p.address, p.size)) for p in places]
-        return found
+        return tuple(found)
 
-    def _left_behind(self, number: int, contestant: Contestant, rotation: Mapping[str, int]) -> CheckedLaunch:
+    def _left_behind(self, contestant: Contestant, rotation: Mapping[str, int]) -> ObservedLaunch:
         """What the launch that has just ended left in its buffers."""
         if self._given.key not in self._results:
-            return CheckedLaunch(number, rotation, self._outputs(contestant))
+            return ObservedLaunch(rotation, self._outputs(contestant))
         # What is right on other inputs is not known.
         rotated = any(rotation.values())
         errors = {} if rotated else self._results.errors(self._given.key, self._arena.places)
-        return CheckedLaunch(number, rotation, errors=errors)
+        return ObservedLaunch(rotation, errors=errors)
 
     def _changed_on_device(self, rotation: Mapping[str, int]) -> list[str]:
         """As `_changed_inputs`, without moving the bytes: what a call of many costs a thousandth of."""
@@ -197,7 +136,7 @@ class LaunchSession:
         for name in self._given.inputs:
             place, reserve = self._arena.places[name], self._reserve.places[name]
             where = place.address, reserve, place.size, rotation.get(name, 0)
-            if name not in self._given.updated and self.kernels.differ(*where):
+            if name not in self._given.updates and self.kernels.differ(*where):
                 changed.append(name)
             elif name in spoilt:
                 changed.append(f"the copy of {name}")
@@ -215,7 +154,7 @@ class LaunchSession:
             data, turn = contents.whole(), rotation.get(name, 0)
             place, reserve = self._arena.places[name], self._reserve.places[name]
             wanted = data[turn:] + data[:turn]
-            if name not in self._given.updated and self.driver.download(place.address, place.size) != wanted:
+            if name not in self._given.updates and self.driver.download(place.address, place.size) != wanted:
                 changed.append(name)
             elif self.driver.download(reserve, len(data)) != data:
                 changed.append(f"the copy of {name}")
@@ -252,49 +191,49 @@ class LaunchSession:
         return found
 
     def check(
-        self, contestant: Contestant, given: CallInputs, launches: int
-    ) -> tuple[list[CheckedLaunch], list[Violation]]:
+        self, contestant: Contestant, given: ProgramInputs, launches: int
+    ) -> tuple[list[ObservedLaunch], list[Violation]]:
         """Launch several times, each in another placement; the first two on the same inputs.
 
         Ends with the first violation.
         """
-        done: list[CheckedLaunch] = []
+        done: list[ObservedLaunch] = []
         for number in range(launches):
             self._place(given, [contestant])
             rotation = self._inputs.random_rotation() if number > 1 else {}
             self._launch(0, contestant, rotation)
             if broken := self._violations(0, rotation, self._changed_inputs):
                 return done, broken
-            done.append(self._left_behind(0, contestant, rotation))
+            done.append(self._left_behind(contestant, rotation))
         return done, []
 
     def learn(
-        self, contestant: Contestant, given: CallInputs, kinds: Mapping[str, ElementKind], blamed: int
+        self, contestant: Contestant, given: ProgramInputs, kinds: Mapping[str, ElementKind], blamed: int
     ) -> tuple[list[str], list[Violation]]:
         """Launch a right program once: what it leaves in the inputs that it changes is what others have to.
 
-        The changed inputs, in order; those of `given.updated` are taken as they are, where there are any. `blamed` is
+        The changed inputs, in order; those of `given.updates` are taken as they are, where there are any. `blamed` is
         the contestant whose launch it is said to be.
         """
         self._results.forget(given.key)
-        any_of_them = replace(given, updated=given.updated or tuple(given.inputs))
+        any_of_them = replace(given, updates=given.updates or tuple(given.inputs))
         self._place(any_of_them, [contestant])
         self._launch(blamed, contestant, {})
         if broken := self._violations(0, {}, self._changed_on_device):
             return [], broken
         places, copies = self._arena.places, self._reserve.places
-        names = list(given.updated) or [
+        names = list(given.updates) or [
             n for n in given.inputs if self.kernels.differ(places[n].address, copies[n], places[n].size, 0)
         ]
         self._results.keep(given.key, {n: places[n] for n in names}, kinds)
         return names, []
 
     def time(
-        self, contestants: Sequence[Contestant], given: CallInputs, limits: TimingLimits
-    ) -> TimedLaunches:
+        self, contestants: Sequence[Contestant], given: ProgramInputs, limits: TimingLimits
+    ) -> TimingAnswer:
         """Time launches of all contestants in turn, in a new order each round, until the last cannot win."""
         self._place(given, contestants)
-        found = TimedLaunches([[] for _ in contestants])
+        found = TimingAnswer([[] for _ in contestants])
         last = len(contestants) - 1
         first: list[float] = []
         for n, one in enumerate(contestants):  # loads, warms up
@@ -335,7 +274,7 @@ class LaunchSession:
                         return found
                     if kept:
                         rotation = dict(self._inputs.rotation)
-                        found.checked.append(self._left_behind(n, contestants[n], rotation))
+                        found.launches.append(self._left_behind(contestants[n], rotation))
                 found.stopped = cannot_win(found.seconds, limits, found.recorded)
                 if found.stopped:
                     break

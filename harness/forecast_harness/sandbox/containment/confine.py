@@ -10,10 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from forecast_harness.sandbox.cell_process import FILES_FOLDER
-from forecast_harness.sandbox.containment import landlock, linux, seccomp
+from forecast_harness.sandbox.containment import filters, linux
 from forecast_harness.sandbox.containment.levels import ContainmentLevel
-from forecast_harness.sandbox.jobs import ResourceLimits
+from forecast_harness.sandbox.jobs import FILES_FOLDER, ResourceLimits
 
 SCRATCH = "/scratch"
 """Where a cell with its own mounts finds its scratch directory."""
@@ -270,7 +269,7 @@ def install_filters(cage: Confinement, scratch: str) -> None:
     if cage.level < ContainmentLevel.SYSCALLS:
         return
     own_kind = cage.has_own_root
-    if cage.level >= ContainmentLevel.FILES and landlock.abi_version():
+    if cage.level >= ContainmentLevel.FILES and filters.abi_version():
         readable: tuple[str, ...] = ("/",)
         places: tuple[str, ...] = (SCRATCH, "/tmp", "/dev/shm")
         if not cage.has_own_root:
@@ -280,9 +279,9 @@ def install_filters(cage: Confinement, scratch: str) -> None:
         if cage.device is not None:  # CUDA writes something about itself, else it does not start
             places += ("/proc/self",)
         nodes = [node for node in device_nodes(cage.device) if node not in _READ_ONLY_DEVICES]
-        landlock.restrict_files(readable, (*places, *nodes))
-        own_kind = own_kind or landlock.scopes_signals()
-    seccomp.install_filter(
+        filters.restrict_files(readable, (*places, *nodes))
+        own_kind = own_kind or filters.scopes_signals()
+    filters.install_filter(
         signal_only=None if own_kind else os.getpid(),
         # Without any to listen at, CUDA does not start (error 304 from cuInit, driver 580).
         unix_sockets=cage.has_own_root or cage.device is not None,

@@ -86,7 +86,7 @@ _LEFT_OPEN_UP_TO = {
 
 SERVER_COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from forecast_harness.sandbox.lane_server.server import main; main(sys.argv[2])"
+    "from forecast_harness.sandbox.server import main; main(sys.argv[2])"
 )
 """How a server starts: isolated mode ignores PYTHONPATH and the working directory, so the path is told."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Device
-from forecast_harness.clocks.comparison import device as devices
+from forecast_harness.clocks import devices as devices
 from forecast_harness.verify.plan import VerificationPlan
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from forecast_autotune.records import Outcome
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT
 from forecast_harness.records import NodeResult
 from forecast_harness.sandbox import canary
 from forecast_harness.sandbox.api import JobStatus, SandboxLane

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forecast_harness.clocks.compilation.build_requests import BuildRequest
-from forecast_harness.clocks.cuda.compilation import CudaBuild
+from forecast_harness.clocks.compilation.nvcc import CudaBuild
+from forecast_harness.clocks.compilation.requests import BuildRequest
 from forecast_harness.targets.cuda.signature import KernelSignature
 from forecast_harness.targets.packs.schema import Solution
 from forecast_harness.trials.bench import ContestUnavailable

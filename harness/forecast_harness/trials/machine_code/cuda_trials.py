@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.clocks.compilation.build_requests import BuildRequest
-from forecast_harness.clocks.cuda.compilation import CudaBuild
-from forecast_harness.clocks.cuda.source_launch import cuda_configs
+from forecast_harness.clocks.compilation.nvcc import CudaBuild
+from forecast_harness.clocks.compilation.requests import BuildRequest
 from forecast_harness.records import Node, NodeJob, SearchTarget
+from forecast_harness.targets.cuda.source import cuda_configs
 from forecast_harness.targets.search_target import cuda_signature_of
 from forecast_harness.trials.configs.source_configs import configs_to_time, is_compatible
 from forecast_harness.trials.machine_code.drawn_trials import DrawnTrials

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forecast_harness.clocks.comparison.plausibility import impossible_time
 from forecast_harness.clocks.records import Program
+from forecast_harness.clocks.times import impossible_time
 from forecast_harness.records import SearchTarget
 from forecast_harness.targets.packs.schema import Language
 from forecast_harness.targets.search_target import pack_of

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
-from forecast_harness.clocks.fit_runner import open_fit_runner
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.health import open_healthy_runner
 from forecast_harness.targets.search_target import cuda_device
 from forecast_harness.trials.judging.early_opener import EarlyOpener
 from forecast_harness.verify.plan import VerificationPlan
@@ -31,7 +31,7 @@ class _OpenedRunner:
 
 def _opened(plan: VerificationPlan) -> _OpenedRunner:
     with ExitStack() as stack:
-        runner = stack.enter_context(open_fit_runner(plan, spare=True))
+        runner = stack.enter_context(open_healthy_runner(plan.index, plan.uuid, spare=True))
         return _OpenedRunner(runner, stack.pop_all())
 
 

@@ -14,20 +14,18 @@ from typing import Any
 import torch
 
 from forecast_autotune.records import Config
-from forecast_harness.clocks.comparison.plausibility import impossible_time
-from forecast_harness.clocks.compilation.build_requests import (
+from forecast_harness.clocks.compilation.requests import (
     BuildRequest,
     BuildResult,
     CallCase,
     TensorArgument,
 )
 from forecast_harness.clocks.records import MachineCodeError, Program
-from forecast_harness.clocks.runner.buffer_contents import BufferContents
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.known_results import ElementKind
-from forecast_harness.clocks.runner.messages import ObservedLaunch, ProgramInputs
+from forecast_harness.clocks.runner.messages import BufferContents, ElementKind, ObservedLaunch, ProgramInputs
+from forecast_harness.clocks.times import impossible_time
 from forecast_harness.records import Node, NodeJob, SearchTarget
-from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
+from forecast_harness.sandbox.jobs import tensor_to_bytes
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.search_target import configs_for, decided_config, subjects_of
 from forecast_harness.trials.configs.source_traces import TRACE_LIMITS

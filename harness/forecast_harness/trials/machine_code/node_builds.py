@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 
-from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult
+from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
 from forecast_harness.clocks.records import Program
 from forecast_harness.records import Node
 from forecast_harness.trials.machine_code.target_trials import SourceBuilder, TrialConfig

@@ -22,10 +22,10 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.clocks.comparison.device import DeviceBusy
-from forecast_harness.clocks.compilation.build_requests import BuildResult
+from forecast_harness.clocks.compilation.requests import BuildResult
+from forecast_harness.clocks.devices import DeviceBusy
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.session import PAUSES, TimingLimits
+from forecast_harness.clocks.runner.messages import PAUSES, TimingLimits
 from forecast_harness.records import (
     MIN_PROGRESS,
     ConfirmationJob,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 from forecast_autotune.records import Outcome
-from forecast_harness.clocks.compilation.build_requests import BuildResult
+from forecast_harness.clocks.compilation.requests import BuildResult
 from forecast_harness.clocks.records import Program
 from forecast_harness.records import NodeJob
 from forecast_harness.trials.judging.lane_judge import COMPILE_ERRORS

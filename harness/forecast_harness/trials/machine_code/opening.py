@@ -8,10 +8,10 @@ from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.settings import Settings, cache_directory
-from forecast_harness.clocks.comparison.paired_comparison import StoppingRules
 from forecast_harness.clocks.compilation.kept_answers import KeptAnswers
-from forecast_harness.clocks.fit_runner import NoMachineCodePath, facts_for_workers
+from forecast_harness.clocks.paired_comparison import StoppingRules
 from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers
 from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
 from forecast_harness.sandbox.lane_pools import close_lanes
 from forecast_harness.targets.packs.schema import Pack

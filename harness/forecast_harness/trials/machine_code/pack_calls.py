@@ -12,12 +12,10 @@ from typing import Any
 import torch
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.clocks.compilation.build_requests import CallCase, TensorArgument
+from forecast_harness.clocks.compilation.requests import CallCase, TensorArgument
 from forecast_harness.clocks.records import BufferRole, MachineCodeError, Program
-from forecast_harness.clocks.runner.buffer_contents import BufferContents
-from forecast_harness.clocks.runner.messages import ObservedLaunch, ProgramInputs
-from forecast_harness.sandbox.jobs import TensorBytes
-from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes, tensor_to_bytes
+from forecast_harness.clocks.runner.messages import BufferContents, ObservedLaunch, ProgramInputs
+from forecast_harness.sandbox.jobs import TensorBytes, tensor_from_bytes, tensor_to_bytes
 from forecast_harness.targets.packs.schema import Pack, PackFormat
 from forecast_harness.verify.problems.external_tasks import problem_of
 from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase

@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_harness.clocks.comparison.device import exclusive
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
-from forecast_harness.clocks.comparison.paired_comparison import StoppingRules, run_comparison
-from forecast_harness.clocks.comparison.plausibility import impossible_time
-from forecast_harness.clocks.compilation.build_requests import BuildRequest
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
-from forecast_harness.clocks.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
+from forecast_harness.clocks.compilation.requests import BuildRequest
+from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.devices import exclusive
+from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT, StoppingRules, run_comparison
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.messages import ProgramFault, RunnerFaultKind
-from forecast_harness.clocks.runner.session import PAUSES, TimingLimits
+from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers, open_healthy_runner
+from forecast_harness.clocks.runner.messages import PAUSES, ProgramFault, RunnerFaultKind, TimingLimits
+from forecast_harness.clocks.times import impossible_time
 from forecast_harness.targets.packs.schema import Language, Pack, Solution
 from forecast_harness.trials.bench import ContestUnavailable
 from forecast_harness.trials.machine_code.pack_calls import PackCalls, PreparedCall
@@ -156,7 +154,7 @@ class PackContests:
                 if self._opened is not None:
                     self._opened[0].renew()
                     return self.compare(*self._opened, folder, incumbent, candidate)
-                runner = stack.enter_context(open_fit_runner(self._plan))
+                runner = stack.enter_context(open_healthy_runner(self._plan.index, self._plan.uuid))
                 builder = stack.enter_context(CompileWorkers(facts_for_workers(runner), 2))
                 return self.compare(runner, builder, folder, incumbent, candidate)
         except (ForecastAutotuneError, NoMachineCodePath, OSError) as error:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from forecast_harness.clocks.compilation.build_requests import BuildRequest
+from forecast_harness.clocks.compilation.requests import BuildRequest
 from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.trials.configs.pack_tracing import PackTracer
 from forecast_harness.trials.configs.source_configs import apply_config, configs_to_time, own_configs

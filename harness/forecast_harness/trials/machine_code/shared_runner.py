@@ -11,12 +11,17 @@ from pathlib import Path
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.timing.pauses import mean_without_strays
-from forecast_harness.clocks.comparison.device import exclusive
-from forecast_harness.clocks.device_turns import DeviceTurns
+from forecast_harness.clocks.devices import DeviceTurns, exclusive
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.messages import CheckAnswer, ProgramFault, TimingAnswer, TimingRequest
-from forecast_harness.clocks.runner.session import PAUSES, TimingLimits
+from forecast_harness.clocks.runner.messages import (
+    PAUSES,
+    CheckAnswer,
+    ProgramFault,
+    TimingAnswer,
+    TimingLimits,
+    TimingRequest,
+)
 from forecast_harness.trials.machine_code.node_trial import NodeRefused, PathFailed
 from forecast_harness.trials.machine_code.shared_host import SharedHostJudge, WorkUnderWay
 from forecast_harness.trials.machine_code.target_trials import (

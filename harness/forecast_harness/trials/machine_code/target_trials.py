@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from forecast_autotune.records import Outcome
-from forecast_harness.clocks.compilation.build_requests import BuildRequest, BuildResult, CallCase
-from forecast_harness.clocks.compilation.compile_workers import LONG_S
+from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult, CallCase
+from forecast_harness.clocks.compilation.workers import LONG_S
 from forecast_harness.clocks.records import Program
-from forecast_harness.clocks.runner.messages import ObservedLaunch, ProgramInputs, RunnerFaultKind
-from forecast_harness.clocks.runner.session import Violation
+from forecast_harness.clocks.runner.messages import ObservedLaunch, ProgramInputs, RunnerFaultKind, Violation
 from forecast_harness.records import Node, NodeJob
 from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
 

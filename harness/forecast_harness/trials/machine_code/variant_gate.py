@@ -13,12 +13,11 @@ from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.variants import Variant
-from forecast_harness.clocks.compilation.build_requests import BuildResult
-from forecast_harness.clocks.compilation.compile_workers import CompileWorkers
-from forecast_harness.clocks.fit_runner import NoMachineCodePath, facts_for_workers, open_fit_runner
-from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.compilation.requests import BuildResult
+from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.runner.client import RunnerClient, RunnerLost
+from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers, open_healthy_runner
 from forecast_harness.clocks.runner.messages import ProgramFault, RunnerFaultKind
-from forecast_harness.clocks.runner.process import RunnerLost
 from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.trials.judging.lane_judge import COMPILE_ERRORS
@@ -99,7 +98,7 @@ def open_variant_gate(
     with ExitStack() as opened:
         try:
             progress("starting the runner and compile workers")
-            runner = opened.enter_context(open_fit_runner(plan))
+            runner = opened.enter_context(open_healthy_runner(plan.index, plan.uuid))
             builder = opened.enter_context(CompileWorkers(facts_for_workers(runner)))
             progress("launching the base kernel")
             trials = KernelTrials(target, plan, folder)

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.clocks.comparison.device import EVENTS_PROTOCOL
-from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
-from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
+from forecast_harness.clocks.devices import EVENTS_PROTOCOL
+from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes, tensor_to_bytes
 from forecast_harness.targets.packs.schema import Language, PackFormat
 from forecast_harness.verify.cell_limits import MAX_LAUNCH_BYTES, oversize_message
 from forecast_harness.verify.cost_control import PhaseTimer

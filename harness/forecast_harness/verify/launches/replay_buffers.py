@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from forecast_harness.clocks.comparison.graph_replay import ReplayBuffers
+from forecast_harness.clocks.devices import ReplayBuffers
 from forecast_harness.verify.launches.arena import Slot, output_spans
 from forecast_harness.verify.launches.block_store import BlockStore, address_range, bytes_at
 

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from forecast_autotune.variants.signature import span_of
-from forecast_harness.clocks.comparison.device import EVENTS_PROTOCOL
+from forecast_harness.clocks.devices import EVENTS_PROTOCOL
 from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.sandbox.jobs import CellAnswer, Fault, TensorBytes
-from forecast_harness.sandbox.shared_memory import SharedMemory
+from forecast_harness.sandbox.wire import SharedMemory
 from forecast_harness.targets.packs.schema import Language, PackFormat
 from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.launches.answers import check_answer, malformed_answers_as_forgery

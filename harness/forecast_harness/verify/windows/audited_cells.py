@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT
 from forecast_harness.sandbox.cell import CandidateFault, Cell
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.targets.packs.schema import Language, Pack, PackFormat, Workload

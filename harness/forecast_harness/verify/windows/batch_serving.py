@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from forecast_harness.clocks.comparison.device import DeviceTimer
+from forecast_harness.clocks.devices import DeviceTimer
 from forecast_harness.sandbox.cell_process import receive_descriptor
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
 from forecast_harness.verify import inside

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from forecast_harness.sandbox.shared_memory import SharedMemory, map_shared
+from forecast_harness.sandbox.wire import SharedMemory, map_shared
 
 _LIBRARY = "libcuda.so.1"
 _PINNED, _DESCRIPTOR, _ON_DEVICE, _READ_WRITE = 1, 1, 1, 3

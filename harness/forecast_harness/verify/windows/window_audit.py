@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
-from forecast_harness.clocks.comparison.paired_comparison import sign_interval
+from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT, sign_interval
 
 NULL, BARE = 2, 3
 """Cells without a candidate: one whose launches do nothing, and one that answers at once."""

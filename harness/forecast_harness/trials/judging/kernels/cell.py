@@ -18,11 +18,9 @@ import torch
 import triton
 
 from forecast_autotune.variants.entry import KernelEntry
-from forecast_harness.clocks.comparison.device import DeviceTimer
-from forecast_harness.clocks.comparison.graph_replay import ReplayBuffers
+from forecast_harness.clocks.devices import DeviceTimer, ReplayBuffers
 from forecast_harness.sandbox.cell_process import load
-from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
-from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes
+from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes, tensor_from_bytes
 from forecast_harness.trials.judging.kernels.call_values import fill_tensor, relative_error
 from forecast_harness.trials.variants.compilation.compile_ahead import compile_side_by_side
 

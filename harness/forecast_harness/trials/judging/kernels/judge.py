@@ -13,8 +13,8 @@ from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.contract import read_contract
-from forecast_harness.clocks.comparison.device import ONE_QUEUE, DeviceBusy, exclusive
-from forecast_harness.clocks.comparison.paired_clock import INCUMBENT
+from forecast_harness.clocks.devices import ONE_QUEUE, DeviceBusy, exclusive
+from forecast_harness.clocks.paired_comparison import INCUMBENT
 from forecast_harness.records import (
     ConfirmationJob,
     FullVerification,

@@ -13,7 +13,7 @@ from typing import Any
 from forecast_autotune.features.candidate_list import Grid
 from forecast_autotune.features.traced_texts import encode_facts
 from forecast_autotune.records import Config, Outcome
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault, JobContext
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.trials.judging.kernels.timed_calls import TimedCall

@@ -17,7 +17,7 @@ from forecast_autotune.records import Config
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.signature import memory_span, places
 from forecast_harness.sandbox.api import TensorBytes
-from forecast_harness.sandbox.tensor_bytes import tensor_to_bytes
+from forecast_harness.sandbox.jobs import tensor_to_bytes
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.kernels.grids import fit_grid
 from forecast_harness.trials.variants.call_sampling import (

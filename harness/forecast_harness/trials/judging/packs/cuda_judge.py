@@ -8,17 +8,17 @@ from pathlib import Path
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Device
-from forecast_harness.clocks.cuda.compilation import (
+from forecast_harness.clocks.compilation.cubin_solution import host_solution
+from forecast_harness.clocks.compilation.nvcc import (
     COMPILE_LIMITS,
     CompiledSource,
     CompilerUnavailable,
     CudaCompileError,
     compile_source,
 )
-from forecast_harness.clocks.cuda.host_solution import host_solution
-from forecast_harness.clocks.cuda.source_launch import cuda_configs
 from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.sandbox.api import JobResult, SandboxError, SandboxJob, SandboxLane
+from forecast_harness.targets.cuda.source import cuda_configs
 from forecast_harness.targets.packs.schema import Solution
 from forecast_harness.targets.search_target import cuda_signature_of
 from forecast_harness.trials.configs.source_configs import SourceConfig

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.records import Outcome
-from forecast_harness.clocks.comparison import paired_comparison
-from forecast_harness.clocks.comparison.device import DeviceBusy, exclusive
-from forecast_harness.clocks.comparison.paired_clock import INCUMBENT
+from forecast_harness.clocks import paired_comparison
+from forecast_harness.clocks.devices import DeviceBusy, exclusive
+from forecast_harness.clocks.paired_comparison import INCUMBENT
 from forecast_harness.records import (
     ConfirmationJob,
     FullVerification,

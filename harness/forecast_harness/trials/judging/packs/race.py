@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
-from forecast_harness.clocks.comparison.processors import reserve_processors
+from forecast_harness.clocks.devices import reserve_processors
+from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext
 from forecast_harness.targets.packs.schema import Language, Pack
 from forecast_harness.trials.judging.races.halving import HalvingRace

@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from forecast_harness.clocks.comparison.paired_clock import PairedClock
-from forecast_harness.clocks.comparison.paired_comparison import measure_block
-from forecast_harness.clocks.comparison.sign_test import SignTest
+from forecast_harness.clocks.paired_comparison import PairedClock, SignTest, measure_block
 from forecast_harness.trials.judging.races.rules import RaceRules, standard_error
 from forecast_harness.verify.timing_job import ContestantRejected
 

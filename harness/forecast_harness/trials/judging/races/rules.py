@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from forecast_autotune.records.codec import Record
-from forecast_harness.clocks.comparison.paired_clock import CANDIDATE, INCUMBENT
-from forecast_harness.clocks.comparison.paired_comparison import sign_interval
+from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT, sign_interval
 
 Call = TypeVar("Call", bound=Hashable)
 

@@ -1,1 +1,0 @@
-"""Timing: paired comparison, racing, promotion that survives repeated looks, plausibility."""

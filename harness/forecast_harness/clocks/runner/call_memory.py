@@ -1,0 +1,261 @@
+"""What the device holds of calls: their inputs, copies of those that launches read, and what is right."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from forecast_harness.clocks.runner.arena import Placed
+from forecast_harness.clocks.runner.driver import CudaDriver, DriverError
+from forecast_harness.clocks.runner.kernel_texts import SECTOR_WORDS, WORD
+from forecast_harness.clocks.runner.kernels import RunnerKernels
+from forecast_harness.clocks.runner.messages import BufferContents, ElementKind
+
+_ALIGNMENT = 256
+_MOST_KEPT_BYTES = 16 << 30
+"""Of all reserves together; the one in use may be larger."""
+
+
+@dataclass(frozen=True)
+class InputReserve:
+    """The inputs of one call in device memory. Candidates have no address of it, and could still write there."""
+
+    address: int
+    size: int
+    places: Mapping[str, int]
+    """Addresses by buffer."""
+    digests: Mapping[str, int]
+    """Of what the host has sent, by the key of `InputReserves`."""
+
+
+class InputReserves:
+    """The reserves of the calls that were used last."""
+
+    def __init__(
+        self, driver: CudaDriver, kernels: RunnerKernels, most_bytes: int = _MOST_KEPT_BYTES
+    ) -> None:
+        self._driver, self._kernels, self._most_bytes = driver, kernels, most_bytes
+        self._kept: OrderedDict[str, InputReserve] = OrderedDict()
+        self._key = random.SystemRandom().getrandbits(64)
+
+    def get(self, key: str, inputs: Mapping[str, BufferContents]) -> InputReserve:
+        """The reserve of these inputs, which `key` names; sent anew where anything was written into it."""
+        found = self._kept.get(key)
+        if found is None or self.changed(found, inputs):
+            self.forget(key)
+            found = self._kept[key] = self._make(inputs)
+        self._kept.move_to_end(key)
+        return found
+
+    def changed(self, reserve: InputReserve, inputs: Mapping[str, BufferContents]) -> list[str]:
+        """Which buffers are not what the host has sent."""
+        return [
+            name
+            for name, digest in self._digests(reserve.places, inputs).items()
+            if digest != reserve.digests[name]
+        ]
+
+    def forget(self, key: str) -> None:
+        """Free a reserve, if there is one."""
+        if (found := self._kept.pop(key, None)) is not None:
+            self._driver.free(found.address)
+
+    def forget_all(self) -> bool:
+        """Free all, for want of memory; whether there were any."""
+        kept = list(self._kept)
+        for key in kept:
+            self.forget(key)
+        return bool(kept)
+
+    def _make(self, inputs: Mapping[str, BufferContents]) -> InputReserve:
+        offsets, size = dict[str, int](), 0
+        for name, contents in inputs.items():
+            offsets[name] = size
+            size += -(-max(1, contents.size) // _ALIGNMENT) * _ALIGNMENT
+        while self._kept and size + sum(one.size for one in self._kept.values()) > self._most_bytes:
+            self.forget(next(iter(self._kept)))
+        size = max(size, _ALIGNMENT)
+        try:
+            address = self._driver.allocate(size)
+        except DriverError:
+            if not self.forget_all():
+                raise
+            address = self._driver.allocate(size)
+        places = {name: address + offset for name, offset in offsets.items()}
+        for name, contents in inputs.items():
+            self._fill(places[name], contents)
+        return InputReserve(address, size, places, self._digests(places, inputs))
+
+    def _fill(self, address: int, contents: BufferContents) -> None:
+        """Send what repeats once, and double it on the device."""
+        done = len(contents.data)
+        self._driver.upload(address, contents.data)
+        while done < contents.size:
+            more = min(done, contents.size - done)
+            self._driver.copy(address + done, address, more)
+            done += more
+
+    def _digests(self, places: Mapping[str, int], inputs: Mapping[str, BufferContents]) -> dict[str, int]:
+        buffers = [(places[name], contents.size) for name, contents in inputs.items()]
+        return dict(zip(inputs, self._kernels.digests(buffers, self._key), strict=True))
+
+
+_LEAST_RENEWED_BYTES = 64 << 10
+"""Of an input of which only a part is renewed: a smaller one is copied as soon, and has few sectors to choose from."""
+
+
+class WorkInputs:
+    """The inputs of one placement. Everything is queued."""
+
+    def __init__(self, driver: CudaDriver, kernels: RunnerKernels) -> None:
+        self._driver, self._kernels = driver, kernels
+        self._chance = random.SystemRandom()
+        self._work: Mapping[str, Placed] = {}
+        self._copies: Mapping[str, int] = {}
+        self._units: Mapping[str, int] = {}
+        self._updated: Collection[str] = ()
+        self._keys: dict[str, int] = {}
+        self.rotation: dict[str, int] = {}
+        """Bytes by which each was rotated when it was copied last; none of what was not copied yet."""
+
+    def place(
+        self,
+        work: Mapping[str, Placed],
+        copies: Mapping[str, int],
+        units: Mapping[str, int],
+        updated: Collection[str],
+    ) -> None:
+        """Take these places, of which nothing is known. `units`: those that may be rotated, by multiples of so many
+        bytes; `updated`: those that launches write."""
+        self._work, self._copies, self._units, self._updated = work, copies, units, updated
+        self._keys, self.rotation = {}, {}
+
+    def random_rotation(self) -> dict[str, int]:
+        """Bytes by which to rotate each that may be."""
+        return {name: self._random_turn(name, unit) for name, unit in self._units.items()}
+
+    def copy(self, rotation: Mapping[str, int]) -> None:
+        """Copy all, rotated so."""
+        for name in self._work:
+            self._copy(name, rotation.get(name, 0))
+
+    def renew(self, *, clean: bool) -> None:
+        """Make inputs other ones at a fraction of what copying takes; or those of the call, where `clean`.
+
+        Of large ones a part is replaced by what lies elsewhere in them, at places that nobody can foretell: what was
+        worked out from them before is wrong now, and only who reads all of an input can tell whether it is. Small ones
+        are rotated. Launches have to leave what is not updated as it was: it is not copied again.
+        """
+        for name, work in self._work.items():
+            unit = self._units.get(name, 0)
+            if name not in self._updated and (not unit or self._in_part(name)):
+                if name not in self.rotation:
+                    self._copy(name, 0)
+                if unit:
+                    turn = self._random_turn(name, math.lcm(unit, SECTOR_WORDS * WORD))
+                    key = 0 if clean else self._chance.randrange(1, 1 << 64)
+                    self._replace(name, work, turn, key)
+            else:
+                self._copy(name, self._random_turn(name, unit) if unit and not clean else 0)
+
+    def restore(self) -> None:
+        """Undo what is renewed in part: all are copies, rotated by `rotation`, unless a launch has written them."""
+        for name in list(self._keys):
+            self._replace(name, self._work[name], 0, 0)
+
+    def _in_part(self, name: str) -> bool:
+        size = self._work[name].size
+        return size >= _LEAST_RENEWED_BYTES and size % WORD == 0
+
+    def _replace(self, name: str, work: Placed, turn: int, key: int) -> None:
+        before = self._keys.pop(name, 0)
+        if before or key:
+            self._kernels.renew(work.address, self._copies[name], work.size, turn, before, key)
+        if key:
+            self._keys[name] = key
+
+    def _copy(self, name: str, turn: int) -> None:
+        work, copied = self._work[name], self._copies[name]
+        self._driver.copy(work.address, copied + turn, work.size - turn)
+        self._driver.copy(work.address + work.size - turn, copied, turn)
+        self._keys.pop(name, None)
+        self.rotation[name] = turn
+
+    def _random_turn(self, name: str, unit: int) -> int:
+        turns = self._work[name].size // max(1, unit)
+        return unit * self._chance.randrange(turns) if turns > 1 else 0
+
+
+@dataclass(frozen=True)
+class _Results:
+    """Of one call; digests are those of masked bytes."""
+
+    address: int
+    size: int
+    places: Mapping[str, Placed]
+    digests: Mapping[str, int]
+    kinds: Mapping[str, ElementKind]
+
+
+class KnownResults:
+    """What a right program leaves behind, by call, kept on the device, where results of others are compared with it.
+
+    Programs have no address of it, and could still read and write there. It is masked whenever one of them runs: what
+    is found there is of no use, and what is written there is seen.
+    """
+
+    def __init__(self, driver: CudaDriver, kernels: RunnerKernels) -> None:
+        self._driver, self._kernels = driver, kernels
+        self._kept: dict[str, _Results] = {}
+        chance = random.SystemRandom()
+        self._key, self._mask_keys = chance.getrandbits(64), (chance.getrandbits(64), chance.getrandbits(64))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._kept
+
+    def keep(self, key: str, buffers: Mapping[str, Placed], kinds: Mapping[str, ElementKind]) -> None:
+        """Copy what is in these buffers now. Raises `DriverError` for want of memory."""
+        self.forget(key)
+        offsets, size = dict[str, int](), 0
+        for name, placed in buffers.items():
+            offsets[name] = size
+            size += -(-max(1, placed.size) // _ALIGNMENT) * _ALIGNMENT
+        size = max(size, _ALIGNMENT)
+        address = self._driver.allocate(size)
+        places = {n: Placed(address + offsets[n], placed.size) for n, placed in buffers.items()}
+        for name, placed in buffers.items():
+            self._driver.copy(places[name].address, placed.address, placed.size)
+        self._kernels.mask(address, size, self._mask_keys)
+        digests = self._digests(places)
+        self._kept[key] = _Results(address, size, places, digests, {n: kinds[n] for n in buffers})
+
+    def forget(self, key: str) -> None:
+        """Free the results of a call, if there are any."""
+        if (found := self._kept.pop(key, None)) is not None:
+            self._driver.free(found.address)
+
+    def changed(self, key: str) -> bool:
+        """Whether anything was written into the results of a call since they were kept; they are forgotten then."""
+        if (found := self._kept.get(key)) is None or self._digests(found.places) == found.digests:
+            return False
+        self.forget(key)
+        return True
+
+    def errors(self, key: str, places: Mapping[str, Placed]) -> dict[str, float]:
+        """The largest error in each buffer, relative to the largest finite value in what is right."""
+        found, kept = {}, self._kept[key]
+        self._kernels.mask(kept.address, kept.size, self._mask_keys)
+        for name, right in kept.places.items():
+            kind, got = kept.kinds[name], places[name]
+            found[name] = self._kernels.relative_error(
+                got.address + kind.late, right.address + kind.late, right.size - kind.late, kind.dtype
+            )
+        self._kernels.mask(kept.address, kept.size, self._mask_keys)
+        return found
+
+    def _digests(self, places: Mapping[str, Placed]) -> dict[str, int]:
+        buffers = [(placed.address, placed.size) for placed in places.values()]
+        return dict(zip(places, self._kernels.digests(buffers, self._key), strict=True))

@@ -1,1 +1,0 @@
-"""The GPU as the runner sees it: the driver, memory, graphs and kernels of its own."""

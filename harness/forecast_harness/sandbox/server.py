@@ -1,0 +1,489 @@
+"""The fork-server of one lane: warm, without a device, and never in contact with a candidate's code.
+
+It forks a *judge* per job and a *cell* whenever a judge asks for one, drains the cells' output, watches
+their memory, processes and time, kills what exceeds, and reports how each ended. It sees no payload and no
+answer: those cross sockets that it only passes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from forecast_harness.sandbox import cell_supervisor, judge_process, probes, toolchain, wire
+from forecast_harness.sandbox.containment import confine, linux
+from forecast_harness.sandbox.containment.levels import ContainmentLevel
+from forecast_harness.sandbox.jobs import ResourceLimits, printable
+from forecast_harness.sandbox.server_forks import fork_servers, start_holder
+
+_TAIL_BYTES = 8 << 10
+_DISK_CHECK_INTERVAL_S = 1.0
+_MOST_ENTRIES = 20_000
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """A judge and its place."""
+
+    pid: int
+    number: int
+    channel: socket.socket
+    place: str
+    limits: ResourceLimits
+    code: int | None = None
+    why: str = ""
+    tails: tuple[str, str] = ("", "")
+    """stdout and stderr of the cell that ended last."""
+    left: int = 0
+    """Processes that survived SIGKILL: they hang in a driver."""
+    deadline: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.limits.trusted_s
+
+
+@dataclass(slots=True)
+class RunningCell:
+    """A keeper and what lies below it."""
+
+    pid: int
+    number: int
+    limits: ResourceLimits
+    out: int
+    err: int
+    status: int
+    place: str = ""
+    """The scratch directory's parent where no sized file system limits it, else empty."""
+    name: str = ""
+    """Under which a later job may ask for it; empty for a cell that ends with its job."""
+    ends: tuple[socket.socket, ...] = ()
+    """The judge's of its channels, where there may be another judge."""
+    rests: bool = False
+    """Whether no job has it now."""
+    why: str = ""
+    closed: set[int] = field(default_factory=set)
+    began: float = field(default_factory=time.monotonic)
+    _tails: dict[int, bytes] = field(default_factory=dict)
+    _counted: float = 0.0
+
+    def keep_tail(self, stream: int, block: bytes) -> None:
+        """Remember the end of a stream."""
+        self._tails[stream] = (self._tails.get(stream, b"") + block)[-_TAIL_BYTES:]
+
+    def tail(self, stream: int) -> str:
+        """What is remembered of it."""
+        return printable(self._tails.get(stream, b"").decode(errors="replace"))
+
+    def exceeded(self, now: float, warm_bytes: int, own: int) -> str:
+        """Which limit is exceeded, if any.
+
+        `warm_bytes`: private memory that every fork of the server begins with; `own`: how many processes at
+        the top of the tree are ours.
+        """
+        if now - self.began > self.limits.wall_s:
+            return "timeout"
+        tree = [self.pid, *linux.descendants(self.pid)][own:]
+        facts = [linux.memory_and_threads(pid) for pid in tree]
+        if sum(threads for _, threads in facts) > self.limits.processes:
+            return "processes"
+        grown = sum(max(0, held - warm_bytes) for held, _ in facts)
+        if grown > self.limits.memory_bytes and _proportional_memory(tree) > self.limits.memory_bytes:
+            return "memory"
+        if self.place and now - self._counted > _DISK_CHECK_INTERVAL_S:
+            self._counted = now
+            if _stored_bytes(self.place) > self.limits.output_bytes:
+                return "storage"
+        return ""
+
+    def report(self) -> dict[str, Any]:
+        """How it ended, for the judge. Reads and closes the status pipe."""
+        os.set_blocking(self.status, False)
+        try:
+            line = os.read(self.status, 4096).partition(b"\n")[0]
+        except BlockingIOError:  # somebody still holds the other end
+            line = b""
+        os.close(self.status)
+        said = json.loads(line) if line else {}
+        return {"cell": self.number, "why": self.why, **said}
+
+
+def _proportional_memory(pids: list[int]) -> int:
+    """Private memory of processes in bytes, pages that they share with each other counted once."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, rest = line.partition(":")
+            if name in ("Pss_Anon", "Pss_Shmem"):
+                total += int(rest.split()[0]) * 1024
+    return total
+
+
+def _stored_bytes(place: str) -> int:
+    """Bytes of all files below a directory; a huge number when there are too many to count."""
+    total = count = 0
+    for folder, _, files in os.walk(place):
+        for name in files:
+            count += 1
+            if count > _MOST_ENTRIES:
+                return 1 << 62
+            try:
+                total += Path(folder, name).lstat().st_blocks * 512
+            except OSError:
+                continue
+    return total
+
+
+_POLL_INTERVAL_S = 0.1
+_MESSAGE_BYTES = 1 << 17
+_MOST_FINAL_READS = 32
+"""Of 64 KiB each, from a stream whose cell has ended: more than a pipe holds, and not for ever."""
+
+
+class ForkServer:
+    """The event loop. `control` is the lane's end; everything ends when the lane hangs up."""
+
+    def __init__(self, control: socket.socket, cage: confine.Confinement) -> None:
+        self._control = control
+        self._confinement = cage
+        self._selector = selectors.DefaultSelector()
+        self._job: RunningJob | None = None
+        self._cells: dict[int, RunningCell] = {}
+        self._started = 0
+        self._pid = os.getpid()
+        self._anonymous = linux.memory_and_threads(self._pid)[0]
+        self._watched = 0.0
+        self._told_to_stop = False
+        inward, self._wake = os.pipe()
+        for fd in (inward, self._wake):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        self._listen(control.fileno(), self._on_lane)
+        self._listen(inward, lambda: self._drop(inward))
+
+    def serve(self) -> bool:
+        """Run until the lane hangs up, then kill everything. True when it had said that it would."""
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                for key, _ in self._selector.select(_POLL_INTERVAL_S):
+                    if key.fd in self._selector.get_map():  # not closed by one before it
+                        key.data()
+                self._reap()
+                self._watch()
+        cell_supervisor.kill_descendants(self._pid)
+        return self._told_to_stop
+
+    # --- requests ---
+
+    def _on_lane(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1)
+        if not data:
+            raise EOFError
+        request = json.loads(data)
+        match request["op"]:
+            case "stop":
+                self._told_to_stop = True
+            case "ping":
+                self._tell({"event": "pong"})
+            case "run":
+                self._start_job(request, fds[0])
+
+    def _start_job(self, request: dict[str, Any], result: int) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        limits = ResourceLimits(**request["limits"])
+
+        def body() -> NoReturn:
+            channel = socket.socket(fileno=result)
+            judge_process.run_judge(
+                theirs, channel, request["place"], limits, self._confinement.level, self._pid
+            )
+
+        pid = self._fork(body, spare={theirs.fileno(), result})
+        os.close(result)
+        theirs.close()
+        self._job = RunningJob(pid, request["job"], ours, request["place"], limits)
+        self._listen(ours.fileno(), self._on_judge)
+
+    def _on_judge(self) -> None:
+        job = self._job
+        assert job is not None
+        try:
+            data = job.channel.recv(_MESSAGE_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._selector.unregister(job.channel.fileno())
+            return
+        request = json.loads(data)
+        if request["op"] == "cell":
+            self._give_cell(job, ResourceLimits(**request["limits"]), request["processors"], request["name"])
+            return
+        run = self._cells.get(request["cell"])
+        if run is not None and request["op"] == "rest" and run.name:
+            run.rests = True
+            with contextlib.suppress(OSError):
+                job.channel.send(json.dumps({"event": "end", "cell": run.number, "why": "rests"}).encode())
+        elif run is not None:
+            self._end(run, "closed")
+
+    def _give_cell(
+        self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int], name: str
+    ) -> None:
+        """The cell of this name that an earlier job has left, or a new one; one alone is left for long."""
+        left = [run for run in self._cells.values() if name and run.rests and not run.why]
+        found = next((run for run in left if run.name == name), None)
+        for run in left:
+            if run is not found:
+                self._end(run, "closed")
+        if found is None:
+            self._start_cell(job, limits, processors, name)
+            return
+        found.rests = False
+        age = time.monotonic() - found.began
+        job.deadline += max(0.0, found.limits.wall_s - age)
+        self._hand_over(job, found, found.ends, age)
+
+    def _start_cell(
+        self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int], name: str
+    ) -> None:
+        judge_end, cell_end = wire.channel_pair()
+        judge_orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pipes = [os.pipe() for _ in range(3)]
+        (out, out_w), (err, err_w), (status, status_w) = pipes
+
+        def body() -> NoReturn:
+            cell_supervisor.supervise_cell(
+                self._confinement,
+                limits,
+                job.place,
+                cell_end,
+                (out_w, err_w),
+                status_w,
+                self._pid,
+                orders=orders,
+                processors=processors,
+            )
+
+        pid = self._fork(body, spare={cell_end.fileno(), orders.fileno(), out_w, err_w, status_w})
+        cell_end.close()
+        orders.close()
+        for fd in (out_w, err_w, status_w):
+            os.close(fd)
+        shared = "" if self._confinement.has_own_root else job.place
+        run = RunningCell(pid, self._started, limits, out, err, status, shared)
+        self._started += 1
+        job.deadline += limits.wall_s
+        self._cells[run.number] = run
+        for stream in (out, err):
+            os.set_blocking(stream, False)
+            self._listen(stream, lambda s=stream: self._drain(run, s))  # type: ignore[misc]
+        ends = (judge_end, judge_orders)
+        self._hand_over(job, run, ends, None)
+        if self._confinement.has_own_root:  # else its files go with the job's
+            run.name = name
+        if run.name:
+            run.ends = ends
+        else:
+            for end in ends:
+                end.close()
+
+    def _hand_over(
+        self, job: RunningJob, run: RunningCell, ends: Sequence[socket.socket], age: float | None
+    ) -> None:
+        message = {"event": "cell", "cell": run.number, "age": age}
+        with contextlib.suppress(OSError):
+            socket.send_fds(job.channel, [json.dumps(message).encode()], [end.fileno() for end in ends])
+
+    def _fork(self, body: Callable[[], NoReturn], spare: set[int]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+                if fd > 2 and fd not in spare:
+                    with contextlib.suppress(OSError):  # the listing's own
+                        os.close(fd)
+            body()
+        finally:
+            os._exit(1)
+
+    # --- what happens ---
+
+    def _drain(self, run: RunningCell, stream: int) -> None:
+        """Keep the tail of what a cell writes; the rest is read and forgotten, so that it never blocks."""
+        try:
+            block = os.read(stream, 1 << 16)
+        except BlockingIOError:
+            return
+        if block:
+            run.keep_tail(stream, block)
+        else:
+            self._selector.unregister(stream)
+            run.closed.add(stream)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, code = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            exit_code = os.waitstatus_to_exitcode(code)
+            if self._job is not None and pid == self._job.pid:
+                self._job.code = exit_code
+                for run in list(self._cells.values()):
+                    if not run.rests:
+                        self._end(run, "closed")
+            else:
+                for run in [r for r in self._cells.values() if r.pid == pid]:
+                    self._cell_ended(run)
+            self._maybe_job_ended()
+
+    def _cell_ended(self, run: RunningCell) -> None:
+        del self._cells[run.number]
+        left = cell_supervisor.kill_descendants(self._pid, self._known())
+        for stream in (run.out, run.err):
+            for _ in range(_MOST_FINAL_READS):
+                if stream not in run.closed:
+                    self._drain(run, stream)
+            if stream not in run.closed:  # somebody survived and still holds it
+                self._selector.unregister(stream)
+            os.close(stream)
+        for end in run.ends:
+            end.close()
+        report = run.report()
+        job = self._job
+        if job is not None:
+            job.left += left
+        if job is None or run.rests:
+            return
+        job.tails = (run.tail(run.out), run.tail(run.err))
+        with contextlib.suppress(OSError):
+            job.channel.send(json.dumps({"event": "end", **report}).encode())
+
+    def _known(self) -> frozenset[int]:
+        known = {run.pid for run in self._cells.values()}
+        if self._job is not None and self._job.code is None:
+            known.add(self._job.pid)
+        return frozenset(known)
+
+    def _maybe_job_ended(self) -> None:
+        job = self._job
+        if job is None or job.code is None or not all(run.rests for run in self._cells.values()):
+            return
+        if job.channel.fileno() in self._selector.get_map():
+            self._selector.unregister(job.channel.fileno())
+        job.channel.close()
+        self._job = None
+        out, err = job.tails
+        facts = {"job": job.number, "code": job.code, "why": job.why, "left": job.left}
+        self._tell({"event": "end", **facts, "out": out, "err": err})
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        if now - self._watched < _POLL_INTERVAL_S:
+            return
+        self._watched = now
+        for run in list(self._cells.values()):
+            why = run.exceeded(now, self._anonymous, 1 + int(self._confinement.has_own_root))
+            if why:
+                self._end(run, why)
+        job = self._job
+        if job is not None and job.code is None and now > job.deadline:
+            job.why = "overdue"
+            self._kill(job.pid)
+
+    def _end(self, run: RunningCell, why: str) -> None:
+        """Kill a cell; its keeper's death takes the namespace along, or leaves orphans that are swept."""
+        run.why = run.why or why
+        self._kill(run.pid)
+
+    def _kill(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+    def _listen(self, fd: int, handler: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, handler)
+
+    def _drop(self, fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(fd, 4096)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._control.send(json.dumps(message).encode())
+
+
+def main(text: str) -> None:
+    """Fork servers as they are asked for, or with `probe` say on stdout which level works here.
+
+    `text`: the orders in JSON; `warm` are modules to import first.
+    """
+    orders = json.loads(text)
+    device = "" if orders.get("probe") else os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if device:
+        start_holder(device, orders["scratch"])  # which opens it while this process imports
+    gc.disable()  # collections take a tenth of an import, and find next to nothing
+    warm = orders.get("warm", [])
+    with ThreadPoolExecutor(2) as reading:  # its threads have ended before anything is forked
+        if "triton" in warm:
+            importlib.import_module("triton")
+            reading.submit(toolchain.read_triton)
+            if device:
+                reading.submit(toolchain.build_driver_module)
+        for module in warm:
+            importlib.import_module(module)
+    gc.enable()
+    if orders.get("probe"):
+        linux.adopt_orphans()
+        level, refused = probes.probe_strongest(None, confine.interpreter_roots())
+        print(json.dumps({"level": level, "refused": refused}))
+        return
+    fork_servers(socket.socket(fileno=orders["requests"]), orders["scratch"], serve_lane)
+
+
+def serve_lane(orders: Mapping[str, Any]) -> None:
+    """Be the server of one lane, in a process of its own, until the lane hangs up."""
+    linux.adopt_orphans()
+    roots = confine.interpreter_roots()
+    control = socket.socket(fileno=orders["control"])
+    confine.hide_nodes(confine.other_devices(orders["device"]), orders["nodes"])
+    if orders["level"] is None:
+        level, refused = probes.probe_strongest(orders["device"], roots, orders["staging"])
+    else:
+        level, refused = probes.probe_level(
+            ContainmentLevel(orders["level"]), orders["device"], roots, orders["staging"]
+        )
+    place = (orders["device"], roots, orders["staging"])
+    apart = bool(level and orders["apart"] and probes.can_separate_users(ContainmentLevel(level), *place))
+    # Only now: on a machine where many lanes open at once, all this takes longer than a server that has said
+    # hello may be silent.
+    hello = {"event": "hello", "level": level, "refused": refused, "apart": apart}
+    control.send(json.dumps(hello).encode())
+    if not level:
+        return
+    linux.set_dumpable(False)
+    gc.freeze()  # what was imported was collected before this process was forked; forks share these pages for good
+    gc.disable()
+    cage = confine.Confinement(ContainmentLevel(level), *place, apart)
+    if not ForkServer(control, cage).serve():  # nobody is left to remove the lane's files
+        shutil.rmtree(orders["scratch"], ignore_errors=True)

@@ -1,0 +1,147 @@
+"""The process from which servers of lanes are forked: what they need is imported in it, once for all of them.
+
+A server needs torch and Triton, and takes seconds to import them; its fork has them after milliseconds. Nothing of a
+candidate comes near this process: it reads requests of the process that owns the lanes, and forks.
+
+A child of it keeps the lanes' device open: beside that, CUDA starts sooner. On four H200s of one host four processes
+that started CUDA at once took 1.45 s each with nobody beside them and 0.88 s beside such a child per device. Its
+context does nothing, so a device never switches to it. It has its context by
+the time that this process has imported torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from forecast_harness.sandbox.containment import confine, linux
+
+_MESSAGE_BYTES = 1 << 17
+
+
+def fork_servers(requests: socket.socket, scratch: str, serve: Callable[[Mapping[str, Any]], None]) -> None:
+    """Fork a process that calls `serve` for each request, until the other end hangs up; then remove `scratch`.
+
+    A request has a number, the server's orders, its search path of modules and its folder, with two descriptors: the
+    lane's end of its control socket and a file for what the server prints. The answer has the number and the pid, or
+    an error; with it comes a pipe's end, at which the pipe ends when the server does.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a server here
+    linux.set_dumpable(False)
+    gc.collect()
+    gc.freeze()  # forks share these pages
+    with contextlib.suppress(ConnectionError):
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(requests, _MESSAGE_BYTES, 2)
+            if not data:
+                break
+            _answer(requests, json.loads(data), descriptors, serve)
+    shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(0)  # nothing is left to tear down, and what was imported takes long to
+
+
+def _answer(
+    requests: socket.socket,
+    asked: Mapping[str, Any],
+    descriptors: list[int],
+    serve: Callable[[Mapping[str, Any]], None],
+) -> None:
+    inward, alive = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        answer = {"number": asked["number"], "error": str(error)}
+    else:
+        if pid == 0:
+            os.close(inward)  # `alive` stays open for as long as this process lives
+            _become_server(requests, asked, descriptors, serve)
+        answer = {"number": asked["number"], "pid": pid}
+    for descriptor in (alive, *descriptors):
+        os.close(descriptor)
+    try:
+        socket.send_fds(requests, [json.dumps(answer).encode()], [inward])
+    finally:
+        os.close(inward)
+
+
+def _become_server(
+    requests: socket.socket,
+    asked: Mapping[str, Any],
+    descriptors: list[int],
+    serve: Callable[[Mapping[str, Any]], None],
+) -> NoReturn:
+    code = 1
+    try:
+        requests.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        control, log = descriptors
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        sys.path[:] = json.loads(asked["search_path"])
+        place = asked["place"]
+        os.chdir(place)
+        os.environ.update({"HOME": place, "TMPDIR": place})
+        tempfile.tempdir = None  # what the TMPDIR was before
+        linux.set_dumpable(True)  # until it serves: it has to write below its own /proc
+        serve({**asked["orders"], "control": control})
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+_COMPUTE_MODE, _SHARED_MODE = 20, 0
+"""`CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`, and its value `CU_COMPUTEMODE_DEFAULT`."""
+_MOST_DESCRIPTORS = 1 << 16
+
+
+def start_holder(device: str, scratch: str) -> None:
+    """Have a child of this process, of one thread so far, keep a device open until this one ends.
+
+    It is the first in sight; where others can be hidden, no driver has to look at them. `scratch`: a folder of this
+    process.
+    """
+    parent = os.getpid()
+    if os.fork():
+        return
+    try:
+        os.closerange(3, _MOST_DESCRIPTORS)  # sockets whose end others wait for are not kept open here
+        hidden = Path(scratch, "dev")
+        hidden.mkdir()
+        confine.hide_nodes(confine.other_devices(device), str(hidden))
+        linux.set_dumpable(False)
+        _hold_device(parent)
+    finally:
+        os._exit(1)
+
+
+def _hold_device(parent: int) -> NoReturn:
+    """Without a driver, wait all the same."""
+    linux.die_with_parent(parent)
+    with contextlib.suppress(OSError, AttributeError):
+        _open_device(ctypes.CDLL("libcuda.so.1"))
+    while True:
+        signal.pause()
+
+
+def _open_device(driver: ctypes.CDLL) -> None:
+    mode = ctypes.c_int(-1)
+    if driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(mode), _COMPUTE_MODE, 0):
+        return
+    if mode.value == _SHARED_MODE:  # else it serves one process alone, and that is the candidate
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)

@@ -1,0 +1,228 @@
+"""A CUDA source as text: what it may not say to the preprocessor, and the comment that says how it is launched.
+
+The cell in which a source is compiled has no files of the user's. The rules come before that, and hold where a system
+has no such cells: what a compiler reads may end up in its messages, which language models are shown.
+
+The comment is TOML, whose sizes are expressions of axes and macros:
+
+    /* launch
+    grid = ["rows"]
+    block = ["BLOCK"]
+    shared_bytes = "4 * BLOCK"
+    [macros]
+    BLOCK = [256, 128, 512]
+    */
+
+A config is one choice of every macro; the source as it stands takes the first value of each. Nothing of the comment is
+run: expressions are read as those of packs are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_harness.targets.cuda import MOST_BLOCK, MOST_GRID, MOST_THREADS
+from forecast_harness.targets.cuda.signature import read_expression
+from forecast_harness.targets.packs.expressions import evaluate
+from forecast_harness.targets.packs.schema import source_problem
+
+_TRIGRAPH = re.compile(r"\?\?[=/'()!<>-]")
+_LINE_SPLICE = re.compile(r"\\[ \t\f\v]*\r?\n")
+_MARK = r"(?:\#|%:)\s*"
+_HIDDEN_DIRECTIVE = re.compile(rf"{_MARK}/[*/]")
+_DIRECTIVE = re.compile(rf"{_MARK}(?P<name>include_next|include|import|embed|line)\b(?P<rest>[^\r\n]*)")
+_PRAGMA = re.compile(r"\b(?:pragma|_Pragma)[\s(\"]+GCC\b")
+_QUESTION = re.compile(r"\b__has_(?:include|include_next|embed)\b")
+_PLAIN_NAME = r"[A-Za-z0-9_][\w./+-]*"
+_HEADER = re.compile(rf"\s*(?:<(?P<system>{_PLAIN_NAME})>|\"(?P<plain>{_PLAIN_NAME})\")\s*(?://.*|/\*.*)?")
+
+
+def check_source_rules(source: str) -> None:
+    """Raises `RecordError` for a source that asks the preprocessor for more than headers of the toolkit.
+
+    Directives in comments and texts count, too: what a compiler takes for a comment is not decided here.
+    """
+    if said := source_problem(source):
+        raise RecordError(said)
+    if "\0" in source:
+        raise RecordError("the source holds a NUL character, which no program needs: leave it out")
+    if found := _TRIGRAPH.search(source):
+        raise RecordError(f"{found[0]!r} is a trigraph: write the character that it stands for")
+    text = _LINE_SPLICE.sub("", source)
+    if found := _QUESTION.search(text):
+        raise RecordError(f"{found[0]} asks which files there are: leave it out")
+    if _PRAGMA.search(text):
+        raise RecordError("#pragma GCC is for the host's compiler: leave it out")
+    if found := _HIDDEN_DIRECTIVE.search(text):
+        raise RecordError(
+            f"a comment follows {found[0]!r}: write directives without comments before their names"
+        )
+    for found in _DIRECTIVE.finditer(text):
+        header = _HEADER.fullmatch(found["rest"]) if found["name"] == "include" else None
+        name = "" if header is None else header["system"] or header["plain"]
+        if not name or ".." in name.split("/"):
+            raise RecordError(
+                f"#{found['name']}{found['rest']!s:.80} is refused: include headers of the toolkit and of C++ by their "
+                "plain names, such as <cuda_fp16.h>"
+            )
+
+
+_COMMENT_HEAD = re.compile(r"/\*[ \t]*launch[ \t]*\r?\n")
+_EXAMPLE = '/* launch\ngrid = ["rows"]\nblock = [256]\n*/'
+_MOST_CHARACTERS = 4000
+_MACRO = re.compile(r"[A-Z][A-Z0-9_]{0,39}")
+_MOST_MACRO = 2**31 - 1
+MOST_CONFIGS = 512
+_FIELDS = ("grid", "block", "shared_bytes", "macros")
+
+CudaConfig = Mapping[str, Any]
+"""Values of macros; those that are left out have their first one."""
+
+
+@dataclass(frozen=True)
+class LaunchSizes:
+    """One launch in numbers."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    """Dynamic ones."""
+
+
+@dataclass(frozen=True)
+class SourceLaunch:
+    """The launch comment of a source."""
+
+    grid: tuple[str, ...]
+    block: tuple[str, ...]
+    shared_bytes: str
+    macros: Mapping[str, tuple[int, ...]]
+
+    @property
+    def configs(self) -> list[dict[str, int]]:
+        """All choices of macros but the first, as what differs from it."""
+        names = list(self.macros)
+        every = itertools.product(*(self.macros[n] for n in names))
+        first = self.with_defaults({})
+        made = [{n: v for n, v in zip(names, one, strict=True) if v != first[n]} for one in every]
+        return [config for config in made if config]
+
+    def with_defaults(self, config: CudaConfig) -> dict[str, int]:
+        """A value for every macro. Raises `RecordError` for a config that is none of this source."""
+        for name, value in config.items():
+            if value not in self.macros.get(name, ()):
+                known = {n: list(v) for n, v in self.macros.items()}
+                raise RecordError(f"config {name} = {value!r:.40} is not among the source's macros {known}")
+        return {n: int(config.get(n, values[0])) for n, values in self.macros.items()}
+
+    def sizes(self, axes: Mapping[str, int], config: CudaConfig) -> LaunchSizes:
+        """The launch at these sizes. Raises `RecordError` for one that no device can do."""
+        macros = self.with_defaults(config)
+        if same := sorted(set(macros) & set(axes)):
+            raise RecordError(f"macro {same[0]} has the name of an axis: rename it")
+        known = {**axes, **macros}
+        grid = _three([evaluate(e, known) for e in self.grid])
+        block = _three([evaluate(e, known) for e in self.block])
+        shared = evaluate(self.shared_bytes, known)
+        if not all(1 <= n <= most for n, most in zip(grid, MOST_GRID, strict=True)):
+            raise RecordError(f"the grid is {_shown(grid)} at {dict(known)}; at most {MOST_GRID}")
+        fits = all(1 <= n <= most for n, most in zip(block, MOST_BLOCK, strict=True))
+        if not fits or math.prod(block) > MOST_THREADS:
+            raise RecordError(
+                f"the block is {_shown(block)} at {dict(known)}; at most {MOST_BLOCK}, and {MOST_THREADS} threads"
+            )
+        if not 0 <= shared <= 1 << 20:
+            raise RecordError(
+                f"shared_bytes is {shared!s:.40} at {dict(known)}; 0 to {1 << 20} can be asked for"
+            )
+        return LaunchSizes(grid, block, shared)
+
+
+def launch_comments(source: str) -> list[str]:
+    """Texts of the comments that say how a source is launched, in linear time."""
+    found: list[str] = []
+    at = 0
+    while (head := _COMMENT_HEAD.search(source, at)) and (end := source.find("*/", head.end())) >= 0:
+        found.append(source[head.end() : end])
+        at = end
+    return found
+
+
+def read_launch(source: str) -> SourceLaunch:
+    """The launch comment of a source. Raises `RecordError` saying what is wrong with it, and what to write."""
+    found = launch_comments(source)
+    if len(found) != 1:
+        raise RecordError(f"the source needs one launch comment, and has {len(found)}: write\n{_EXAMPLE}")
+    (text,) = found
+    if len(text) > _MOST_CHARACTERS:
+        raise RecordError(
+            f"the launch comment has {len(text)} characters; at most {_MOST_CHARACTERS} are read"
+        )
+    try:
+        told = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise RecordError(f"the launch comment is not TOML: {error!s:.200}; write\n{_EXAMPLE}") from error
+    if unknown := sorted(set(told) - set(_FIELDS)):
+        raise RecordError(f"the launch comment has {unknown[0]!r:.60}; it may have {', '.join(_FIELDS)}")
+    return SourceLaunch(
+        _axes_of_launch("grid", told),
+        _axes_of_launch("block", told),
+        _expression("shared_bytes", told.get("shared_bytes", 0)),
+        _macros(told.get("macros", {})),
+    )
+
+
+def _axes_of_launch(name: str, told: Mapping[str, object]) -> tuple[str, ...]:
+    value = told.get(name)
+    if not isinstance(value, list) or not 1 <= len(value) <= 3:
+        raise RecordError(
+            f'launch.{name} must be a list of one to three sizes such as ["rows", 1], not {value!r:.60}'
+        )
+    return tuple(_expression(f"{name}[{n}]", one) for n, one in enumerate(value))
+
+
+def _expression(name: str, value: object) -> str:
+    try:
+        return read_expression(value)
+    except RecordError as error:
+        raise RecordError(f"launch.{name}{error}") from error
+
+
+def _macros(value: object) -> dict[str, tuple[int, ...]]:
+    if not isinstance(value, dict):
+        raise RecordError(f"launch.macros must be a table such as BLOCK = [128, 256], not {value!r:.60}")
+    for name, values in value.items():
+        if not _MACRO.fullmatch(name):
+            raise RecordError(
+                f"launch.macros: {name!r:.60} must be an upper-case name of at most 40 characters"
+            )
+        numbers = isinstance(values, list) and values and all(type(v) is int for v in values)
+        if not numbers or len(set(values)) != len(values) or not all(0 <= v <= _MOST_MACRO for v in values):
+            raise RecordError(
+                f"launch.macros.{name} must be a list of different integers in [0, {_MOST_MACRO}], "
+                f"not {values!r:.60}"
+            )
+    if (count := math.prod(len(v) for v in value.values())) > MOST_CONFIGS:
+        raise RecordError(f"launch.macros make {count} configs; at most {MOST_CONFIGS} are taken")
+    return {name: tuple(values) for name, values in value.items()}
+
+
+def _three(sizes: list[int]) -> tuple[int, int, int]:
+    whole = [*sizes, 1, 1]
+    return whole[0], whole[1], whole[2]
+
+
+def _shown(sizes: tuple[int, int, int]) -> str:
+    return "(" + ", ".join(f"{n!s:.24}" for n in sizes) + ")"
+
+
+def cuda_configs(source: str) -> list[dict[str, int]]:
+    """Configs that a source lists besides its first one. Raises `RecordError` for a source without a launch."""
+    return read_launch(source).configs
