@@ -5,8 +5,6 @@ from __future__ import annotations
 _LOOP = "m = tl.maximum(m, tl.max(x, axis=0))"
 _SUM = "total += tl.sum(tl.exp(x - m), axis=0)"
 _UPDATE = "tl.store(x_ptr + cols, x, mask=cols < n_cols)"
-_DOT = "acc += tl.dot(a, b)"
-_STATIC = ("    for i in tl.static_range(2):\n        x = x * (i + 1)\n", "")
 _FLOAT = (".to(tl.float32)", "")
 
 REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
@@ -45,32 +43,6 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "softmax",
         [("range(0, n_cols, BLOCK)", "range(n_cols, 0, -BLOCK)")],
     ),
-    "hoist: the loop writes what would be loaded before": (
-        "hoist",
-        "rows",
-        [("tl.store(y_ptr", "tl.store(w_ptr")],
-    ),
-    "hoist: only some iterations load": (
-        "hoist",
-        "rows",
-        [("other=1.0).to(tl.float32)", "other=1.0).to(tl.float32) if row else 1.0")],
-    ),
-    "hoist: a helper writes": ("hoist", "rows", [("    y = (x", "    tl.store(x, mean)\n    y = (x")]),
-    "load-early: a store stands between": (
-        "load-early",
-        "tiles",
-        [("    w = tl.load", "    tl.store(w_ptr, 0.0)\n    w = tl.load")],
-    ),
-    "load-early: the program may have left": (
-        "load-early",
-        "tiles",
-        [("    w = tl.load", "    if M < 9:\n        return\n    w = tl.load")],
-    ),
-    "load-early: the address is computed from the reduction": (
-        "load-early",
-        "tiles",
-        [("w_ptr + cols", "w_ptr + cols + low.to(tl.int32)")],
-    ),
     "one-pass: the row is written in between": (
         "one-pass",
         "softmax",
@@ -82,35 +54,7 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         [("    for start", "    if n_cols > 99:\n        return\n    for start")],
     ),
     "one-pass: rows do not begin at zero": ("one-pass", "softmax", [("range(0,", "range(1,")]),
-    "turn-back: iterations hand something on": (
-        "turn-back",
-        "softmax",
-        [("tl.store(y_ptr + cols", "total += 1.0\n        tl.store(y_ptr + cols")],
-    ),
-    "turn-back: iterations write the same place": (
-        "turn-back",
-        "softmax",
-        [("tl.store(y_ptr + cols,", "tl.store(y_ptr + tl.arange(0, BLOCK),")],
-    ),
-    "lane-sums: the sums are needed in the loop": (
-        "lane-sums",
-        "softmax",
-        [("tl.exp(x - m), axis=0", "x + total, axis=0"), ("tl.max(x, axis=0)", "tl.max(x + m, axis=0)")],
-    ),
-    "lane-sums: the type does not show": ("lane-sums", "softmax", [_FLOAT]),
     "exp2: the type does not show": ("exp2", "softmax", [_FLOAT]),
-    "reciprocal: the type does not show": ("reciprocal", "softmax", [_FLOAT]),
-    "reciprocal: by a constant": ("reciprocal", "softmax", [("/ total", "/ 2.0")]),
-    "accumulate: the accumulator is no float32": (
-        "accumulate",
-        "matmul",
-        [("dtype=tl.float32", "dtype=tl.int32")],
-    ),
-    "accumulate: the dot says its type": (
-        "accumulate",
-        "matmul",
-        [("(a, b)", "(a, b, out_dtype=tl.float32)")],
-    ),
     "reverse: all loops are equally long": (
         "reverse",
         "causal",
@@ -125,11 +69,6 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "group",
         "matmul",
         [("pid % tiles_n", "pid % tl.cdiv(N, BLOCK_M)")],
-    ),
-    "exchange: programs wait for one another": (
-        "exchange",
-        "tiles",
-        [("    low = ", "    tl.atomic_cas(y_ptr, 0, 0)\n    low = ")],
     ),
     "persist: programs wait for one another": ("persist", "lock", []),
     "persist: the number of programs is read": (
@@ -146,38 +85,6 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "persist",
         "rows",
         [("        mean = ", "        if row > 5:\n            return\n        mean = ")],
-    ),
-    "two-tiles: a loop": ("two-tiles", "tiles", []),
-    "two-tiles: it writes what it reads": ("two-tiles", "tiles", [_STATIC, ("store(y_ptr", "store(x_ptr")]),
-    "split-sum: a bias is added": (
-        "split-sum",
-        "split",
-        [("acc.to(tl.float32)", "acc.to(tl.float32) + 1.0")],
-    ),
-    "split-sum: the sum is scaled": ("split-sum", "matmul", []),
-    "split-sum: the sum does not begin at zero": (
-        "split-sum",
-        "split",
-        [("    for k in", "    acc += 1.0\n    for k in")],
-    ),
-    "describe: masked elements are not zero": ("describe", "matmul", [("other=0.0", "other=1.0")]),
-    "describe: rows are gathered": (
-        "describe",
-        "matmul",
-        [
-            ("offs_m = (", "rows = tl.load(c_ptr + tl.arange(0, BLOCK_M))\n    offs_m = (rows + "),
-            ("offs_n = (", "columns = tl.load(c_ptr + tl.arange(0, BLOCK_N))\n    offs_n = (columns + "),
-        ],
-    ),
-    "describe: rows beyond the end are stored": (
-        "describe",
-        "matmul",
-        [("mask=(offs_cm[:, None] < M) & (offs_cn[None, :] < N)", "mask=offs_cm[:, None] < 64")],
-    ),
-    "describe: rows beyond the end are summed": (
-        "describe",
-        "matmul",
-        [(_DOT, "acc += tl.dot(a, b) + tl.sum(a) + tl.sum(b)")],
     ),
     "interior: a comparison that is no bound": (
         "interior",
@@ -198,31 +105,6 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "interior",
         "flat",
         [("    entry =", "    if n < 0:\n        return\n    entry =")],
-    ),
-    "one-row: lanes are not consecutive": (
-        "one-row",
-        "flat",
-        [("begin + tl.arange", "begin + 2 * tl.arange")],
-    ),
-    "one-row: rows of different lengths": (
-        "one-row",
-        "flat",
-        [("% width", "% tl.load(index_ptr + at)"), ("// width", "// tl.load(index_ptr + at)")],
-    ),
-    "one-row: the quotient is spread over a tile": (
-        "one-row",
-        "flat",
-        [("index_ptr + row,", "index_ptr + tl.sum(row[:, None], axis=1),")],
-    ),
-    "one-row: something is stored for each quotient": (
-        "one-row",
-        "flat",
-        [("tl.store(y_ptr + at", "tl.store(y_ptr + row")],
-    ),
-    "one-row: a block of masks for one address": (
-        "one-row",
-        "flat",
-        [("    index = tl.load(index_ptr + row, inside", "    index = tl.load(index_ptr + row, x > 0.0")],
     ),
     "spread: the program's number is used elsewhere": (
         "spread",

@@ -67,9 +67,6 @@ def matmul(
 """
 )
 
-SPLIT = MATMUL.replace("c = scaled(acc.to(tl.float32), 1.0)", "c = acc.to(tl.float32)")
-"""The same, storing the sum as it is: parts of it may be added in memory."""
-
 ROWS = (
     HEAD
     + """
@@ -260,17 +257,6 @@ def odd(
 )
 """No one writes all of this in one kernel; no part of it may confuse a rewrite."""
 
-_FIRST = "    pid = tl.program_id(axis=0)\n    tiles_n = tl.cdiv(N, BLOCK_N)\n"
-_before, _after = MATMUL.split(_FIRST)
-PERSISTENT = (
-    _before
-    + """    tiles_n = tl.cdiv(N, BLOCK_N)
-    for pid in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tiles_n, tl.num_programs(0)):
-"""
-    + "".join(f"    {line}\n" for line in _after.splitlines())
-)
-"""The same with a loop over tiles around the loop over `k`."""
-
 MOMENTS = (
     HEAD
     + """
@@ -297,7 +283,6 @@ def moments(x_ptr, y_ptr, n, scale, BLOCK: tl.constexpr):
 EVERY = {
     "softmax": SOFTMAX,
     "matmul": MATMUL,
-    "split": SPLIT,
     "rows": ROWS,
     "tiles": TILES,
     "causal": CAUSAL,
@@ -306,4 +291,3 @@ EVERY = {
     "flat": FLAT,
     "stripes": STRIPES,
 }
-ENTRY = {name: "matmul" if name == "split" else name for name in EVERY}

@@ -127,7 +127,6 @@ CALLS = {
     "moments": moments,
     "softmax": softmax,
     "matmul": matmul,
-    "split": matmul,
     "rows": rows,
     "tiles": tiles,
     "causal": causal,

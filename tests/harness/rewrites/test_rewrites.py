@@ -21,11 +21,9 @@ from forecast_harness.authors.triton import REWRITES, variants_of
 from tests.core.captured_output import needs_triton
 from tests.harness.rewrites.mechanical_refusals import REFUSED
 from tests.harness.rewrites.mechanical_sources import (
-    ENTRY,
     EVERY,
     MOMENTS,
     ODD,
-    PERSISTENT,
     SIMPLE_TILES,
     SOFTMAX,
 )
@@ -33,8 +31,6 @@ from tests.harness.rewrites.mechanical_sources import (
 SHA = "0" * 64
 WORKER = Path(__file__).with_name("mechanical_worker.py")
 SHARED = ("split-reduction", "stream-k")
-NEWER = ("single-buffer", "specialise-warps")
-"""Rewrites for devices that keep accumulators in tensor memory."""
 
 
 def tensor(name: str, dtype: str, *shape: int, aligned: bool = True) -> Argument:
@@ -58,13 +54,13 @@ def product(*, c: str = "float32", k: int = 32, aligned: bool = True) -> list[Ar
     ]
 
 
-ARGUMENTS: dict[str, list[Argument]] = {"matmul": product(), "split": product()}
+ARGUMENTS: dict[str, list[Argument]] = {"matmul": product()}
 
 
 def made(name: str, *only: str, source: str = "", **options: Any) -> list[Variant]:
     """Variants of one of the kernels, or of a source in its place."""
     options = {"arguments": ARGUMENTS.get(name, []), "combine": False, "limit": 100, **options}
-    return variants_of(source or EVERY[name], ENTRY[name], SHA, only=only, **options)
+    return variants_of(source or EVERY[name], name, SHA, only=only, **options)
 
 
 def plain_functions(source: str) -> tuple[Any, Any]:
@@ -85,12 +81,12 @@ def used(found: list[Variant]) -> set[str]:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", EVERY)
 def test_variants_are_distinct_python_that_keeps_the_contract(name: str) -> None:
-    base = read_contract(EVERY[name], ENTRY[name])
+    base = read_contract(EVERY[name], name)
     found = made(name, combine=True)
     assert found
     assert len({v.name for v in found}) == len({v.source for v in found}) == len(found)
     for variant in found:
-        read_contract(variant.source, ENTRY[name]).require_same_parameters(base.parameters)
+        read_contract(variant.source, name).require_same_parameters(base.parameters)
         assert ast.dump(ast.parse(variant.source)) != ast.dump(ast.parse(EVERY[name]))
         assert variant.base_sha256 == SHA
         assert variant.provenance.origin is Origin.REWRITE
@@ -104,9 +100,7 @@ def test_variants_are_distinct_python_that_keeps_the_contract(name: str) -> None
 @pytest.mark.slow
 def test_every_rewrite_applies_to_some_kernel_here() -> None:
     done = set().union(*(used(made(name)) for name in EVERY))
-    done |= used(made("tiles", source=SIMPLE_TILES)) | used(made("matmul", source=PERSISTENT))
-    assert done.isdisjoint(NEWER)
-    assert done | used(made("matmul", arch=100)) == {r.name for r in REWRITES}
+    assert done | used(made("tiles", source=SIMPLE_TILES)) == {r.name for r in REWRITES}
 
 
 @pytest.mark.slow
@@ -169,7 +163,7 @@ def test_odd_sources_confuse_no_rewrite(combine: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = variants_of(ODD, "odd", SHA, combine=combine, limit=100)
-    assert used(found) == {"evict", "bypass-l1", "stream-stores"}
+    assert used(found) == {"evict", "stream-stores"}
     for variant in found:
         read_contract(variant.source, "odd").require_same_parameters(base.parameters)
 
@@ -198,19 +192,6 @@ def test_no_rewrite_where_its_preconditions_do_not_show(why: str) -> None:
         source = source.replace(old, new)
     ast.parse(source)
     assert made(name, rewrite, source=source) == []
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], product(aligned=False), product()[:-6]],
-    ids=["unknown", "base", "strides"],
-)
-def test_descriptors_need_alignment_that_is_known(arguments: list[Argument]) -> None:
-    assert made("matmul", "describe", arguments=arguments) == []
-    (both,) = made("matmul", "describe")
-    assert both.source.count("make_tensor_descriptor") == 2
-    (one,) = made("matmul", "describe", arguments=product(k=36))  # rows of `a` are 72 bytes apart
-    assert one.source.count("make_tensor_descriptor(b_ptr") == one.source.count("make_tensor_descriptor") == 1
 
 
 BEFORE_THE_LOOP = "    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)\n"
@@ -281,25 +262,6 @@ def test_iterations_of_all_tiles_are_shared_where_their_number_depends_on_no_til
     assert used(made("matmul", *SHARED, source=named.replace(BEFORE_THE_LOOP, before))) == {"split-reduction"}
 
 
-def test_a_sum_is_split_for_float32_results_only() -> None:
-    assert made("split", "split-sum", arguments=product(c="float16")) == []
-    (four, two) = made("split", "split-sum")
-    assert read_contract(four.source, "matmul").reset_to_zero == ("c_ptr",)
-    assert four.extra["approximate"]
-    assert "share each sum" in two.provenance.note
-
-
-def test_options_of_other_devices_are_left_out() -> None:
-    assert not used(made("matmul")) & set(NEWER)
-    assert used(made("matmul", arch=100)) >= set(NEWER)
-
-
-def test_types_of_arguments_show_what_the_text_does_not() -> None:
-    source = SOFTMAX.replace(".to(tl.float32)", "")
-    assert made("softmax", "lane-sums", source=source, arguments=[tensor("x_ptr", "float32", 4, 4)])
-    assert not made("softmax", "lane-sums", source=source, arguments=[tensor("x_ptr", "float16", 4, 4)])
-
-
 # --- configs ---
 
 
@@ -326,9 +288,9 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]
         for variant in made(name):
             best.setdefault(variant.extra["rewrites"][0], variant)
         pairs = [v for v in made(name, combine=True) if len(v.extra["rewrites"]) > 1]
-        given[name] = (EVERY[name], ENTRY[name], [v.to_json() for v in [*best.values(), *pairs[:3]]])
-    for name, source in (("tiles", SIMPLE_TILES), ("matmul", PERSISTENT)):
-        given[f"{name} again"] = (source, ENTRY[name], [v.to_json() for v in made(name, source=source)])
+        given[name] = (EVERY[name], name, [v.to_json() for v in [*best.values(), *pairs[:3]]])
+    again = [v.to_json() for v in made("tiles", source=SIMPLE_TILES)]
+    given["tiles again"] = (SIMPLE_TILES, "tiles", again)
     shared = variants_of(MOMENTS, "moments", SHA, only=SHARED, combine=False)
     given["moments"] = (MOMENTS, "moments", [v.to_json() for v in shared])
     cache = tmp_path_factory.mktemp("triton")
@@ -348,7 +310,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == sum(len(listed) for _, _, listed in given.values()) > 60
+    assert len(found) == sum(len(listed) for _, _, listed in given.values()) > 40
     return found
 
 
@@ -361,4 +323,4 @@ def test_variants_compute_what_the_base_computes(interpreted: list[dict[str, str
 @needs_triton
 def test_most_rewrites_were_run(interpreted: list[dict[str, str]]) -> None:
     ran = {part for row in interpreted for part in row["variant"].rpartition("-")[0].split("+")}
-    assert {r.name for r in REWRITES} - ran <= {"flatten", *NEWER}
+    assert {r.name for r in REWRITES} == ran

@@ -14,19 +14,15 @@ from forecast_harness.authors.triton import variants_of
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem.describe import call_arguments
 from forecast_integrations.triton.variants.loading import import_text
-from tests.harness.rewrites.mechanical_sources import ENTRY, EVERY, SIMPLE_TILES
+from tests.harness.rewrites.mechanical_sources import EVERY
 from tests.harness.rewrites.mechanical_worker import CALLS
 
 ASKED = {
-    "describe": ("matmul", "cp.async.bulk.tensor"),
     "one-pass": ("softmax", "setp"),
     "peel": ("matmul", "wgmma"),
-    "split-sum": ("split", "relaxed"),
     "pipeline": ("softmax", "cp.async"),
-    "two-tiles": ("tiles", "ld.global"),
     "evict": ("softmax", "evict_first"),
     "stream-stores": ("softmax", "st.global.cs"),
-    "one-row": ("flat", "rem.s32"),
     "interior": ("flat", "setp"),
     "spread": ("stripes", "%nctaid"),
     "erf": ("flat", "div.full"),
@@ -43,14 +39,14 @@ def test_the_compiler_does_what_the_rewrite_asks_for(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     name, wanted = ASKED[rewrite]
-    source = SIMPLE_TILES if name == "tiles" else EVERY[name]
+    source = EVERY[name]
     given, grid, meta, _ = CALLS[name](random.Random(3))
-    if ENTRY[name] == "matmul":
+    if name == "matmul":
         given, meta = _whole(given), {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}
-    base = KernelEntry.of(import_text(source), ENTRY[name])
+    base = KernelEntry.of(import_text(source), name)
     known: list[Argument] = call_arguments(base.kernel, given)
-    (variant, *_) = variants_of(source, ENTRY[name], "0" * 64, only=[rewrite], arguments=known)
-    entry = KernelEntry.of(import_text(variant.source), ENTRY[name])
+    (variant, *_) = variants_of(source, name, "0" * 64, only=[rewrite], arguments=known)
+    entry = KernelEntry.of(import_text(variant.source), name)
     options = {"num_warps": 4}
     with null_device():
         compiled = entry.warmup(

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, broadcast_shape
 from forecast_harness.authors.triton.analysis.source_unit import (
     SourceUnit,
     fresh_name,
@@ -16,8 +16,55 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     parse_statements,
     swap_expressions,
 )
-from forecast_harness.authors.triton.arithmetic import LOG2_E
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
+
+LOG2_E = 1.4426950408889634
+
+
+def exp2(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """`exp(x - m)` as `exp2(x * c - m * c)`: one fused multiply-add and one `ex2` for each element.
+
+    Any other `exp(x)` of float32 is `exp2(x * c)`: what Triton makes of `exp` scales its argument and its
+    result once more, for results too small for a normal float32.
+    """
+    draft, changed = unit.copy(), 0
+    for function in unit.kernels:
+        facts, found = context.facts(unit, function), {}
+        for call in unit.calls(function, "exp"):
+            inner = call.args[0] if len(call.args) == 1 and not call.keywords else None
+            if inner is None or not facts.is_float32(inner):
+                continue
+            if (
+                isinstance(inner, ast.BinOp)
+                and isinstance(inner.op, ast.Sub)
+                and _subtracts_shared(facts, inner)
+            ):
+                power = ast.BinOp(_scaled(inner.left), ast.Sub(), _scaled(inner.right))
+            else:
+                power = _scaled(inner)
+            found[id(draft.twin(call))] = unit.language_call("exp2", power)
+        swap_expressions(draft.twin(function), found)
+        changed += len(found)
+    if changed:
+        yield SourceEdit(draft, "exp as exp2, with a fused multiply-add where something is subtracted", 2.0)
+
+
+def _scaled(value: ast.expr) -> ast.BinOp:
+    return ast.BinOp(copy.deepcopy(value), ast.Mult(), ast.Constant(LOG2_E))
+
+
+def _subtracts_shared(facts: FunctionFacts, difference: ast.BinOp) -> bool:
+    """Whether float32 is subtracted that is the same for many elements, so that its product is cheap."""
+    left, right = facts.shape(difference.left), facts.shape(difference.right)
+    if left is None or right is None or broadcast_shape([left, right]) != left:
+        return False
+    both = facts.is_float32(difference.left) and facts.is_float32(difference.right)
+    return both and _count_dimensions(right) < _count_dimensions(left)
+
+
+def _count_dimensions(shape: tuple[str, ...]) -> int:
+    return len([side for side in shape if side != "1"])
+
 
 _ERF = """
 def {name}(x):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import itertools
 import warnings
 from collections import Counter
@@ -12,102 +13,132 @@ from dataclasses import dataclass, replace
 from forecast_autotune.records import Argument, Config, digest
 from forecast_autotune.variants.records import Origin, Provenance, Variant
 from forecast_harness.authors.triton import (
-    arithmetic,
-    cache_hints,
-    descriptors,
-    fast_paths,
-    load_motion,
+    hints,
+    interior,
     math_functions,
+    one_pass,
     peeling,
-    pipelining,
-    program_count,
-    program_order,
-    repeated_passes,
-    split_k,
+    programs,
     split_reductions,
 )
-from forecast_harness.authors.triton.analysis.source_unit import MAX_EDITS, SourceUnit
-from forecast_harness.authors.triton.inlining import inline_helpers
+from forecast_harness.authors.triton.analysis.source_unit import (
+    MAX_EDITS,
+    Function,
+    SourceUnit,
+    arguments,
+    assigned_names,
+    docstring_length,
+    names,
+    read_names,
+    swap_expressions,
+)
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit, TritonRewrite
 
-_STRUCTURAL_REWRITES = frozenset(("exchange", "interior", "persist", "two-tiles"))
+_ROUNDS = 4
+"""How deep helpers may call helpers."""
+
+
+def inline_helpers(unit: SourceUnit) -> SourceUnit:
+    """A copy with calls of one-expression helpers replaced by the expression. Helpers stay defined."""
+    draft = unit.copy()
+    for _ in range(_ROUNDS):
+        changed = 0
+        for function in draft.kernels:
+            found = {}
+            for call in draft.helper_calls(function):
+                value = _inlined_value(draft, function, call)
+                if value is not None:
+                    found[id(call)] = value
+            swap_expressions(function, found)
+            changed += len(found)
+        if not changed:
+            break
+    return SourceUnit.parse(draft.text(), draft.entry_name)
+
+
+def _inlined_value(unit: SourceUnit, caller: Function, call: ast.Call) -> ast.expr | None:
+    assert isinstance(call.func, ast.Name)
+    helper = unit.functions[call.func.id]
+    body = helper.body[docstring_length(helper.body) :]
+    given = _bind_arguments(helper, call)
+    if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None or given is None:
+        return None
+    if helper is caller or helper.decorator_list != [d for d in helper.decorator_list if _is_plain_jit(d)]:
+        return None
+    value = copy.deepcopy(body[0].value)
+    free = read_names(value) - set(given)
+    inner = unit.effects(value) or any(isinstance(n, ast.Lambda | ast.NamedExpr) for n in ast.walk(value))
+    if inner or free & (names(caller) - unit.constexprs(caller) | set(assigned_names(caller))) - {unit.tl}:
+        return None
+    count = {p: sum(isinstance(n, ast.Name) and n.id == p for n in ast.walk(value)) for p in given}
+    if any(unit.effects(a) and count[p] != 1 for p, a in given.items()):
+        return None  # what is loaded once would be loaded twice, or never
+    parts = [n for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in given]
+    if isinstance(value, ast.Name):
+        return copy.deepcopy(given[value.id]) if value.id in given else None
+    return swap_expressions(value, {id(n): copy.deepcopy(given[n.id]) for n in parts})
+
+
+def _is_plain_jit(decorator: ast.expr) -> bool:
+    """`@triton.jit` without options: `noinline` is somebody's wish."""
+    return not isinstance(decorator, ast.Call)
+
+
+def _bind_arguments(helper: Function, call: ast.Call) -> dict[str, ast.expr] | None:
+    """Arguments by parameter; None where the call leaves some to defaults or spreads them."""
+    parameters = [a.arg for a in arguments(helper)]
+    if any(isinstance(a, ast.Starred) for a in call.args) or helper.args.vararg or helper.args.kwarg:
+        return None
+    given = dict(zip(parameters, call.args, strict=False))
+    for keyword in call.keywords:
+        if keyword.arg is None or keyword.arg in given:
+            return None
+        given[keyword.arg] = keyword.value
+    return given if set(given) == set(parameters) else None
+
+
+_STRUCTURAL_REWRITES = frozenset(("interior", "persist"))
 
 REWRITES: tuple[TritonRewrite, ...] = (
     # In the order in which they are applied to one another: structure first, hints last. Functions touch
     # nothing else, and stand first so that what only adds code to them is left out.
-    TritonRewrite("erf", "erf without branches", math_functions.erf, True, incompatible=_STRUCTURAL_REWRITES),
+    TritonRewrite("erf", "erf without branches", math_functions.erf, True, _STRUCTURAL_REWRITES),
     TritonRewrite(
-        "sigmoid",
-        "sigmoid without a division",
-        math_functions.sigmoid,
-        True,
-        incompatible=_STRUCTURAL_REWRITES,
+        "sigmoid", "sigmoid without a division", math_functions.sigmoid, True, _STRUCTURAL_REWRITES
     ),
     TritonRewrite(
         "one-pass",
         "a row that fits one tile is loaded once",
-        repeated_passes.one_pass,
-        incompatible=frozenset(("turn-back", "lane-sums", "peel", "hoist", "pipeline", "unroll")),
+        one_pass.one_pass,
+        incompatible=frozenset(("peel", "pipeline", "unroll")),
     ),
+    TritonRewrite("peel", "full tiles without masks", peeling.peel),
     TritonRewrite(
-        "turn-back", "the later pass over a row runs backwards", repeated_passes.reverse_later_pass
+        "interior", "whole tiles without masks", interior.interior, incompatible=frozenset(("persist",))
     ),
-    TritonRewrite(
-        "lane-sums", "one reduction after a loop, not one in each iteration", arithmetic.lane_sums, True
-    ),
-    TritonRewrite("peel", "full tiles without masks", peeling.peel, incompatible=frozenset(("describe",))),
-    TritonRewrite("hoist", "invariant loads before the loop", load_motion.hoist),
-    TritonRewrite("load-early", "loads before reductions", load_motion.load_early),
-    TritonRewrite(
-        "one-row",
-        "one division for each program",
-        fast_paths.one_row_fast_path,
-        incompatible=frozenset(("interior", "two-tiles", "persist")),
-    ),
-    TritonRewrite(
-        "interior",
-        "whole tiles without masks",
-        fast_paths.interior_fast_path,
-        incompatible=frozenset(("two-tiles", "persist", "describe")),
-    ),
-    TritonRewrite("two-tiles", "two neighbouring tiles in each program", program_count.two_tiles),
     TritonRewrite(
         "spread",
         "more programs that take tile after tile",
-        program_count.spread,
+        programs.spread,
         incompatible=frozenset(("persist",)),
     ),
-    TritonRewrite("persist", "programs that stay and take tile after tile", program_count.persist),
-    TritonRewrite("split-sum", "several programs share a sum of dots", split_k.split_sum, True),
+    TritonRewrite("persist", "programs that stay and take tile after tile", programs.persist),
     TritonRewrite(
         "split-reduction",
         "several programs share a reduction, the last adds their parts",
         split_reductions.split_reduction,
         True,
-        incompatible=frozenset(("describe",)),
     ),
     TritonRewrite(
-        "stream-k",
-        "programs share the iterations of all tiles evenly",
-        split_reductions.stream_k,
-        True,
-        incompatible=frozenset(("describe",)),
+        "stream-k", "programs share the iterations of all tiles evenly", split_reductions.stream_k, True
     ),
-    TritonRewrite("describe", "tiles through tensor descriptors", descriptors.use_descriptors),
-    TritonRewrite("group", "tiles in bands that share the cache", program_order.group),
-    TritonRewrite("exchange", "the second grid axis varies fastest", program_order.exchange),
-    TritonRewrite("reverse", "the longest programs first", program_order.reverse),
-    TritonRewrite("accumulate", "dots add to their accumulator", arithmetic.accumulate, True),
-    TritonRewrite("exp2", "exp as exp2 of a multiply-add", arithmetic.exp2, True),
-    TritonRewrite("reciprocal", "products for quotients", arithmetic.reciprocal, True),
-    TritonRewrite("flatten", "a loop nest in one pipeline", pipelining.flatten),
-    TritonRewrite("pipeline", "loads run iterations ahead", pipelining.pipeline),
-    TritonRewrite("unroll", "loops unrolled", pipelining.unroll),
-    TritonRewrite("single-buffer", "one accumulator in tensor memory", pipelining.single_buffer),
-    TritonRewrite("specialise-warps", "loads and dots in warps of their own", pipelining.specialise_warps),
-    TritonRewrite("evict", "eviction policies by reuse", cache_hints.evict),
-    TritonRewrite("bypass-l1", "loads read once do not fill L1", cache_hints.bypass_l1),
-    TritonRewrite("stream-stores", "results past the cache", cache_hints.stream_stores),
+    TritonRewrite("group", "tiles in bands that share the cache", programs.group),
+    TritonRewrite("reverse", "the longest programs first", programs.reverse),
+    TritonRewrite("exp2", "exp as exp2 of a multiply-add", math_functions.exp2, True),
+    TritonRewrite("pipeline", "loads run iterations ahead", hints.pipeline),
+    TritonRewrite("unroll", "loops unrolled", hints.unroll),
+    TritonRewrite("evict", "eviction policies by reuse", hints.evict),
+    TritonRewrite("stream-stores", "results past the cache", hints.stream_stores),
 )
 
 _REPEAT_DISCOUNT = 0.7

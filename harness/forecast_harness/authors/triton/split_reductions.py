@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from forecast_autotune.variants.contract import COUNTERS, MEMORY, WORKSPACE
-from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, argument
 from forecast_harness.authors.triton.analysis.loops import RangeLoop, all_accesses_known, loops
+from forecast_harness.authors.triton.analysis.polynomials import PolynomialReader, induction_variables
 from forecast_harness.authors.triton.analysis.source_unit import (
     BASE_GRID,
     Block,
     SourceUnit,
     arguments,
     assigned_names,
+    docstring_length,
     fresh_name,
     names,
     parse_expression,
@@ -31,22 +33,58 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     read_names,
     swap_expressions,
 )
-from forecast_harness.authors.triton.program_count import (
+from forecast_harness.authors.triton.programs import (
     add_base_grid_parameters,
     add_grid_function,
     add_parameters,
+    exchangeable_program_ids,
     on_one_axis,
     statements_of_tile,
 )
-from forecast_harness.authors.triton.program_order import docstring_length, exchangeable_program_ids
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
-from forecast_harness.authors.triton.split_k import (
-    adding_statement,
-    adds_in_place,
-    move_to_part,
-    moved_offsets,
-    run_from,
-)
+
+
+def moved_offsets(facts: FunctionFacts, loop: RangeLoop) -> frozenset[str]:
+    """Names that a loop moves by the same amount in every iteration."""
+    reader = PolynomialReader(facts, frozenset(assigned_names(loop.node)), loop.node.lineno)
+    return frozenset(induction_variables(reader, loop))
+
+
+def adding_statement(loop: RangeLoop, name: str) -> ast.stmt | None:
+    """The one statement of an iteration that assigns a name and reads it; None where others do either."""
+    adds = [s for s in loop.node.body if name in assigned_names(s)]
+    reads = sum(name in read_names(s) for s in loop.node.body)
+    return adds[0] if len(adds) == 1 and reads == 1 else None
+
+
+def adds_in_place(unit: SourceUnit, statement: ast.stmt, name: str) -> bool:
+    """Whether a statement adds to a name what does not depend on it, by `+=` or as a dot's accumulator."""
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.op, ast.Add) and name not in read_names(statement.value)
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    if not isinstance(value, ast.Call) or unit.callee_name(value) != "dot":
+        return False
+    into = argument(value, 2, "acc")
+    rest = [a for a in (*value.args, *(k.value for k in value.keywords)) if a is not into]
+    return isinstance(into, ast.Name) and into.id == name and all(name not in read_names(a) for a in rest)
+
+
+def run_from(node: ast.For, loop: RangeLoop, skipped: str, stop: str) -> None:
+    """Have a loop's copy begin after so many iterations, and end at `stop`."""
+    first, _, step = loop.range_bounds
+    assert isinstance(node.iter, ast.Call)
+    node.iter.args = list(map(parse_expression, (f"{first} + {skipped} * ({step})", stop, step)))
+    node.iter.keywords = [k for k in node.iter.keywords if k.arg != "step"]
+
+
+def move_to_part(loop: RangeLoop, moved: Collection[str], skipped: str) -> list[str]:
+    """Statements that move the loop's offsets by the iterations that a program skips."""
+    return [
+        f"{ast.unparse(statement.target)} += ({ast.unparse(statement.value)}) * {skipped}"
+        for statement in loop.node.body
+        if isinstance(statement, ast.AugAssign) and set(assigned_names(statement)) <= set(moved)
+    ]
+
 
 _MOST_PARTS = {True: 16, False: 32}
 """Programs that share a tile at most, with dots and without: each part is written and read once more."""

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from forecast_autotune import python_parser
-from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
-from forecast_harness.authors.triton.analysis.shapes import argument
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, argument
 from forecast_harness.authors.triton.analysis.source_unit import (
     Block,
     Function,

@@ -315,3 +315,9 @@ class _ExpressionSwap(ast.NodeTransformer):
 def swap_expressions(root: Tree, found: Mapping[int, ast.expr]) -> Tree:
     """Replace expressions in place, found by the `id` of their nodes; returns the root."""
     return cast("Tree", _ExpressionSwap(found).visit(root))
+
+
+def docstring_length(body: Block) -> int:
+    """How many statements of a body are its docstring: 0 or 1."""
+    first = body[0]
+    return int(isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant))

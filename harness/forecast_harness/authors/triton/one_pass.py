@@ -1,4 +1,4 @@
-"""Kernels that go over the same data more than once: keep it in registers, or meet it in the cache."""
+"""Kernels that go over the same data more than once: where one tile holds a row, keep it in registers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace as with_
-from itertools import count, pairwise
+from itertools import count
 
 from forecast_autotune.records import Config
 from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
@@ -16,14 +16,7 @@ from forecast_harness.authors.triton.analysis.loops import (
     accesses,
     all_accesses_known,
     always_executes,
-    loads_may_move,
     loops,
-)
-from forecast_harness.authors.triton.analysis.polynomials import (
-    NotProvable,
-    Polynomial,
-    PolynomialReader,
-    arange_atom,
 )
 from forecast_harness.authors.triton.analysis.source_unit import (
     Block,
@@ -262,74 +255,3 @@ def _product(config: Config, without: str) -> int:
 
 
 # --- the last pass runs backwards ---
-
-
-def reverse_later_pass(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
-    """Run a later pass from the end to the beginning: what was read last is still in the cache."""
-    facts = FunctionFacts(unit, unit.entry)
-    for found in _row_loops(unit):
-        draft, turned = unit.copy(), 0
-        for before, loop in pairwise(found):
-            if _same_order(unit, before, loop) and _reversible(facts, loop):
-                _reverse_loop(draft, loop, names(unit.entry))
-                turned += 1
-                break  # the pass after this one meets the beginning in the cache
-        if turned:
-            yield SourceEdit(draft, "the later pass starts where the earlier one ended, in the cache", 3.0)
-
-
-def _same_order(unit: SourceUnit, before: RangeLoop, loop: RangeLoop) -> bool:
-    first, second = (
-        {ast.unparse(a.pointer) for a in accesses(unit, x.node.body) if a.kind == "load"}
-        for x in (before, loop)
-    )
-    return bool(first & second)
-
-
-def _reversible(facts: FunctionFacts, loop: RangeLoop) -> bool:
-    """Whether iterations are independent of one another, and write different elements."""
-    body = loop.node.body
-    if (
-        loop.carried_names
-        or not loads_may_move(facts, body)
-        or set(assigned_names(body)) & _live_after_loop(facts)
-    ):
-        return False
-    local: dict[str, Polynomial | None] = {loop.counter: Polynomial.of(loop.counter)}
-    reader = PolynomialReader(facts, frozenset(assigned_names(loop.node)), loop.node.lineno, local)
-    for statement in body:
-        for access in accesses(facts.unit, statement):
-            if access.kind == "atomic" or (
-                access.kind == "store" and not _writes_distinct_elements(reader, access, loop)
-            ):
-                return False
-        reader.assign(statement)
-    return True
-
-
-def _live_after_loop(facts: FunctionFacts) -> set[str]:
-    """Names that exist outside of the innermost loops: what a loop assigns to them is seen after it."""
-    found = loops(facts.unit, facts.function)
-    inside = {id(n) for loop in found if loop.innermost for s in loop.node.body for n in ast.walk(s)}
-    every = [n for n in ast.walk(facts.function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    return {n.id for n in every if id(n) not in inside} | set(facts.parameters)
-
-
-def _writes_distinct_elements(reader: PolynomialReader, access: MemoryAccess, loop: RangeLoop) -> bool:
-    try:
-        at = reader.polynomial(access.pointer)
-        moved, across = at.coefficient_of(loop.counter), at.coefficient_of(arange_atom(loop.range_bounds[2]))
-    except NotProvable:
-        return False
-    return bool(moved.terms) and moved == across
-
-
-def _reverse_loop(draft: SourceUnit, loop: RangeLoop, taken: set[str]) -> None:
-    node = draft.twin(loop.node)
-    _, end, step = loop.range_bounds
-    back = fresh_name(f"{loop.counter}_back", taken)
-    forward = ast.Assign(
-        [ast.Name(loop.counter, ast.Store())], parse_expression(f"({end} - 1) // {step} * {step} - {back}")
-    )
-    node.target = ast.Name(back, ast.Store())
-    node.body.insert(0, forward)

@@ -1,7 +1,9 @@
-"""How many programs there are: few that take tile after tile, more of those, or each with two tiles.
+"""The order in which programs take their tiles, and how many programs there are: each tile is computed exactly once.
 
-All need to know how many programs the call would have had. The launcher tells: `grid` receives the call's
-own grid as `base`, and parameters named `BASE_GRID_0`, `_1` and `_2` are filled with its extents.
+Where only the order changes, the launch grid stays as it is: programs exchange their numbers, inside the kernel. How
+many programs the call would have had, the launcher tells: `grid` receives the call's own grid as `base`, and parameters
+named `BASE_GRID_0`, `_1` and `_2` are filled with its extents. Nothing here applies to kernels whose programs wait for
+one another.
 """
 
 from __future__ import annotations
@@ -10,32 +12,188 @@ import ast
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 
-from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
-from forecast_harness.authors.triton.analysis.loops import (
-    RangeLoop,
-    accesses,
-    all_accesses_known,
-    loads_may_move,
-    loops,
-)
-from forecast_harness.authors.triton.analysis.shapes import axis_of
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, axis_of
+from forecast_harness.authors.triton.analysis.loops import RangeLoop, accesses, loads_may_move, loops
 from forecast_harness.authors.triton.analysis.source_unit import (
     BASE_GRID,
     Block,
     SourceUnit,
     arguments,
     assigned_names,
+    docstring_length,
     fresh_name,
     names,
+    nodes_in_order,
     parse_expression,
     parse_statements,
     read_names,
     swap_expressions,
 )
-from forecast_harness.authors.triton.program_order import docstring_length, exchangeable_program_ids
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
 
-_REDUCE = ("sum", "max", "min", "argmax", "argmin", "reduce")
+GROUP_SIZE = 8
+"""Tiles of one group, as in Triton's tutorial."""
+
+
+def exchangeable_program_ids(unit: SourceUnit) -> dict[int, list[ast.Call]] | None:
+    """`program_id` calls of the entry by axis; None where programs may not exchange their numbers."""
+    if any(isinstance(n, ast.While) for f in unit.kernels for n in ast.walk(f)):
+        return None  # a lock, perhaps
+    for function in unit.kernels:
+        own = unit.calls(function, "program_id", "num_programs")
+        waits = unit.calls(function, "atomic_cas", "atomic_xchg", "debug_barrier")
+        if waits or (own and function is not unit.entry) or any(axis_of(c) < 0 for c in own):
+            return None
+        if unit.calls(function, "num_programs"):
+            return None
+    found: dict[int, list[ast.Call]] = {}
+    for call in unit.calls(unit.entry, "program_id"):
+        found.setdefault(axis_of(call), []).append(call)
+    return found
+
+
+def _renumber(unit: SourceUnit, code: str, new: dict[int, str]) -> SourceUnit:
+    """A copy with statements in front, and names in the place of `program_id` calls by axis."""
+    draft = unit.copy()
+    entry = draft.entry
+    calls = unit.calls(unit.entry, "program_id")
+    swap_expressions(
+        entry, {id(draft.twin(c)): ast.Name(new[axis_of(c)], ast.Load()) for c in calls if axis_of(c) in new}
+    )
+    entry.body[docstring_length(entry.body) : docstring_length(entry.body)] = parse_statements(code)
+    return draft
+
+
+def _taken_names(unit: SourceUnit) -> set[str]:
+    return names(unit.entry) | set(unit.functions)
+
+
+def reverse(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """Start with the last tile along axes on which a loop's length depends: the longest work first."""
+    found = exchangeable_program_ids(unit)
+    if not found:
+        return
+    ends = _range_dependencies(unit)
+    for axis in sorted(found):
+        if any(f"pid {axis}" in end - start for start, end in ends):
+            name = fresh_name(f"last_{axis}", _taken_names(unit))
+            code = f"{name} = {unit.tl}.num_programs({axis}) - 1 - {unit.tl}.program_id({axis})"
+            note = f"programs along axis {axis} in reverse, so that long loops do not start last"
+            yield SourceEdit(_renumber(unit, code, {axis: name}), note, 3.0)
+
+
+def _range_dependencies(unit: SourceUnit) -> list[tuple[frozenset[str], frozenset[str]]]:
+    """What the first value and the end of each loop depend on, in the entry and in helpers it calls."""
+    facts = FunctionFacts(unit, unit.entry)
+    found = []
+    for loop in loops(unit, unit.entry):
+        first, end, _ = loop.range_bounds
+        found.append((facts.sources(parse_expression(first)), facts.sources(parse_expression(end))))
+    for call in unit.helper_calls(unit.entry):
+        assert isinstance(call.func, ast.Name)
+        helper = unit.functions[call.func.id]
+        inner = FunctionFacts(unit, helper)
+        given = {a.arg: facts.sources(v) for a, v in zip(arguments(helper), call.args, strict=False)}
+        given |= {k.arg: facts.sources(k.value) for k in call.keywords if k.arg}
+        for loop in loops(unit, helper):
+            first, end, _ = loop.range_bounds
+            pair = [
+                frozenset[str]().union(
+                    *(given.get(n, frozenset()) for n in inner.sources(parse_expression(text)))
+                )
+                for text in (first, end)
+            ]
+            found.append((pair[0], pair[1]))
+    return found
+
+
+def group(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """Take the tiles of a 2-D grid in bands of eight, so that both operands stay in L2."""
+    found = exchangeable_program_ids(unit)
+    if found is None or not (unit.calls(unit.kernels, "dot", "dot_scaled") or _has_crossed_loads(unit)):
+        return
+    if {0, 1} <= set(found):
+        yield from _group_axes(unit)
+    elif 0 in found and 1 not in found:
+        yield from _group_split(unit)
+
+
+def _has_crossed_loads(unit: SourceUnit) -> bool:
+    """Whether some loads depend on the first axis only and others on the second only."""
+    facts = FunctionFacts(unit, unit.entry)
+    seen = [facts.sources(a.pointer) for a in accesses(unit, unit.entry) if a.kind == "load"]
+    first = any("pid 0" in s and "pid 1" not in s for s in seen)
+    return first and any("pid 1" in s and "pid 0" not in s for s in seen)
+
+
+def _group_axes(unit: SourceUnit) -> Iterator[SourceEdit]:
+    for slow, promise in ((1, 4.0), (0, 3.0)):
+        fast, tl, taken = 1 - slow, unit.tl, _taken_names(unit)
+        place, band, top, rows = (fresh_name(n, taken) for n in ("place", "band", "band_top", "band_rows"))
+        tiles = {axis: fresh_name(f"tile_{axis}", taken) for axis in (0, 1)}
+        code = (
+            f"{place} = {tl}.program_id(0) + {tl}.program_id(1) * {tl}.num_programs(0)\n"
+            f"{band} = {GROUP_SIZE} * {tl}.num_programs({fast})\n"
+            f"{top} = {place} // {band} * {GROUP_SIZE}\n"
+            f"{rows} = min({tl}.num_programs({slow}) - {top}, {GROUP_SIZE})\n"
+            f"{tiles[slow]} = {top} + {place} % {band} % {rows}\n"
+            f"{tiles[fast]} = {place} % {band} // {rows}"
+        )
+        note = f"tiles in bands of {GROUP_SIZE} along axis {slow}, so that what programs share stays in L2"
+        yield SourceEdit(_renumber(unit, code, tiles), note, promise)
+
+
+def _group_split(unit: SourceUnit) -> Iterator[SourceEdit]:
+    """One axis that the kernel splits by `//` and `%`: permute its number before it is split.
+
+    Whole bands are permuted; the programs after the last whole row keep their number.
+    """
+    found = _quotients(unit)
+    for at, statement in enumerate(unit.entry.body):
+        here = [pair for kind in found for node, pair in found[kind] if _is_within(node, statement)]
+        if not here:
+            continue
+        (number, width), later = here[0], unit.entry.body[at:]
+        both = all((number, width) in [pair for _, pair in found[kind]] for kind in found)
+        if (
+            not both
+            or number in assigned_names(later)
+            or any(number in read_names(s) for s in unit.entry.body[:at])
+        ):
+            return
+        draft, taken, tl = unit.copy(), _taken_names(unit), unit.tl
+        rows, band, top, tall = (fresh_name(n, taken) for n in ("full_rows", "band", "band_top", "band_rows"))
+        code = (
+            f"{rows} = {tl}.num_programs(0) // ({width})\n"
+            f"{band} = {GROUP_SIZE} * ({width})\n"
+            f"{top} = {number} // {band} * {GROUP_SIZE}\n"
+            f"{tall} = max(min({rows} - {top}, {GROUP_SIZE}), 1)\n"
+            f"{number} = {tl}.where({number} < {rows} * ({width}), "
+            f"({top} + {number} % {band} % {tall}) * ({width}) + {number} % {band} // {tall}, {number})"
+        )
+        draft.entry.body[at:at] = parse_statements(code)
+        note = f"tiles in bands of {GROUP_SIZE} rows, so that what programs share stays in L2"
+        yield SourceEdit(draft, note, 5.0)
+        return
+
+
+def _is_within(node: ast.AST, statement: ast.stmt) -> bool:
+    return any(n is node for n in ast.walk(statement))
+
+
+def _quotients(unit: SourceUnit) -> dict[type[ast.operator], list[tuple[ast.AST, tuple[str, str]]]]:
+    """Where the program's number is divided, and the rest taken: name and divisor. Empty if grouped."""
+    facts = FunctionFacts(unit, unit.entry)
+    found: dict[type[ast.operator], list[tuple[ast.AST, tuple[str, str]]]] = {ast.FloorDiv: [], ast.Mod: []}
+    for n in nodes_in_order(unit.entry):
+        if not isinstance(n, ast.BinOp) or not isinstance(n.op, ast.FloorDiv | ast.Mod):
+            continue
+        if "pid 0" in facts.sources(n.right):  # the last group is smaller: this kernel groups by itself
+            return {ast.FloorDiv: [], ast.Mod: []}
+        value = facts.single_value(n.left.id) if isinstance(n.left, ast.Name) else None
+        if value is not None and unit.callee_name(value) == "program_id" and isinstance(n.left, ast.Name):
+            found[type(n.op)].append((n, (n.left.id, ast.unparse(n.right))))
+    return found
 
 
 def _movable_program_ids(unit: SourceUnit) -> dict[int, list[ast.Call]] | None:
@@ -281,91 +439,3 @@ def _returns_to_branches(body: Block) -> Block | None:
 
 
 # --- two tiles for each program ---
-
-
-def two_tiles(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
-    """Each program works on two neighbouring tiles at once: twice the loads are in flight.
-
-    What does not depend on the tile is computed once. The last program of an odd number computes its
-    tile twice and stores it once.
-    """
-    found = _movable_program_ids(unit)
-    body = unit.entry.body[docstring_length(unit.entry.body) :]
-    if (
-        found is None
-        or not all_accesses_known(unit, unit.entry.body)
-        or unit.effects(unit.entry.body) & {"other"}
-    ):
-        return
-    if any(isinstance(n, ast.Return | ast.For | ast.AnnAssign) for s in body for n in ast.walk(s)):
-        return
-    changing = [a for a in accesses(unit, unit.entry) if a.kind != "load"]
-    if not all(_is_top_level(body, a.call) for a in changing):
-        return
-    facts = FunctionFacts(unit, unit.entry)
-    if not loads_may_move(facts, unit.entry.body):
-        return
-    draft = _two_tile_unit(unit, facts, body)
-    promise = 5.0 if unit.calls(unit.entry, *_REDUCE) else 2.0
-    yield SourceEdit(draft, "each program loads two neighbouring tiles before it computes either", promise)
-
-
-def _is_top_level(body: Block, call: ast.Call) -> bool:
-    return any(isinstance(s, ast.Expr) and s.value is call for s in body)
-
-
-def _two_tile_unit(unit: SourceUnit, facts: FunctionFacts, body: Block) -> SourceUnit:
-    draft, taken = unit.copy(), names(unit.entry) | set(unit.functions)
-    numbers = [fresh_name(f"tile_{i}", taken) for i in (0, 1)]
-    live = fresh_name("second", taken)
-    renamed = [
-        {
-            name: fresh_name(f"{name}_{i}", taken)
-            for name in dict.fromkeys(assigned_names(body))
-            if _differs_between_tiles(facts, name)
-        }
-        for i in (0, 1)
-    ]
-    tl = unit.tl
-    done = parse_statements(
-        f"{numbers[0]} = {tl}.program_id(0) * 2\n"
-        f"{live} = {numbers[0]} + 1 < {BASE_GRID[0]}\n"
-        f"{numbers[1]} = {tl}.minimum({numbers[0]} + 1, {BASE_GRID[0]} - 1)"
-    )
-    for i in (0, 1):
-        done += parse_statements(
-            "\n".join(f"{renamed[i][p]} = {p}" for p in facts.parameters if p in renamed[i])
-        )
-    for statement in body:
-        changes = bool(unit.effects(statement) - {"load"})
-        own = {name for name in assigned_names(statement) if name in renamed[0]}
-        single = not changes and not own and isinstance(statement, ast.Assign | ast.AugAssign)
-        for i in (0,) if single else (0, 1):
-            copied = copy.deepcopy(statement)
-            calls = [c for c in unit.calls(copied, "program_id") if axis_of(c) == 0]
-            swap_expressions(copied, {id(c): ast.Name(numbers[i], ast.Load()) for c in calls})
-            for n in ast.walk(copied):
-                if isinstance(n, ast.Name):
-                    n.id = renamed[i].get(n.id, n.id)
-            done.append(ast.If(parse_expression(live), [copied], []) if i and changes else copied)
-    draft.entry.body[docstring_length(draft.entry.body) :] = _stores_last(unit, done)
-    add_base_grid_parameters(draft, 1)
-    add_grid_function(draft, "return ((first + 1) // 2, second, third)")
-    return draft
-
-
-def _differs_between_tiles(facts: FunctionFacts, name: str) -> bool:
-    """Whether a name's value may differ between the two tiles."""
-    values = [v for v in facts.definitions.get(name, []) if v is not None]
-    own = None in facts.definitions.get(name, []) or name in facts.parameters
-    return own or len(values) != 1 or any("pid 0" in facts.sources(v) for v in values)
-
-
-def _stores_last(unit: SourceUnit, body: Block) -> Block:
-    """Stores last, where nothing reads what they write: both tiles' loads are then issued first."""
-    changes = [s for s in body if unit.effects(s) - {"load"}]
-    rest = [s for s in body if not unit.effects(s) - {"load"}]
-    after = {name for s in changes for name in read_names(s)}
-    # A name assigned anew after a store that reads it pins the store to its place.
-    again = [name for name in assigned_names(rest) if name in after]
-    return body if len(again) != len(set(again)) else [*rest, *changes]

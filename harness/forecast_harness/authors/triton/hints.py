@@ -1,13 +1,19 @@
-"""Hints to the caches: eviction policies and cache modifiers. They never change what is computed."""
+"""Hints to the compiler and the caches, which never change what is computed: options of loops, eviction policies."""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
-from forecast_harness.authors.triton.analysis.loops import MemoryAccess, accesses
+from forecast_harness.authors.triton.analysis.loops import (
+    MemoryAccess,
+    RangeLoop,
+    accesses,
+    loads_may_move,
+    loops,
+)
 from forecast_harness.authors.triton.analysis.source_unit import SourceUnit
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
 
@@ -65,14 +71,6 @@ def evict(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
         yield SourceEdit(draft, "loads and results leave the cache in the order of their reuse", 3.5)
 
 
-def bypass_l1(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
-    """`.cg` on loads that are read once: L1 stays for what is read again."""
-    found = [(a, ".cg") for a, policy in _eviction_policies(unit) if policy == "evict_first"]
-    found = [(a, value) for a, value in found if access_shape(unit, a) != ()]
-    if (draft := _with_hint(unit, found, "cache_modifier")) is not None:
-        yield SourceEdit(draft, "loads read once do not fill L1 (cache_modifier .cg)", 1.5)
-
-
 def stream_stores(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """`.cs` on stores: results are not read again by this kernel."""
     facts = FunctionFacts(unit, unit.entry)
@@ -86,6 +84,70 @@ def stream_stores(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceE
         yield SourceEdit(draft, "results are streamed past the cache (cache_modifier .cs)", 2.0)
 
 
-def access_shape(unit: SourceUnit, access: MemoryAccess) -> tuple[str, ...] | None:
-    """Shape of what an access of the entry touches."""
-    return FunctionFacts(unit, unit.entry).shape(access.pointer)
+# --- options of `tl.range` ---
+
+
+STAGES = (3, 2, 4)
+FACTORS = (2, 4)
+
+
+def with_options(unit: SourceUnit, found: Sequence[RangeLoop], options: Mapping[str, int]) -> SourceUnit:
+    """A copy whose loops are `tl.range` with these options on top of their own."""
+    draft = unit.copy()
+    for loop in found:
+        head = draft.twin(loop.node).iter
+        assert isinstance(head, ast.Call)
+        head.func = ast.Attribute(ast.Name(unit.tl, ast.Load()), "range", ast.Load())
+        head.keywords = [k for k in head.keywords if k.arg not in options]
+        head.keywords += [ast.keyword(name, ast.Constant(value)) for name, value in options.items()]
+    return draft
+
+
+def pipeline(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """`num_stages` on loops without a dot: Triton pipelines loads there only when it is asked to.
+
+    Loads of later iterations are issued before the stores of earlier ones, so a loop must not read what
+    it writes.
+    """
+    found = []
+    for function in unit.kernels:
+        facts = FunctionFacts(unit, function)
+        for loop in loops(unit, function):
+            fits = (
+                loop.innermost
+                and not loop.has_dots
+                and not loop.may_exit_early
+                and "num_stages" not in loop.options
+            )
+            if fits and "load" in unit.effects(loop.node.body) and loads_may_move(facts, loop.node.body):
+                found.append(loop)
+    if not found:
+        return
+    for place, stages in enumerate(STAGES):
+        yield SourceEdit(
+            with_options(unit, found, {"num_stages": stages}),
+            f"loads of {_count(found)} run {stages - 1} iterations ahead (tl.range num_stages={stages})",
+            8.0 - 2.5 * place,
+        )
+
+
+def unroll(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
+    """`loop_unroll_factor` on innermost loops with loads: more of them in flight, fewer branches."""
+    found = []
+    for function in unit.kernels:
+        for loop in loops(unit, function):
+            fits = loop.innermost and not loop.has_dots and not loop.may_exit_early and not loop.options
+            if fits and "load" in unit.effects(loop.node.body):
+                found.append(loop)
+    if not found:
+        return
+    for place, factor in enumerate(FACTORS):
+        yield SourceEdit(
+            with_options(unit, found, {"loop_unroll_factor": factor}),
+            f"{_count(found)} unrolled {factor} times (tl.range loop_unroll_factor={factor})",
+            5.0 - 2.0 * place,
+        )
+
+
+def _count(found: Sequence[RangeLoop]) -> str:
+    return "the loop" if len(found) == 1 else f"{len(found)} loops"
