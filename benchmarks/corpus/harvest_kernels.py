@@ -45,8 +45,7 @@ from benchmarks.lib.processes.harvest_worker import (
 )
 from benchmarks.lib.result_files import say
 from forecast_autotune.records import Candidate, Outcome, digest
-from forecast_integrations.triton.compile.fork import ForkPool
-from forecast_integrations.triton.compile.pool import without_device
+from forecast_integrations.triton.compile.pool import ForkPool, without_device
 from forecast_integrations.triton.null_device import null_device
 
 PATIENCE = 3

@@ -33,7 +33,7 @@ from benchmarks.lib.result_files import say
 from forecast_autotune.records.table import Table, read_lines, write_tables
 from forecast_autotune.store import Store
 from forecast_integrations.inductor.hooks.patches import PatchSet
-from forecast_integrations.triton.timer.warmup import warm_up_cuda
+from forecast_integrations.triton.timer.timers import warm_up_cuda
 
 BEGUN, DONE = "begun", "done"
 

@@ -36,7 +36,7 @@ from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.standalone import standalone_source
+from forecast_integrations.triton.problem.source import standalone_source
 from forecast_integrations.triton.variants.guard import CallGuard
 from forecast_integrations.triton.variants.loading import LoadedVariant, VariantConfig, load_variant
 

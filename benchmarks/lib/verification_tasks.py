@@ -41,8 +41,7 @@ from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import VERIFICATION_LIMITS, verify
 from forecast_harness.verify.verdict import Judgement, ReasonCode, SolutionVerdict
 from forecast_integrations.triton.problem.describe import kernel_record
-from forecast_integrations.triton.problem.source import innermost
-from forecast_integrations.triton.standalone import standalone_source
+from forecast_integrations.triton.problem.source import innermost, standalone_source
 from tests.harness.small import checked_only
 
 CORPORA = ROOT / "tests" / "harness"

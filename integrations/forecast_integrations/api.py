@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from forecast_integrations.inductor.api import autoload_torch_compile as autoload_torch_compile
     from forecast_integrations.inductor.api import disable_torch_compile as disable_torch_compile
     from forecast_integrations.inductor.api import enable_torch_compile as enable_torch_compile
-    from forecast_integrations.triton.background.pending_key import PendingDecision as PendingDecision
+    from forecast_integrations.triton.background.tuner import PendingDecision as PendingDecision
     from forecast_integrations.triton.background.tuner import settle as settle
-    from forecast_integrations.triton.capture_misses import allow_capture_misses as allow_capture_misses
     from forecast_integrations.triton.decorator import ForecastAutotuner as ForecastAutotuner
     from forecast_integrations.triton.decorator import autotune as autotune
     from forecast_integrations.triton.decorator import forecast_autotune as forecast_autotune
+    from forecast_integrations.triton.device_access import allow_capture_misses as allow_capture_misses
     from forecast_integrations.triton.patch import patch_triton as patch_triton
     from forecast_integrations.triton.patch import unpatch_triton as unpatch_triton
     from forecast_integrations.triton.prepare import prepare as prepare
@@ -24,8 +24,8 @@ else:  # type checkers must not see __getattr__: it would make an Any of a missp
     _PATCH = "forecast_integrations.triton.patch"
     _HOMES = {
         "ForecastAutotuner": _DECORATOR,
-        "PendingDecision": "forecast_integrations.triton.background.pending_key",
-        "allow_capture_misses": "forecast_integrations.triton.capture_misses",
+        "PendingDecision": "forecast_integrations.triton.background.tuner",
+        "allow_capture_misses": "forecast_integrations.triton.device_access",
         "autoload_torch_compile": _INDUCTOR,
         "autotune": _DECORATOR,
         "disable_torch_compile": _INDUCTOR,

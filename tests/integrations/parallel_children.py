@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from forecast_integrations.triton.compile.dispatcher import NICE
-from forecast_integrations.triton.compile.forked_children import ForkedChildren
+from forecast_integrations.triton.compile.children import NICE, ForkedChildren
 
 
 def run_in_children(

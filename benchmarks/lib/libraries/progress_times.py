@@ -28,7 +28,7 @@ class ProgressTimes:
 
     def watch(self) -> None:
         """Put notes into our compile pool and measurer. What this release has not is left out."""
-        from forecast_integrations.triton.compile import fork
+        from forecast_integrations.triton.compile import pool
         from forecast_integrations.triton.timer.measurer import TritonMeasurer
 
         measure = TritonMeasurer.measure
@@ -42,7 +42,7 @@ class ProgressTimes:
 
         measurer_class: Any = TritonMeasurer
         measurer_class.measure = noting_measure
-        pool: Any = fork.ForkPool
+        pool: Any = pool.ForkPool
         if result := getattr(pool, "_result", None):
 
             @wraps(result)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.lib.environment import ROOT
 
 if TYPE_CHECKING:
-    from forecast_integrations.triton.compile.forked_children import ForkedChild
+    from forecast_integrations.triton.compile.children import ForkedChild
 
 _REMOVED_VARIABLES = (
     "TRITON_CACHE_DIR",
@@ -84,7 +84,7 @@ def check_each(
     import torch
     import triton
 
-    from forecast_integrations.triton.compile.forked_children import ForkedChildren
+    from forecast_integrations.triton.compile.children import ForkedChildren
 
     children, left = ForkedChildren(), list(reversed(checks))
     torch.set_num_threads(1)

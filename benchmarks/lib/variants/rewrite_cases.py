@@ -15,7 +15,7 @@ from benchmarks.lib.result_files import say
 from forecast_autotune.variants import Check, Variant, signature_of
 from forecast_harness.authors.triton import variants_of
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.standalone import standalone_source
+from forecast_integrations.triton.problem.source import standalone_source
 from forecast_integrations.triton.variants.loading import LoadedVariant
 from forecast_integrations.triton.variants.loading import load_variant as load_for_kernel
 

@@ -12,9 +12,12 @@ from forecast_autotune.records import Argument, Decision, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.store.misses import Miss
 from forecast_integrations.triton.problem.describe import resized_problem
-from forecast_integrations.triton.problem.inferred_grid import infer_grids
-from forecast_integrations.triton.problem.rebuilt_call import RebuildError
-from forecast_integrations.triton.problem.resized_call import is_stride, resize_arguments
+from forecast_integrations.triton.problem.rebuilt_call import (
+    RebuildError,
+    infer_grids,
+    is_stride,
+    resize_arguments,
+)
 
 MAX_SHAPES = 4096
 """Of one command, all kernels together."""

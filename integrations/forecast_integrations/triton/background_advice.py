@@ -21,8 +21,8 @@ from forecast_autotune.records import Kernel
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.advice_samples import stored_samples, tables_of_source
+from forecast_integrations.triton.problem.source import standalone_source
 from forecast_integrations.triton.protocols import KernelFunction
-from forecast_integrations.triton.standalone import standalone_source
 
 WRITING_KINDS = ("chat", "recorded")
 """Of models: one in this process would share the device with what is being timed."""

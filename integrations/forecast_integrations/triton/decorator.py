@@ -15,7 +15,7 @@ from forecast_autotune.settings import Budget, Mode
 from forecast_autotune.space import Space
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_integrations.triton.compile.compiler_hash import COMPILER_HASH
+from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
 from forecast_integrations.triton.fallback import triton_key
 from forecast_integrations.triton.problem.key import Bucket, KeyMaker

@@ -1,10 +1,18 @@
-"""When the device may be timed on: by one decision of this process at a time, and never inside a capture."""
+"""When a tuner's candidates may be timed on the device: one decision of a process at a time, never inside a capture."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+
+from forecast_autotune.records import Decision, Problem
+from forecast_autotune.settings import Mode, Settings
+from forecast_integrations.device import has_device
+from forecast_integrations.triton.protocols import Tuner
 
 LOCK = threading.RLock()
 """One decision at a time per process: two would share the device and spoil each other's times. Being
@@ -43,3 +51,93 @@ def capturing_graph() -> bool:
     import torch
 
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def has_own_benchmark(tuner: Tuner) -> bool:
+    """Whether the user (or a subclass) brought a benchmark function of their own."""
+    from triton.runtime.autotuner import Autotuner
+
+    return (
+        getattr(tuner, "_do_bench", None) is not None
+        or "do_bench" in vars(tuner)
+        or any(
+            getattr(type(tuner), name, None) is not getattr(Autotuner, name, None)
+            for name in ("do_bench", "_bench")
+        )
+    )
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter."""
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+def can_time(tuner: Tuner) -> bool:
+    """Whether there is a device, or a benchmark function that may do without."""
+    return has_own_benchmark(tuner) or (has_device() and not is_interpreted())
+
+
+def untimed_settings(settings: Settings, tuner: Tuner) -> Settings:
+    """Where nothing can be timed (the interpreter, a stub driver) the best forecast is used.
+
+    In the background that is also where a benchmark function of the user's would hold a launch up.
+    """
+    if settings.mode is Mode.BACKGROUND:
+        timed = can_time(tuner) and not has_own_benchmark(tuner)
+        return settings if timed else settings.with_(mode=Mode.SKIP)
+    if can_time(tuner):
+        return settings
+    if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN):
+        return settings.with_(mode=Mode.SKIP)
+    return settings
+
+
+_mutex = threading.Lock()
+_open: list[list[CaptureMiss]] = []
+"""The lists of the blocks that are entered, by whichever thread: a backward pass launches on threads of its own."""
+
+
+@dataclass(frozen=True)
+class CaptureMiss:
+    """A key that was met inside a capture and launched with a config that nobody has timed there."""
+
+    kernel: str
+    key: tuple[str, ...]
+    decision: Decision
+    """What was launched, and on what evidence."""
+
+
+@contextmanager
+def allow_capture_misses() -> Iterator[list[CaptureMiss]]:
+    """Within this block, a key that is met inside a CUDA-graph capture undecided is launched, not refused.
+
+    It gets the best config that is stored for it, else the best forecast (from the kernel's other problems, if any
+    are stored), and is recorded among the store's misses for `warm`. What was so launched is in the list that the
+    block is given. Outside of a capture the key is tuned as ever: graphs that are recorded after that have its choice.
+    """
+    found: list[CaptureMiss] = []
+    with _mutex:
+        _open.append(found)
+    try:
+        yield found
+    finally:
+        with _mutex:
+            # Not `remove`, which compares: two empty lists are equal.
+            del _open[next(i for i, one in enumerate(_open) if one is found)]
+
+
+def settings_in_capture(settings: Settings) -> Settings:
+    """How to decide a key now: nothing is timed while the current stream records a graph."""
+    if settings.mode in (Mode.SKIP, Mode.BACKGROUND) or not capturing_graph():
+        return settings
+    return settings.with_(mode=Mode.SKIP) if _open else settings.with_(mode=Mode.FROZEN, on_miss="error")
+
+
+def note_capture_miss(problem: Problem, decision: Decision) -> None:
+    """Tell the blocks that are entered of a key that was launched undecided."""
+    miss = CaptureMiss(problem.kernel.name, problem.key, decision)
+    with _mutex:
+        for found in _open:
+            found.append(miss)

@@ -23,40 +23,37 @@ from forecast_autotune.tuning.loop import GuardedStore, TuningTask, fingerprint
 from forecast_integrations.device import has_device
 from forecast_integrations.triton.background.arguments import UncopyableArgumentsError, stand_in_call
 from forecast_integrations.triton.background.key_decision import KeyDecision, MadeDecision
-from forecast_integrations.triton.background.pending_key import PendingKey
-from forecast_integrations.triton.background.tuner import BACKGROUND
-from forecast_integrations.triton.can_time import (
-    can_time,
-    has_own_benchmark,
-    is_interpreted,
-    untimed_settings,
-)
-from forecast_integrations.triton.capture_misses import note_capture_miss, settings_in_capture
+from forecast_integrations.triton.background.tuner import BACKGROUND, PendingKey
 from forecast_integrations.triton.device_access import (
     LOCK,
+    can_time,
     capturing_graph,
     decision_depth,
     enter_decision,
+    has_own_benchmark,
+    is_interpreted,
     leave_decision,
+    note_capture_miss,
+    settings_in_capture,
+    untimed_settings,
 )
 from forecast_integrations.triton.fallback import triton_config
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall, check_conflicts
-from forecast_integrations.triton.problem.key import Bucket
-from forecast_integrations.triton.problem.lazy_candidates import (
+from forecast_integrations.triton.problem.describe import (
     LazyCandidates,
     LazyGrids,
     LazySources,
     candidate_grids,
 )
+from forecast_integrations.triton.problem.key import Bucket
 from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, Tuner
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import make_tracer
-from forecast_integrations.triton.variants.launch_config import launch_config
-from forecast_integrations.triton.variants.loading import AlternativeKernel, add_variants
+from forecast_integrations.triton.variants.loading import AlternativeKernel, add_variants, launch_config
 from forecast_integrations.triton.variants.sources import VariantsArgument, VariantSources
 
 

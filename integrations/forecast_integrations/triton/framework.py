@@ -6,9 +6,8 @@ from forecast_autotune.records import Argument, Config, Device, Kernel
 from forecast_integrations import device
 from forecast_integrations.device import current_device, has_device, toolchain
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.source import innermost
+from forecast_integrations.triton.problem.source import innermost, standalone_source
 from forecast_integrations.triton.protocols import KernelFunction, LaunchConfig, NamedArguments
-from forecast_integrations.triton.standalone import standalone_source
 
 __all__ = [
     "accelerators",

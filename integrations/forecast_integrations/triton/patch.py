@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from triton.runtime.autotuner import Autotuner
 
-from forecast_integrations.triton.compile.compiler_hash import COMPILER_HASH
+from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
 from forecast_integrations.triton.decorator import ForecastAutotuner
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
 from forecast_integrations.triton.problem.key import KeyMaker

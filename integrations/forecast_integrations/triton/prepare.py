@@ -16,7 +16,7 @@ from forecast_integrations.triton.device_access import LOCK, capturing_graph
 from forecast_integrations.triton.engine import TuningEngine
 from forecast_integrations.triton.patch import tuning_parts
 from forecast_integrations.triton.problem.key import KeyMaker
-from forecast_integrations.triton.problem.resized_grid import rebound_function
+from forecast_integrations.triton.problem.rebuilt_call import rebound_function
 from forecast_integrations.triton.protocols import Key, Tuner, is_tensor
 
 _STATUS = {Evidence.MEASURED: "decided", Evidence.STORED: "stored", Evidence.FORECAST: "forecast"}

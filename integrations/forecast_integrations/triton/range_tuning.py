@@ -24,11 +24,20 @@ from forecast_integrations.device import current_device, toolchain
 from forecast_integrations.triton.background.arguments import copied_arguments, stand_in_call
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
-from forecast_integrations.triton.problem.launch_options import call_options, options_identity, with_options
-from forecast_integrations.triton.problem.lazy_candidates import LazyGrids, candidate_grids
-from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebuilt_value
-from forecast_integrations.triton.problem.resized_call import ResizedArguments, resize_arguments
-from forecast_integrations.triton.problem.resized_grid import resize_grid
+from forecast_integrations.triton.problem.describe import (
+    LazyGrids,
+    call_options,
+    candidate_grids,
+    options_identity,
+    with_options,
+)
+from forecast_integrations.triton.problem.rebuilt_call import (
+    RebuildError,
+    ResizedArguments,
+    rebuilt_value,
+    resize_arguments,
+    resize_grid,
+)
 from forecast_integrations.triton.protocols import Key, is_tensor
 
 _MEMORY_SHARE = 0.8

@@ -20,8 +20,7 @@ from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Candidate, Problem
 from forecast_autotune.tuning.tracing import READ_HERE_CHARACTERS
-from forecast_integrations.triton.compile.dispatcher import Dispatcher
-from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
+from forecast_integrations.triton.compile.children import DispatchedTask, Dispatcher, ForkedChildren
 from forecast_integrations.triton.compile.pool import can_fork, without_device
 from forecast_integrations.triton.problem.call import KernelCall
 

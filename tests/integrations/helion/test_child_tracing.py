@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensorMode
 
 from forecast_integrations.helion import tracing
 from forecast_integrations.helion.tracing import generated_launches
-from forecast_integrations.triton.compile.forked_children import answers_of_children
+from forecast_integrations.triton.compile.children import answers_of_children
 from forecast_integrations.triton.compile.pool import without_device
 from tests.integrations.helion.test_search import ARGS, population, row_sums
 

@@ -22,7 +22,7 @@ from forecast_autotune.tuning.advice_samples import stored_samples
 from forecast_integrations.models import factory
 from forecast_integrations.triton.background_advice import WRITER
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.standalone import standalone_source
+from forecast_integrations.triton.problem.source import standalone_source
 from tests.integrations.triton.test_variants_live import call, double, tuned
 
 MANY = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in (1, 2)]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from forecast_autotune import autotune
-from forecast_integrations.triton.compile import compiler_hash
-from forecast_integrations.triton.compile.compiler_hash import CompilerHash
+from forecast_integrations.triton.compile import first_launch
+from forecast_integrations.triton.compile.first_launch import CompilerHash
 from tests.integrations.null import binaries, blocks, child, double, fresh, launch
 from tests.integrations.parallel_children import run_in_children
 
-module = compiler_hash._module()
+module = first_launch._module()
 HERE = os.getpid()
 
 
@@ -36,7 +36,7 @@ def computed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
 
     monkeypatch.setattr(module, "triton_key", triton_key)
     yield record
-    compiler_hash.COMPILER_HASH.stop()
+    first_launch.COMPILER_HASH.stop()
 
 
 def test_children_take_it_from_one_of_them(computed_by: Path) -> None:
@@ -58,7 +58,7 @@ def test_children_take_it_from_one_of_them(computed_by: Path) -> None:
 
 
 def test_a_hash_that_never_comes_is_computed(computed_by: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_hash, "_WAIT_S", 0.05)
+    monkeypatch.setattr(first_launch, "_WAIT_S", 0.05)
     shared = CompilerHash()
     monkeypatch.setattr(shared, "compute", lambda: None)
     shared.start()
@@ -72,7 +72,7 @@ def test_a_hash_that_never_comes_is_computed(computed_by: Path, monkeypatch: pyt
 
 
 def test_a_text_too_long_to_share_is_not_shared(computed_by: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_hash, "_BYTES", 16)
+    monkeypatch.setattr(first_launch, "_BYTES", 16)
     shared = CompilerHash()
     shared.start()
 
@@ -115,7 +115,7 @@ def hashing(monkeypatch: pytest.MonkeyPatch, computed_by: Path) -> Iterator[thre
         return str(compute())
 
     monkeypatch.setattr(module, "triton_key", slow)
-    monkeypatch.setattr(compiler_hash, "_DEVICE_FILES", (__file__,))
+    monkeypatch.setattr(first_launch, "_DEVICE_FILES", (__file__,))
     yield may_end
     may_end.set()
 
@@ -148,7 +148,7 @@ def test_children_take_it_from_the_thread_that_began_early(
 
 
 def test_without_a_driver_nothing_begins_early(computed_by: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_hash, "_DEVICE_FILES", ("/nowhere/driver",))
+    monkeypatch.setattr(first_launch, "_DEVICE_FILES", ("/nowhere/driver",))
     shared = CompilerHash()
     shared.start_early()
     assert not shared._is_under_way()
@@ -167,7 +167,7 @@ def test_a_hash_that_cannot_be_computed_early_is_computed_later(
         return str(compute())
 
     monkeypatch.setattr(module, "triton_key", fails_once)
-    monkeypatch.setattr(compiler_hash, "_DEVICE_FILES", (__file__,))
+    monkeypatch.setattr(first_launch, "_DEVICE_FILES", (__file__,))
     shared = CompilerHash()
     shared.start_early()
     shared.settle()

@@ -14,8 +14,8 @@ from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
 from forecast_autotune.testing import MeasurerContract
 from forecast_autotune.tuning.measurer import Measurer
-from forecast_integrations.triton.compile.fork import ForkPool
-from forecast_integrations.triton.compile.forked_children import ForkedChildren
+from forecast_integrations.triton.compile.children import ForkedChildren
+from forecast_integrations.triton.compile.pool import ForkPool
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer.measurer import TritonMeasurer

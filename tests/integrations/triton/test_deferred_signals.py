@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from forecast_integrations.triton.compile.child_process import fork_process, fork_task
-from forecast_integrations.triton.compile.deferred_signals import deferred_signals
+from forecast_integrations.triton.compile.children import deferred_signals, fork_process, fork_task
 
 Handler = Callable[[int, FrameType | None], Any]
 ROUNDS = 20

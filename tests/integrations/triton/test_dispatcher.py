@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_integrations.triton.compile.dispatcher import Dispatcher
-from forecast_integrations.triton.compile.fork import ForkPool
-from forecast_integrations.triton.compile.forked_children import (
+from forecast_integrations.triton.compile.children import (
     DispatchedTask,
+    Dispatcher,
     ForkedChild,
     ForkedChildren,
 )
+from forecast_integrations.triton.compile.pool import ForkPool
 from forecast_integrations.triton.problem.call import KernelCall
 from tests.waiting import eventually, is_running
 
@@ -352,8 +352,8 @@ def test_a_host_that_ignores_children_hears_how_they_ended(
 WARNING = """
 import sys, warnings
 from functools import partial
-from forecast_integrations.triton.compile.dispatcher import Dispatcher
-from forecast_integrations.triton.compile.forked_children import DispatchedTask, ForkedChildren
+from forecast_integrations.triton.compile.children import Dispatcher
+from forecast_integrations.triton.compile.children import DispatchedTask, ForkedChildren
 
 def warn(text):
     warnings.warn(text, UserWarning)

@@ -17,8 +17,7 @@ from forecast_autotune.records import Candidate
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer import timers
-from forecast_integrations.triton.timer.prompt_turns import prompt_turns
-from forecast_integrations.triton.timer.timers import EventTimer
+from forecast_integrations.triton.timer.timers import EventTimer, prompt_turns
 from tests.integrations.null import double, fresh, launch, tables
 from tests.integrations.stepped import SteppedDevice, stepped_device
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from forecast_autotune.records import Candidate, Config
-from forecast_integrations.triton.compile import dispatcher, dispatcher_loop, hung_processes
-from forecast_integrations.triton.compile.fork import ForkPool
-from forecast_integrations.triton.compile.hung_processes import HUNG_S, HungProcesses
-from forecast_integrations.triton.compile.protocol import CompileResult
+from forecast_integrations.triton.compile import children
+from forecast_integrations.triton.compile.children import HUNG_S, HungProcesses
+from forecast_integrations.triton.compile.pool import CompileResult, ForkPool
 from forecast_integrations.triton.problem.call import KernelCall
 from tests.waiting import eventually
 
@@ -56,9 +55,9 @@ def compiled(
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children count as hung after a second."""
-    monkeypatch.setattr(hung_processes, "HUNG_S", 1.0)
-    monkeypatch.setattr(dispatcher, "HUNG_S", 1.0)
-    monkeypatch.setattr(dispatcher_loop, "_WATCH_S", 0.1)
+    monkeypatch.setattr(children, "HUNG_S", 1.0)
+    monkeypatch.setattr(children, "HUNG_S", 1.0)
+    monkeypatch.setattr(children, "_WATCH_S", 0.1)
 
 
 def test_what_sleeps_hangs_and_what_it_waits_for_may_be_at_work() -> None:
@@ -79,9 +78,9 @@ def test_what_sleeps_hangs_and_what_it_waits_for_may_be_at_work() -> None:
 
 
 def _sleeps_alone(leaders: list[int]) -> bool:
-    before = hung_processes.processor_ticks(leaders)
+    before = children.processor_ticks(leaders)
     time.sleep(0.1)
-    after = hung_processes.processor_ticks(leaders)
+    after = children.processor_ticks(leaders)
     same = [before[one] is not None and before[one] == after[one] for one in leaders]
     return same == [True, False, False]
 
@@ -106,7 +105,7 @@ def test_a_lock_that_was_held_at_the_fork_costs_seconds_and_no_candidate() -> No
 
 @pytest.mark.usefixtures("soon")
 def test_a_dispatcher_that_hangs_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "run_dispatcher", lambda *_: time.sleep(600))
+    monkeypatch.setattr(children, "run_dispatcher", lambda *_: time.sleep(600))
     found = compiled(lambda _: None, lambda: None)
     assert {result.candidate for result in found} == set(LISTED)
     assert all(result.outcome is None and result.error is None for result in found)

@@ -17,7 +17,7 @@ from triton.runtime import build
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forecast_autotune import autotune
-from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs
+from forecast_integrations.triton.compile.first_launch import LauncherStubs
 from forecast_integrations.triton.null_device import NullDevice
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall

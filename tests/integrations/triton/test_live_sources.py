@@ -17,7 +17,7 @@ from forecast_autotune.surrogates.factory import open_backend, with_language_mod
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.variants.judgement import SourceJudgement
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.lazy_candidates import LazySources
+from forecast_integrations.triton.problem.describe import LazySources
 from forecast_integrations.triton.variants.loading import AlternativeKernel
 from tests.core.llm.words import calibrated
 from tests.integrations.models.faulty_server import FaultyServer

@@ -23,8 +23,7 @@ from forecast_autotune import autotune
 from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
-from forecast_integrations.triton.compile.fork import ForkPool
-from forecast_integrations.triton.compile.threads import ThreadPool
+from forecast_integrations.triton.compile.pool import ForkPool, ThreadPool
 from forecast_integrations.triton.device_access import LOCK
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem.call import KernelCall

@@ -19,8 +19,7 @@ from forecast_autotune.features.ttir.extraction import assignment_of, extract_fa
 from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 from forecast_integrations.triton.compile import pool
-from forecast_integrations.triton.compile.fork import ForkPool
-from forecast_integrations.triton.compile.threads import ThreadPool
+from forecast_integrations.triton.compile.pool import ForkPool, ThreadPool
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
@@ -74,7 +73,7 @@ def test_a_huge_process_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six quick compilations show what is usual; the seventh is not waited for."""
-    monkeypatch.setattr("forecast_integrations.triton.compile.fork._STRAGGLER_S", 5.0)
+    monkeypatch.setattr("forecast_integrations.triton.compile.pool._STRAGGLER_S", 5.0)
     pool = ForkPool(compile_one, 4, 50.0, patient=False)
     pool.schedule([*QUICK, SLOW])
     found = {done.candidate: done.outcome for done in (pool.next() for _ in range(7))}
@@ -83,7 +82,7 @@ def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_patient_pool_waits_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forecast_integrations.triton.compile.fork._STRAGGLER_S", 0.0)
+    monkeypatch.setattr("forecast_integrations.triton.compile.pool._STRAGGLER_S", 0.0)
     pool = ForkPool(compile_one, 4, 50.0, patient=True)
     pool.schedule([*QUICK, SLOW])
     found = [pool.next() for _ in QUICK]

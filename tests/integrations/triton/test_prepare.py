@@ -14,7 +14,7 @@ from forecast_autotune import Robust, allow_capture_misses, prepare
 from forecast_autotune.errors import CaptureError
 from forecast_autotune.records import Evidence
 from forecast_autotune.store import Store
-from forecast_integrations.triton import capture_misses, engine
+from forecast_integrations.triton import device_access, engine
 from forecast_integrations.triton import prepare as preparing
 from tests.integrations.null import configs, double, fresh, launch
 
@@ -36,7 +36,7 @@ def call(n: int) -> dict[str, Any]:
 
 def begin_capture(patched: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let the current stream record a graph, as far as it can be asked: no more of a capture exists without a GPU."""
-    for asking in (engine, capture_misses, preparing):
+    for asking in (engine, device_access, preparing):
         patched.setattr(asking, "capturing_graph", lambda: True)
     return patched
 

@@ -9,9 +9,13 @@ import pytest
 import torch
 
 from forecast_autotune.records import Argument
-from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebuilt_value
-from forecast_integrations.triton.problem.resized_call import ResizedArguments, resize_arguments
-from forecast_integrations.triton.problem.resized_grid import resize_grid
+from forecast_integrations.triton.problem.rebuilt_call import (
+    RebuildError,
+    ResizedArguments,
+    rebuilt_value,
+    resize_arguments,
+    resize_grid,
+)
 
 
 def tensor(name: str, shape: Sequence[int], stride: Sequence[int] | None = None) -> Argument:

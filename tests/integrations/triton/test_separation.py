@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from forecast_integrations.triton.timer.separation import contenders
+from forecast_integrations.triton.timer.timers import contenders
 
 
 def times(median: float, spread: float, rounds: int = 20, seed: int = 0) -> list[float]:

@@ -20,10 +20,14 @@ from forecast_autotune.records import Argument, Device, Evidence, Kernel
 from forecast_autotune.store import Store
 from forecast_integrations.commands.warm_shapes import parse_shapes
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
-from forecast_integrations.triton.problem.inferred_grid import infer_grids
 from forecast_integrations.triton.problem.key import KeyMaker
-from forecast_integrations.triton.problem.rebuilt_call import RebuildError, find_tuner, rebuilt_arguments
-from forecast_integrations.triton.problem.resized_call import resize_arguments
+from forecast_integrations.triton.problem.rebuilt_call import (
+    RebuildError,
+    find_tuner,
+    infer_grids,
+    rebuilt_arguments,
+    resize_arguments,
+)
 from tests.integrations import warmed_kernels
 from tests.integrations.null import binaries, tables
 

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from forecast_integrations.triton.timer import warmup
+from forecast_integrations.triton.timer import timers
 
 
 def test_a_device_is_busy_for_as_long_as_asked_and_waited_for() -> None:
     log: list[str] = []
     begin = time.perf_counter()
-    steps = warmup.keep_busy(lambda: log.append("step"), lambda: log.append("wait"), 0.005)
+    steps = timers.keep_busy(lambda: log.append("step"), lambda: log.append("wait"), 0.005)
     assert time.perf_counter() - begin >= 0.005
     assert log[-1] == "wait"
     assert log.count("step") == 50 * log.count("wait") == steps
@@ -21,5 +21,5 @@ def test_a_device_is_busy_for_as_long_as_asked_and_waited_for() -> None:
 def test_no_device_is_opened_for_it() -> None:
     torch = pytest.importorskip("torch")
     before = torch.cuda.is_initialized()
-    warmup.warm_up_cuda()
+    timers.warm_up_cuda()
     assert torch.cuda.is_initialized() == before

@@ -15,7 +15,7 @@ from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.triton.timer.warmup import IDLE_S, warm_up_cuda
+from forecast_integrations.triton.timer.timers import IDLE_S, warm_up_cuda
 
 
 class ThreadState(threading.local):

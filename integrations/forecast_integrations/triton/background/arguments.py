@@ -18,8 +18,7 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Candidate
 from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.problem.call import KernelCall
-from forecast_integrations.triton.problem.describe import heuristic_layers, heuristic_values
-from forecast_integrations.triton.problem.lazy_candidates import candidate_grids
+from forecast_integrations.triton.problem.describe import candidate_grids, heuristic_layers, heuristic_values
 from forecast_integrations.triton.protocols import LaunchConfig, is_descriptor
 
 if TYPE_CHECKING:

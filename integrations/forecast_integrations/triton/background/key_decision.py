@@ -1,28 +1,229 @@
-"""The decision of one key as the background thread makes it: what it needs, without any tensor of the program's."""
+"""The decision of one key in the background: on stand-ins for its tensors, timed by launches that the program lends."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from forecast_autotune.policy import Policy
-from forecast_autotune.records import Candidate, Decision, Measurement, Problem
+from forecast_autotune.records import Candidate, Decision, Measurement, Outcome, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.telemetry.spans import DecisionSpan
+from forecast_autotune.timing.recorded_launches import DeviceEvent
 from forecast_autotune.tuning.loop import GuardedStore, TuningTask, tune
-from forecast_integrations.triton.background.launch_series import LaunchSeries
-from forecast_integrations.triton.background.sliced_timer import BackgroundMeasurer, SlicedTimer
+from forecast_integrations.triton.compile.pool import CompileResult
 from forecast_integrations.triton.problem.call import KernelCall
-from forecast_integrations.triton.problem.lazy_candidates import LazyGrids
+from forecast_integrations.triton.problem.describe import LazyGrids
 from forecast_integrations.triton.protocols import Key, LaunchConfig, Times, Tuner
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
-from forecast_integrations.triton.variants.launch_config import launch_config
+from forecast_integrations.triton.timer.measurer import TritonMeasurer
+from forecast_integrations.triton.timer.timers import EventTimer, TimedLaunch
+from forecast_integrations.triton.variants.loading import launch_config
+
+_FLUSH_MS = 0.08
+"""What flushing the L2 costs on a fast card."""
+
+EventPair = tuple[DeviceEvent, DeviceEvent]
+
+
+class LaunchSeries:
+    """So many rounds of launches of some candidates in turns, each between two events.
+
+    Nothing here waits for the device. `watch` is entered before a candidate's first launch ever, and left by
+    whoever wants the series when it is over.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        rounds: int,
+        *,
+        flushes: int,
+        costs_ms: Sequence[float | None],
+        watch: Callable[[Candidate], AbstractContextManager[object]] | None = None,
+    ) -> None:
+        """`costs_ms` are what launches of the candidates probably take; None where nobody knows."""
+        self.candidates, self.flushes = tuple(candidates), flushes
+        self.slots: list[list[tuple[DeviceEvent, DeviceEvent, bool]]] = [[] for _ in candidates]
+        """Per candidate, events around each launch and whether it came too late for the device."""
+        self.error: Exception | None = None
+        self.spans: list[tuple[EventPair, float]] = []
+        """Events around what was launched in one go, and the milliseconds that were charged for it."""
+        self._costs_ms, self._watch = tuple(costs_ms), watch
+        self._total = rounds * len(self.candidates)
+        self._made = 0
+        self._watching = contextlib.ExitStack()
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether nothing is left to be launched."""
+        return self._made >= self._total or self.error is not None
+
+    def next_cost_ms(self) -> float | None:
+        """What the next launch probably takes, with what precedes it; None where nobody knows."""
+        cost = self._costs_ms[self._made % len(self.candidates)]
+        return None if cost is None else cost + _FLUSH_MS * self.flushes
+
+    def advance(
+        self, call: KernelCall, flush: Callable[[], None], event: Callable[[], Any], most_ms: float
+    ) -> float:
+        """Launch as many as take `most_ms` milliseconds, at least one; returns what they probably take.
+
+        After a launch whose cost nobody knows comes no other. An error of the candidate's, or of hooks, ends the
+        series; anything else that interrupts it is raised, and the launch counts as not made.
+        """
+        expected = 0.0
+        launches = [call.launcher(c) for c in self.candidates]
+        try:
+            while not self.is_launched:
+                cost = self.next_cost_ms()
+                if expected and (cost is None or expected + cost > most_ms):
+                    break
+                self._launch(call, launches, flush, event)
+                expected += cost or 0.0
+                if cost is None:
+                    break
+        except Exception as error:
+            self.error = error
+        return expected
+
+    def _launch(
+        self,
+        call: KernelCall,
+        launches: Sequence[Callable[[], object]],
+        flush: Callable[[], None],
+        event: Callable[[], Any],
+    ) -> None:
+        turn = self._made % len(self.candidates)
+        candidate = self.candidates[turn]
+        if self._watch is not None:
+            self._watching.enter_context(self._watch(candidate))
+        start, end = event(), event()
+        full = call.run_before_hooks(candidate) if call.has_hooks(candidate) else None
+        for _ in range(self.flushes):
+            flush()
+        start.record()
+        try:
+            launches[turn]()
+        except Exception as error:
+            if full is not None:
+                call.run_after_hook(full, error)
+            raise
+        late = start.query()
+        end.record()
+        if full is not None:
+            call.run_after_hook(full)
+        self.slots[turn].append((start, end, late))
+        self._made += 1
+
+    def has_begun(self) -> bool:
+        """Whether the device has come to the latest of the launches that were made in one go."""
+        return bool(self.spans) and self.spans[-1][0][0].query()
+
+    def is_over(self) -> bool:
+        """Whether the device is done with all that was launched."""
+        return all(end.query() for (_, end), _ in self.spans)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._watching.close()
+
+
+class SlicedTimer(EventTimer):
+    """Times by device events as `EventTimer` does; no launch is recorded as a graph.
+
+    `run_series(series, timeout_s)` returns once all launches of a series were made and the device is done with them.
+    """
+
+    def __init__(
+        self,
+        call: KernelCall,
+        run_series: Callable[[LaunchSeries, float], None],
+        watch: Callable[[Candidate], AbstractContextManager[object]],
+        check: Callable[[], None],
+        timeout_s: float,
+    ) -> None:
+        """`watch` is entered around a candidate's first launch; `check` raises where nothing is wanted any more."""
+        super().__init__(call)
+        self._run_series, self._watch, self._check, self._timeout_s = run_series, watch, check, timeout_s
+
+    def _flusher(self, driver: Any) -> tuple[Callable[[], None], str]:
+        # Whoever launches flushes: memory taken on one stream is not to be written to on another.
+        return lambda: None, "l2flush"
+
+    def first(self, candidate: Candidate, timeout_s: float) -> None:
+        """Have it launched once. Raises `LaunchTimeoutError` when it does not come back, and what the launch raises."""
+        with suppress(Exception):  # it fails again where it is launched, and is recorded there
+            self._load(candidate)
+        series = LaunchSeries([candidate], 1, flushes=0, costs_ms=[None], watch=self._watch)
+        self._run_series(series, timeout_s)
+        ((start, end, _),) = series.slots[0]
+        self._first_ms[candidate] = start.elapsed_time(end)
+
+    def _load(self, candidate: Candidate) -> None:
+        """Load the binary here: no launch of the program's has to wait for it."""
+        kernel: Any = self._call.compile(candidate)
+        if getattr(kernel, "module", kernel) is None:
+            kernel._init_handles()
+
+    def stay_awake(self) -> None:
+        """Nothing but the check: the program's own launches keep the device awake."""
+        self._check()
+
+    def _wake(self) -> None:
+        pass
+
+    def _wait(self) -> None:
+        pass
+
+    def _record(self, candidate: Candidate, *, finely: bool = False) -> list[TimedLaunch]:
+        return []
+
+    def _queue(
+        self, candidates: Sequence[Candidate], ways: Sequence[Sequence[TimedLaunch]], rounds: int
+    ) -> list[list[tuple[DeviceEvent, DeviceEvent, bool]]]:
+        """Have launches made and wait for them. `ways` are the plain ones."""
+        costs = [self._estimates.get(c, self._first_ms.get(c)) for c in candidates]
+        series = LaunchSeries(candidates, rounds, flushes=self._flushes, costs_ms=costs)
+        self._run_series(series, self._timeout_s)
+        return series.slots
+
+
+class BackgroundMeasurer(TritonMeasurer):
+    """Times what is being served before anything else: only what was measured faster may take its place."""
+
+    served: Candidate | None = None
+    """What is to be timed first, if anything is."""
+
+    def measure(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
+    ) -> Iterator[Measurement]:
+        """As `Measurer`, with one measurement more at the first time."""
+        served, self.served = self.served, None
+        first = () if served is None else (served,)
+        wanted = dict.fromkeys((*first, *candidates))
+        yield from super().measure(tuple(wanted), prefetch=prefetch, within_s=within_s)
+
+    def _time(self, compiled: CompileResult) -> Measurement:
+        if compiled.outcome is Outcome.TIMEOUT:
+            # The program has the cores: that a compilation took long says nothing of the candidate.
+            compiled = replace(compiled, outcome=Outcome.INFRASTRUCTURE)
+        return super()._time(compiled)
+
+    def _repeat_failure(self, candidate: Candidate) -> None:
+        """Nothing: whoever launches would wait for the compiler."""
 
 
 def current_device_index() -> int:

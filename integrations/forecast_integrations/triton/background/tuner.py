@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import threading
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
 
 from forecast_autotune.errors import CaptureError, ForecastAutotuneError
 from forecast_integrations.triton.background.arguments import (
@@ -23,15 +28,171 @@ from forecast_integrations.triton.background.arguments import (
     WeakArguments,
     copied_arguments,
 )
-from forecast_integrations.triton.background.capture_mode import harmless_to_captures
-from forecast_integrations.triton.background.launch_series import LaunchSeries
-from forecast_integrations.triton.background.pending_key import KeyState, PendingDecision, PendingKey
-from forecast_integrations.triton.background.stall_budget import StallBudget
+from forecast_integrations.triton.background.key_decision import (
+    KeyDecision,
+    LaunchSeries,
+    current_device_index,
+)
 from forecast_integrations.triton.device_access import LOCK, capturing_graph, decision_depth
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import call_form
-from forecast_integrations.triton.protocols import LaunchConfig
+from forecast_integrations.triton.protocols import Key, LaunchConfig
 from forecast_integrations.triton.timer.timers import LaunchTimeoutError
+
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
+
+
+@contextmanager
+def harmless_to_captures() -> Iterator[None]:
+    """Let this thread's calls leave the captures of other threads alone; nothing where there is no CUDA."""
+    exchange = _mode_exchange()
+    if exchange is None:
+        yield
+        return
+    mode = ctypes.c_int(_RELAXED)
+    done = exchange(ctypes.byref(mode)) == 0
+    try:
+        yield
+    finally:
+        if done:
+            exchange(ctypes.byref(mode))
+
+
+@cache
+def _mode_exchange() -> Callable[[object], int] | None:
+    """`cuThreadExchangeStreamCaptureMode`, which puts this thread's mode and gives the one before."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return None
+    try:
+        found: Callable[[object], int] = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):
+        return None
+    return found
+
+
+class StallBudget:
+    """A process's milliseconds for timing. What a launch took too much is paid back before the next one."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` gives seconds."""
+        self.clock = clock
+        self._spent_ms = 0.0
+        self._at = clock()
+
+    def left_ms(self, ms_per_second: float) -> float:
+        """Milliseconds to spend now: at most one second's, below zero after a launch that took too much."""
+        now = self.clock()
+        self._spent_ms = max(0.0, self._spent_ms - ms_per_second * (now - self._at))
+        self._at = now
+        return ms_per_second - self._spent_ms
+
+    def charge(self, ms: float) -> None:
+        """Note milliseconds as spent, or given back where they are below zero."""
+        self._spent_ms = max(0.0, self._spent_ms + ms)
+
+
+class KeyState(Enum):
+    """Where a key stands."""
+
+    WAITING = "waiting"
+    """For its next launch, at which it is queued."""
+    QUEUED = "queued"
+    TUNING = "tuning"
+    DONE = "done"
+    """Its final config is installed at its next launch."""
+
+
+_CAPTURE_S = 10.0
+"""Seconds after which a capture that has launched a key counts as ended, if its thread has launched nothing since."""
+
+
+@dataclass(frozen=True)
+class PendingDecision:
+    """A key whose timing has not ended, as `settle` reports it."""
+
+    kernel: str
+    key: Key
+    reason: str
+    """Why it has not."""
+
+
+@dataclass(eq=False)
+class PendingKey:
+    """One key, as the thread that decides it and those that launch it share it."""
+
+    decision: KeyDecision
+    served_config: LaunchConfig
+    siblings: MutableMapping[Key, PendingKey]
+    """The pending keys of its tuner, itself among them until it is installed."""
+    state: KeyState = KeyState.WAITING
+    series: LaunchSeries | None = None
+    """Launches that the deciding thread waits for."""
+    final_config: LaunchConfig | None = None
+    arguments: WeakArguments | None = None
+    """Of its latest launch."""
+    launched_at: float = field(default_factory=time.monotonic)
+    """Its latest launch, by `time.monotonic`."""
+    not_before: float = 0.0
+    """When a launch may queue it again, by the same clock."""
+    form: Hashable = ()
+    """Of the call that it was met with (`call_form`): candidates are timed at calls of the same form."""
+    attempts: int = 0
+    captured_at: dict[int, float] = field(default_factory=dict)
+    """When a thread has launched it inside a capture that may not have ended, by the thread's number."""
+    is_unfit: bool = False
+    """Whether candidates could not be timed at its latest launch: as if it had not been launched."""
+    is_unwanted: bool = False
+    """Whether the deciding thread is to put it off."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it still decides what its key is launched with."""
+        return self.siblings.get(self.decision.key) is self
+
+    def current_config(self) -> LaunchConfig:
+        """What launches have now: another thread may have installed the final config."""
+        decision = self.decision
+        return (
+            self.served_config
+            if self.is_pending
+            else decision.tuner.cache.get(decision.key, self.served_config)
+        )
+
+    def is_captured(self) -> bool:
+        """Whether some thread may be in the midst of a capture with launches of this key."""
+        since = time.monotonic() - _CAPTURE_S
+        return any(at > since for at in list(self.captured_at.values()))
+
+    def why_untimed(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
+        """Why candidates cannot be timed at a launch with these arguments; None where they can."""
+        decision = self.decision
+        if current_device_index() != decision.device:
+            return "it was launched on another device than the one that it is decided for"
+        if call_form(decision.tuner.fn, args, kwargs) != self.form:
+            return (
+                "its latest arguments compile to other code than its first, or take another time: other sizes, dtypes, "
+                "alignments, divisors or constants"
+            )
+        functions = decision.call.functions.values()
+        if not all(getattr(one, "covers", lambda *_: True)(args, kwargs) for one in functions):
+            return "its latest arguments are none that all of its variants were verified for"
+        return None
+
+    def install(self) -> LaunchConfig:
+        """Launch with the final config from now on; to be called between launches."""
+        assert self.final_config is not None
+        decision = self.decision
+        decision.tuner.cache[decision.key] = self.final_config
+        self.siblings.pop(decision.key, None)
+        return self.final_config
+
+    def report(self, reason: str) -> PendingDecision:
+        """What a user is told of it while it is pending."""
+        return PendingDecision(self.decision.problem.kernel.name, self.decision.key, reason)
+
 
 IDLE_S = 10.0
 """Seconds without a launch of a key after which its decision is put off; one, where others wait."""

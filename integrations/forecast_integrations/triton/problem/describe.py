@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,16 +22,10 @@ from forecast_autotune.records import (
     digest,
     to_scalar,
 )
+from forecast_autotune.records.problem import OPTIONS
 from forecast_autotune.variants.entry import CallGrid, signature
 from forecast_integrations.device import current_device, device_index, toolchain
-from forecast_integrations.triton.problem.launch_options import (
-    OWN_BENCHMARK,
-    Options,
-    call_options,
-    options_identity,
-    options_of,
-    with_options,
-)
+from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.source import (
     function_name,
     innermost,
@@ -45,9 +39,54 @@ from forecast_integrations.triton.protocols import (
     NamedArguments,
     TensorDescriptor,
     Tuner,
+    VariantKernel,
     is_descriptor,
     is_tensor,
 )
+
+Options = Mapping[str, object]
+"""Plain values by name, in order of their names; what is no plain value is a pair of its type and text."""
+OWN_BENCHMARK = "do_bench"
+"""Among the options of a call that a benchmark function of the user's times, whose times are not comparable to ours."""
+
+
+def call_options(parameters: Sequence[str], named: NamedArguments) -> dict[str, object]:
+    """Those of a call: its keywords that are none of the kernel's `parameters`.
+
+    Tensors are none of them: they are for a wrapper of the user's.
+    """
+    known = {*parameters, "grid", "warmup"}
+    return {
+        name: _option_value(value)
+        for name, value in sorted(named.items())
+        if name not in known and not is_tensor(value) and not is_descriptor(value)
+    }
+
+
+def _option_value(value: object) -> Scalar | tuple[str, str]:
+    if value is None or isinstance(value, bool | int | float | str):
+        return to_scalar(value)
+    text = str(value)
+    return type(
+        value
+    ).__name__, "" if " at 0x" in text else text  # an address is another one in every process
+
+
+def options_of(problem: Problem) -> Options:
+    """Those of a recorded call."""
+    found = problem.extra.get(OPTIONS)
+    return found if isinstance(found, Mapping) else {}
+
+
+def with_options(problem: Problem, options: Options) -> Problem:
+    """The record of a call that gave these."""
+    return replace(problem, extra={**problem.extra, OPTIONS: dict(options)}) if options else problem
+
+
+def options_identity(options: Options) -> list[object]:
+    """What they add to what tells problems apart: nothing for a call without any."""
+    return [[OPTIONS, sorted(options.items())]] if options else []
+
 
 Heuristic = Callable[[dict[str, object]], object]
 """A function of a user's that computes one argument from the others, by name."""
@@ -395,3 +434,88 @@ def heuristic_values(fn: object) -> Callable[[dict[str, object]], dict[str, obje
             return named
 
     return safely if layers else lambda named: named
+
+
+class LazyCandidates(Sequence[Candidate]):
+    """The candidates as a sequence that costs nothing until it is read."""
+
+    def __init__(self, configs: Mapping[Candidate, LaunchConfig]) -> None:
+        self._configs = configs
+        self._list: list[Candidate] | None = None
+
+    def _all(self) -> list[Candidate]:
+        if self._list is None:
+            self._list = list(self._configs)
+        return self._list
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._configs
+
+
+class LazyGrids(Mapping[Candidate, tuple[int, ...]]):
+    """Grids per candidate, computed when first asked for: a stored decision needs none."""
+
+    def __init__(self, compute: Callable[[], dict[Candidate, tuple[int, ...]]]) -> None:
+        self._compute = compute
+        self._found: dict[Candidate, tuple[int, ...]] | None = None
+
+    def _all(self) -> dict[Candidate, tuple[int, ...]]:
+        if self._found is None:
+            self._found = self._compute()
+            self.close()
+        return self._found
+
+    def close(self) -> None:
+        """Let go of the call: what has not been asked for by now will not be known."""
+        self._compute = dict
+
+    def __getitem__(self, candidate: Candidate) -> tuple[int, ...]:
+        return self._all()[candidate]
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+class LazySources(Mapping[str, str]):
+    """Source by variant, the base kernel's under `base`; only a language model reads any.
+
+    `functions` are the other kernels of a call by variant name; one whose source cannot be found is absent.
+    """
+
+    def __init__(self, base: str, functions: Mapping[str, VariantKernel]) -> None:
+        self._base, self._functions = base, functions
+
+    def __getitem__(self, variant: str) -> str:
+        found = self._base if variant == "base" else self._functions[variant].source
+        if not found:
+            raise KeyError(variant)
+        return str(found)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in ("base", *self._functions) if self.get(name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def candidate_grids(
+    call: KernelCall, grid: CallGrid, named: NamedArguments
+) -> dict[Candidate, tuple[int, ...]]:
+    """Launch grids of all candidates, as far as they depend on the config or are a variant's own."""
+    own = {c: config for c, config in call.configs.items() if c.variant not in call.functions}
+    grids = launch_grids(own, grid, named, call.tuner.fn)
+    for candidate, config in call.configs.items():
+        if candidate.variant in call.functions:
+            extent = call.functions[candidate.variant].grid(grid, named, config)
+            if extent is not None:
+                grids[candidate] = extent
+    return grids

@@ -1,23 +1,38 @@
-"""A kernel call made again from its record: the tuner by module and name, arguments by shape, dtype and stride.
+"""A kernel call made again from its record, at the recorded size or at another one.
 
-Values of tensors are not recorded. Integers are made zeros, so that what is used as an index stays inside; other
-numbers are small and random. A kernel whose running time follows from its data is tuned for such data.
+The tuner is found by module and name, arguments are made by shape, dtype and stride. Values of tensors are not
+recorded: integers are made zeros, so that what is used as an index stays inside; other numbers are small and random. A
+kernel whose running time follows from its data is tuned for such data.
+
+At another size, a dimension of a tensor follows the argument if it is equal to it, and strides follow the dimensions. A
+user's grid function has what it has closed over replaced; of recorded grids, a formula must give all of them. Where all
+that says too little the call is refused, with the reason: a wrong guess would time another problem. What is made has at
+least the storage of both sizes, so that even a wrong guess reads and writes nothing else.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Argument, Kernel, Problem
 from forecast_autotune.store.misses import Grids, Miss
+from forecast_autotune.variants.entry import CallGrid
 from forecast_integrations.device import has_accelerator
-from forecast_integrations.triton.problem.describe import DESCRIPTOR, FUNCTION
-from forecast_integrations.triton.problem.launch_options import OWN_BENCHMARK, Options, options_of
-from forecast_integrations.triton.protocols import Tuner
+from forecast_integrations.triton.problem.describe import (
+    DESCRIPTOR,
+    FUNCTION,
+    OWN_BENCHMARK,
+    Options,
+    options_of,
+)
+from forecast_integrations.triton.protocols import Tuner, is_tensor
 
 MAX_TENSOR_BYTES = 1 << 36
 _SEED = 0
@@ -175,3 +190,411 @@ def _rebuilt_options(problem: Problem) -> Options:
             f"launch option {', '.join(strange)} is no number or text: its value is not recorded"
         )
     return found
+
+
+MAX_SLACK_BYTES = 1 << 31
+"""The most storage for a tensor of which nobody knows how it grows."""
+
+
+@dataclass(frozen=True)
+class ResizedArguments:
+    """Arguments of a call at another size."""
+
+    arguments: tuple[Argument, ...]
+    """In the order of the call's."""
+    before: tuple[Argument, ...]
+    """The call's own."""
+    elements: Mapping[str, int]
+    """Storage of each tensor, in elements: of those that changed, or may have to hold more than their shape says."""
+    changed: Mapping[int, int]
+    """Sizes and strides of the call that are others now: old -> new, as far as that is unique."""
+
+    def by_name(self) -> dict[str, Argument]:
+        """The arguments by name."""
+        return {a.name: a for a in self.arguments}
+
+
+def resize_arguments(arguments: Sequence[Argument], name: str, value: int) -> ResizedArguments:
+    """The arguments of a call whose argument `name` is `value`. Raises `RebuildError` where they cannot be told."""
+    old = _size(arguments, name)
+    others = {
+        a.name: a.value
+        for a in arguments
+        if a.name != name
+        and a.kind in ("scalar", "constexpr")
+        and type(a.value) is int
+        and not is_stride(a.name)
+    }
+    tensors = [a for a in arguments if a.kind == "tensor"]
+    same = sorted(n for n, v in others.items() if v == old)
+    if value != old and same and any(old in t.shape for t in tensors):
+        raise RebuildError(
+            f"{name} and {', '.join(same)} are {old} in this call: which dimensions follow {name} cannot be told"
+        )
+    twice = [t.name for t in tensors if t.shape.count(old) > 1]
+    if value != old and twice:
+        raise RebuildError(
+            f"{twice[0]} has several dimensions of {old} in this call: which of them follow {name} cannot be told"
+        )
+    resized: dict[str, Argument] = {}
+    elements: dict[str, int] = {}
+    for tensor in tensors:
+        sized = _resized_tensor(tensor, old, value)
+        resized[tensor.name] = sized
+        needed = max(_extent(tensor), _extent(sized))
+        if sized.shape == tensor.shape and not set(tensor.shape) <= {1, *others.values()}:
+            needed = math.ceil(needed * max(1.0, value / old))
+            if needed > _extent(tensor) and 8 * needed > MAX_SLACK_BYTES:
+                raise RebuildError(
+                    f"how the shape {tensor.shape} of {tensor.name} follows from {name} cannot be told, as no "
+                    f"dimension is {old}"
+                )
+        if needed > _extent(sized):
+            elements[tensor.name] = needed
+    products = _changed_products(tensors, resized, old)
+    scalars = {
+        a.name: replace(a, value=_resized_scalar(a, name, value, tensors, resized, products))
+        for a in arguments
+        if a.kind in ("scalar", "constexpr") and type(a.value) is int
+    }
+    new = {**resized, **scalars}
+    made = tuple(new.get(a.name, a) for a in arguments)
+    return ResizedArguments(made, tuple(arguments), elements, {old: value, **products})
+
+
+def _size(arguments: Sequence[Argument], name: str) -> int:
+    for argument in arguments:
+        if argument.name == name and type(argument.value) is int and argument.value > 0:
+            return argument.value
+    raise RebuildError(f"{name} is no positive integer argument of this call")
+
+
+def is_stride(name: str) -> bool:
+    """Whether a scalar is, by its name, a stride of a tensor."""
+    return "stride" in name.lower()
+
+
+def _extent(tensor: Argument) -> int:
+    """Elements from the first to the last, both included."""
+    if 0 in tensor.shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride, strict=True))
+
+
+def _resized_tensor(tensor: Argument, old: int, value: int) -> Argument:
+    """Dimensions of the old size become `value`; a stride grows with what lies within it."""
+    if tensor.extra.get(DESCRIPTOR):
+        raise RebuildError(
+            f"argument {tensor.name} is a TMA descriptor, whose own shape would have to follow"
+        )
+    if len(tensor.stride) != len(tensor.shape) or any(s < 0 for s in tensor.stride):
+        raise RebuildError(f"argument {tensor.name} has shape {tensor.shape} and strides {tensor.stride}")
+    shape = tuple(value if n == old else n for n in tensor.shape)
+    stride = list(tensor.stride)
+    # From the innermost: of equal strides, the later dimension lies within the earlier one.
+    order = sorted((d for d in range(len(shape)) if stride[d] > 0), key=lambda d: (stride[d], -d))
+    for inner, outer in itertools.pairwise(order):
+        before = tensor.stride[inner] * tensor.shape[inner]
+        after = stride[inner] * shape[inner]
+        if before == after:
+            continue
+        # Dense, or padded by as much as before.
+        stride[outer] = (
+            after if tensor.stride[outer] == before else math.ceil(tensor.stride[outer] * after / before)
+        )
+    return replace(tensor, shape=shape, stride=tuple(stride))
+
+
+def _changed_products(
+    tensors: Sequence[Argument], resized: Mapping[str, Argument], old: int
+) -> dict[int, int]:
+    """Numbers of elements that are others now, of tensors that follow the argument: a kernel may take one of them."""
+    found: dict[int, int | None] = {}
+    for tensor in tensors:
+        before, after = math.prod(tensor.shape), math.prod(resized[tensor.name].shape)
+        if before != after and before != old:
+            found[before] = after if found.get(before, after) == after else None
+    sizes = {n for t in tensors for n in t.shape}
+    return {b: a for b, a in found.items() if a is not None and b not in sizes}
+
+
+def _resized_scalar(
+    argument: Argument,
+    name: str,
+    value: int,
+    tensors: Sequence[Argument],
+    resized: Mapping[str, Argument],
+    products: Mapping[int, int],
+) -> int:
+    given = argument.value
+    assert isinstance(given, int)
+    if argument.name == name:
+        return value
+    if not is_stride(argument.name):
+        return products.get(given, given)
+    places = [
+        (t.name, resized[t.name].stride[d]) for t in tensors for d, s in enumerate(t.stride) if s == given
+    ]
+    own = [new for tensor, new in places if _belongs(argument.name, tensor)]
+    found = set(own or [new for _, new in places]) or {given}
+    if len(found) > 1:
+        raise RebuildError(
+            f"which stride {argument.name} is cannot be told: at {name} = {value} it may be "
+            f"{' or '.join(map(str, sorted(found)))}"
+        )
+    return found.pop()
+
+
+def _belongs(stride: str, tensor: str) -> bool:
+    """Whether a stride's name begins or ends with a tensor's: `stride_am` and `a_ptr`, `x_row_stride` and `x`."""
+    bare = tensor.lower().removesuffix("_ptr").removesuffix("ptr")
+    rest = stride.lower().replace("strides", "").replace("stride", "").strip("_")
+    return bool(bare) and (rest.startswith(bare) or rest.endswith("_" + bare))
+
+
+MAX_FACTORS = 3
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A size of the call or, with a meta-parameter, the number of blocks of it."""
+
+    name: str
+    before: int
+    after: int
+    parameter: str = ""
+
+    def at(self, size: int, parameters: Mapping[str, Any]) -> int:
+        return -(-size // parameters[self.parameter]) if self.parameter else size
+
+    @property
+    def is_named_alike(self) -> bool:
+        """`M` and `BLOCK_SIZE_M`: then they belong together."""
+        return self.name.lower() in self.parameter.lower().split("_")
+
+
+@dataclass(frozen=True)
+class _GridColumn:
+    """One dimension of the grids at the other size, by meta-parameters."""
+
+    extents: tuple[int, ...]
+    follows: bool
+    """Whether its formula has a size in it that is another one there."""
+
+
+def infer_grids(grids: Grids, before: Sequence[Argument], after: Sequence[Argument]) -> Grids:
+    """The grids by meta-parameters at another size; `before` and `after` are the arguments at both.
+
+    Raises `RebuildError` where that cannot be told.
+    """
+    dimensions = {len(grid) for _, grid in grids}
+    if len(dimensions) != 1:
+        raise RebuildError("no launch grids are recorded, or of several ranks")
+    parameters = [given for given, _ in grids]
+    columns = [
+        _column(parameters, [grid[d] for _, grid in grids], before, after) for d in range(dimensions.pop())
+    ]
+    sizes, later = dict(_named_sizes(before)), dict(_named_sizes(after))
+    if not any(column.follows for column in columns) and any(later[n] > sizes[n] for n in sizes):
+        # A smaller call is served by the grid of a larger one: programs beyond its end find nothing to do.
+        raise RebuildError("the recorded launch grids do not follow the size, as far as can be seen")
+    return tuple((given, tuple(c.extents[i] for c in columns)) for i, given in enumerate(parameters))
+
+
+def _column(
+    parameters: Sequence[Mapping[str, Any]],
+    extents: Sequence[int],
+    before: Sequence[Argument],
+    after: Sequence[Argument],
+) -> _GridColumn:
+    if set(extents) == {1}:
+        return _GridColumn(tuple(extents), False)
+    found: dict[tuple[int, int], set[_GridColumn]] = {}
+    for factors in _products(_factors(parameters, before, after), parameters[0], extents[0]):
+        told = [math.prod(f.at(f.before, p) for f in factors) for p in parameters]
+        if told == list(extents):
+            rank = len(factors), -sum(f.is_named_alike for f in factors)
+            made = tuple(math.prod(f.at(f.after, p) for f in factors) for p in parameters)
+            found.setdefault(rank, set()).add(_GridColumn(made, any(f.before != f.after for f in factors)))
+    if not found:
+        raise RebuildError(
+            f"no formula of the call's sizes gives its launch grids {sorted(set(extents))[:4]}"
+        )
+    best = found[min(found)]
+    if len({column.extents for column in best}) > 1:
+        raise RebuildError(
+            f"{len(best)} formulas of the call's sizes give its launch grids, and differ at the other size"
+        )
+    return max(best, key=lambda column: column.follows)
+
+
+def _factors(
+    parameters: Sequence[Mapping[str, Any]], before: Sequence[Argument], after: Sequence[Argument]
+) -> list[_Factor]:
+    sizes: dict[tuple[int, int], str] = {}
+    later = dict(_named_sizes(after))
+    for name, size in _named_sizes(before):
+        if size > 1 or later[name] > 1:
+            sizes.setdefault((size, later[name]), name)
+    names = [
+        name for name in parameters[0] if all(type(p.get(name)) is int and p[name] > 0 for p in parameters)
+    ]
+    return [_Factor(name, *pair, parameter) for pair, name in sizes.items() for parameter in ("", *names)]
+
+
+def _named_sizes(arguments: Sequence[Argument]) -> Iterator[tuple[str, int]]:
+    """Integer arguments, then numbers of elements and dimensions of tensors, by name."""
+    for a in arguments:
+        if a.kind in ("scalar", "constexpr") and type(a.value) is int and a.value > 0:
+            yield a.name, a.value
+    for a in arguments:
+        if a.kind == "tensor":
+            yield f"numel({a.name})", math.prod(a.shape)
+            yield from ((f"{a.name}.{d}", n) for d, n in enumerate(a.shape))
+
+
+def _products(
+    factors: Sequence[_Factor], parameters: Mapping[str, Any], extent: int
+) -> Iterator[tuple[_Factor, ...]]:
+    """Products of few factors that give this extent under these parameters."""
+    fit = [f for f in factors if extent % f.at(f.before, parameters) == 0]
+    for count in range(1, MAX_FACTORS + 1):
+        for chosen in itertools.combinations(fit, count):
+            if math.prod(f.at(f.before, parameters) for f in chosen) == extent:
+                yield chosen
+
+
+class _ReadNames(dict[str, Any]):
+    """A dict that remembers which of its names were read."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+
+def resize_grid(
+    grid: CallGrid,
+    name: str,
+    resized: ResizedArguments,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+) -> CallGrid:
+    """The launch grid at another size.
+
+    Numbers follow the argument `name` if they are equal to it, or to the elements of a tensor that follows it. A
+    function may read the argument, or such a tensor, from the parameters that it is given, or have one of them in its
+    closure, among its defaults or as a global; there they are replaced. `before` and `after` are the arguments by name
+    at both sizes, `parameters` the meta-parameters of some config, to see what the function reads. Raises
+    `RebuildError` where it depends on what may follow the argument in a way that cannot be seen.
+    """
+    if isinstance(grid, RecordedGrids):
+        return RecordedGrids(infer_grids(grid.known, resized.before, resized.arguments))
+    sizes = _known_numbers(resized.before)
+    if isinstance(grid, Sequence):
+        if strange := [n for n in grid if n not in resized.changed and n not in sizes]:
+            raise RebuildError(
+                f"the launch grid {grid} is fixed, and how {strange[0]} follows cannot be told"
+            )
+        return tuple(resized.changed.get(n, n) for n in grid)
+    if not isinstance(grid, FunctionType):
+        raise RebuildError("the launch grid is no plain function, so that what it depends on cannot be seen")
+    tensors = {id(value): after[n] for n, value in before.items() if is_tensor(value) and n in after}
+    count = 0
+    unseen: list[str] = []
+
+    def moved(value: object, called: str) -> object:
+        nonlocal count
+        new = value
+        if is_tensor(value):
+            new = tensors.get(id(value), value)
+            known = id(value) in tensors
+        elif type(value) is int:
+            own = before.get(called)
+            is_own = type(own) is int and own == value
+            new = after.get(called, value) if is_own else resized.changed.get(value, value)
+            known = is_own or value in sizes
+        else:
+            known = callable(value) or isinstance(value, ModuleType | str | float | bool | type(None))
+        count += new is not value
+        if new is value and not known:
+            unseen.append(called)
+        return new
+
+    made = rebound_function(grid, moved)
+    follows = count or _reads(grid, {**before, **parameters}) & _following(name, before, after)
+    if unseen and not follows:
+        raise RebuildError(
+            f"the launch grid does not follow {name}, as far as can be seen, but depends on {', '.join(unseen)}: let "
+            f"it read {name} from its parameters, or give `rebuild=`"
+        )
+    return made
+
+
+def _known_numbers(arguments: Sequence[Argument]) -> set[int]:
+    """Numbers that are no riddle in a launch grid: sizes of the call, and what is no size."""
+    found = {0, 1}
+    for a in arguments:
+        if a.kind == "tensor":
+            found |= {*a.shape, *a.stride, math.prod(a.shape)}
+        elif type(a.value) is int:
+            found.add(a.value)
+    return found
+
+
+def rebound_function(function: FunctionType, moved: Callable[[object, str], object]) -> FunctionType:
+    """A copy of a function in which `moved(value, name)` stands for whatever it has closed over, or reads by default
+    or from its module; the function itself stays as it is."""
+    code = function.__code__
+    cells = tuple(
+        CellType(moved(_content(cell), called))
+        for called, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
+    )
+    named = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    new_defaults = tuple(
+        moved(value, called)
+        for called, value in zip(named[len(named) - len(defaults) :], defaults, strict=True)
+    )
+    read = function.__globals__
+    shared = {n: new for n in code.co_names if n in read and (new := moved(read[n], n)) is not read[n]}
+    made = FunctionType(
+        code, {**read, **shared} if shared else read, function.__name__, new_defaults or None, cells or None
+    )
+    made.__kwdefaults__ = {n: moved(v, n) for n, v in (function.__kwdefaults__ or {}).items()} or None
+    return made
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return None
+
+
+def _reads(grid: Callable[[Mapping[str, Any]], Any], parameters: Mapping[str, Any]) -> set[str]:
+    shown = _ReadNames(parameters)
+    try:
+        grid(shown)
+    except Exception as error:
+        raise RebuildError(
+            f"the launch grid cannot be asked ({type(error).__name__}: {error})"[:300]
+        ) from error
+    return shown.read
+
+
+def _following(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Names of arguments that differ between the sizes."""
+
+    def shape(value: Any) -> object:
+        return tuple(value.shape) if is_tensor(value) else value
+
+    return {name} | {n for n in before if n in after and shape(before[n]) != shape(after[n])}

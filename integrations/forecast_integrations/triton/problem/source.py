@@ -1,8 +1,10 @@
-"""A dependency-aware hash of a kernel's source that does not change when the kernel moves in its file.
+"""A kernel's source: its text, a hash that does not change when it moves in its file, and a module of its own.
 
-Triton's own `cache_key` contains the line number, so adding a comment above a kernel would make every
-measurement stale. This one covers the function, every JIT function it reaches, and the values of the
-globals they read.
+Triton's own `cache_key` contains the line number, so adding a comment above a kernel would make every measurement
+stale. `source_hash` covers the function, every JIT function it reaches, and the values of the globals they read.
+
+`standalone_source` is what variants are made of, and what they are checked against: the kernel, the JIT functions it
+reaches and the constants they read, with imports of triton alone. Heuristics and tuners above it are not part of it.
 """
 
 from __future__ import annotations
@@ -10,11 +12,16 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import re
+import sys
 import textwrap
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from forecast_autotune import python_parser
+from forecast_autotune.errors import RecordError
+from forecast_integrations.triton.protocols import JitFunction, KernelFunction
 
 
 def innermost(fn: object) -> Any:
@@ -108,3 +115,141 @@ def _references(tree: ast.AST, scope: Mapping[str, Any]) -> dict[str, Any]:
             if inspect.ismodule(owner) and owner.__name__.partition(".")[0] != "triton":
                 found[f"{node.value.id}.{node.attr}"] = getattr(owner, node.attr, None)
     return {name: value for name, value in found.items() if not inspect.ismodule(value)}
+
+
+_CONSTANT_TYPES = (int, float, str, bool, type(None))
+_JIT_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug")
+"""Attributes of a JIT function that change its code."""
+
+
+def standalone_source(fn: KernelFunction) -> str:
+    """The module of a kernel, with its entry last.
+
+    Raises `RecordError` for a kernel without readable source, or one that reads a global which is neither
+    part of triton, nor a JIT function, nor a constant.
+    """
+    made = _ModuleBuilder()
+    made.add(innermost(fn), "")
+    return made.text()
+
+
+class _ModuleBuilder:
+    def __init__(self) -> None:
+        self._imports = {"import triton": None}
+        self._constants: dict[str, str] = {}
+        self._functions: dict[str, str] = {}
+        self._seen: dict[str, Any] = {}
+
+    def text(self) -> str:
+        parts = ["\n".join(sorted(self._imports))]
+        if self._constants:
+            parts.append("\n".join(f"{name} = {value}" for name, value in self._constants.items()))
+        return "\n\n".join(parts) + "\n\n\n" + "\n\n\n".join(self._functions.values()) + "\n"
+
+    def add(self, jit: JitFunction, name: str) -> None:
+        """Put a JIT function in, after what it needs. `name` is what its caller calls it."""
+        text = source_of(jit)
+        if not text:
+            raise RecordError(f"the source of {name or jit} cannot be found: define the kernel in a file")
+        own = text[4 : text.index("(")].strip()
+        name = name or own
+        if self._seen.setdefault(name, jit) is not jit:
+            raise RecordError(f"two functions are called {name}: rename one, as a variant is one module")
+        if name in self._functions:
+            return
+        self._functions[name] = ""  # a function may call itself
+        text = self._resolved(text, jit)
+        if name != own:
+            text = text.replace(own, name, 1)
+        options = [f"{o}={getattr(jit, o)!r}" for o in _JIT_OPTIONS if getattr(jit, o, None)]
+        del self._functions[name]
+        decorator = f"@triton.jit({', '.join(options)})" if options else "@triton.jit"
+        self._functions[name] = f"{decorator}\n{text.rstrip()}"
+
+    def _resolved(self, text: str, jit: JitFunction) -> str:
+        """The text with all that it refers to put into the module."""
+        scope = scope_of(getattr(jit, "fn", jit))
+        tree = python_parser.parse_module(text)
+        nodes = list(ast.walk(tree))
+        local = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        local |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        dotted: dict[str, tuple[str, str]] = {}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                owner = scope.get(node.value.id)
+                if isinstance(owner, ModuleType) and not _is_triton(owner) and node.value.id not in local:
+                    dotted[f"{node.value.id}.{node.attr}"] = (node.value.id, node.attr)
+        owners = {owner for owner, _ in dotted.values()}
+        for node in nodes:
+            if isinstance(node, ast.Name) and node.id in scope and node.id not in {*local, *owners}:
+                self._put(node.id, scope[node.id], jit)
+        for whole, (owner, attribute) in dotted.items():
+            # Another module's helper or constant becomes one of this module.
+            self._put(attribute, getattr(scope[owner], attribute, None), jit)
+            text = re.sub(rf"\b{re.escape(whole)}\b", attribute, text)
+        return text
+
+    def _put(self, name: str, value: object, user: JitFunction) -> None:
+        if isinstance(value, ModuleType):
+            if not _is_triton(value):
+                raise self._strange(name, value, user)
+            self._imports[_import_of(value.__name__, name)] = None
+            return
+        inner = innermost(value)
+        python = getattr(inner, "fn", inner)
+        module = str(getattr(python, "__module__", ""))
+        if module.partition(".")[0] == "triton" and type(value).__name__ not in ("constexpr", "dtype"):
+            title = getattr(inner, "__name__", name)
+            home = _home(module, title, inner)
+            self._imports[f"from {home} import {title}" + ("" if title == name else f" as {name}")] = None
+        elif hasattr(inner, "src") or type(inner).__name__ == "InterpretedFunction":
+            self.add(inner, name)
+        elif type(value).__name__ == "constexpr" and isinstance(
+            constant := getattr(value, "value", None), _CONSTANT_TYPES
+        ):
+            self._constant(name, f"triton.language.constexpr({constant!r})", user)
+        elif isinstance(value, _CONSTANT_TYPES):
+            self._constant(name, f"triton.language.constexpr({value!r})", user)
+        elif type(value).__name__ == "dtype" and hasattr(value, "primitive_bitwidth"):
+            self._constant(name, f"triton.language.{_dtype_name(value)}", user)
+        else:
+            raise self._strange(name, value, user)
+
+    def _constant(self, name: str, text: str, user: JitFunction) -> None:
+        self._imports["import triton.language"] = None
+        if self._constants.setdefault(name, text) != text:
+            raise RecordError(f"two constants are called {name}: rename one, as a variant is one module")
+
+    def _strange(self, name: str, value: object, user: JitFunction) -> RecordError:
+        return RecordError(
+            f"{getattr(user, '__name__', user)} reads the global {name}, a {type(value).__name__}: a variant "
+            "can hold JIT functions, constants and what is imported of triton. Make it one of these"
+        )
+
+
+def _is_triton(module: ModuleType) -> bool:
+    return module.__name__.partition(".")[0] == "triton"
+
+
+def _home(module: str, title: str, value: object) -> str:
+    """The module of triton to import a value from: its own where `triton.language` lacks it, as `libdevice.tanh`."""
+    near = "triton.language" if module.startswith("triton.language") else "triton"
+
+    def has(name: str) -> bool:
+        return innermost(getattr(sys.modules.get(name), title, None)) is value
+
+    return module if has(module) and not has(near) else near
+
+
+def _import_of(module: str, alias: str) -> str:
+    return f"import {module}" if module == alias else f"import {module} as {alias}"
+
+
+def _dtype_name(value: object) -> str:
+    import triton.language as tl
+
+    names: Mapping[str, Any] = vars(tl)
+    for name, found in names.items():
+        if type(found) is type(value) and found == value and not inspect.isclass(found):
+            return name
+    raise RecordError(f"{value} is no dtype of triton.language")

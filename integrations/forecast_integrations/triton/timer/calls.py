@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forecast_autotune.records import Candidate, Config
-from forecast_integrations.triton.timer.short_launches import TimedLaunch, record_call, recording_stream
-from forecast_integrations.triton.timer.timers import LaunchTimer
+from forecast_integrations.triton.timer.timers import LaunchTimer, TimedLaunch, record_call, recording_stream
 
 _ONLY = Candidate(Config.of({}))
 """There is one call at a time."""

@@ -1,8 +1,8 @@
 """Other sources of a kernel in a user's process: loading, launching, and staying within what was verified.
 
-A record (`forecast_autotune.variants.Variant`) is imported only after a check has admitted it for the call at
-hand, and launched only for calls that a check covers: a key hit may come with other strides, other sizes that
-are not in the key, or overlapping tensors. Kernels that users hand over themselves are theirs to vouch for.
+A record (`forecast_autotune.variants.Variant`) is imported only after a check has admitted it for the call at hand, and
+launched only for calls that a check covers: a key hit may come with other strides, other sizes that are not in the key,
+or overlapping tensors. Kernels that users hand over themselves are theirs to vouch for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triton.runtime.autotuner import Config
 from triton.runtime.jit import JITFunction
 
 from forecast_autotune.errors import RecordError, VariantError
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.records import Config as Record
 from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants import Variant
@@ -31,7 +31,7 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.entry import CallGrid, Grid, KernelEntry, known
 from forecast_autotune.variants.entry import signature as parameters_of
 from forecast_autotune.variants.judgement import SourceJudgement
-from forecast_integrations.triton.problem.call import outcome_of, warmup_of
+from forecast_integrations.triton.problem.call import KernelCall, outcome_of, warmup_of
 from forecast_integrations.triton.problem.describe import heuristic_layers, to_config
 from forecast_integrations.triton.problem.source import innermost, source_of
 from forecast_integrations.triton.protocols import (
@@ -381,3 +381,20 @@ def _triton_config(record: Record) -> LaunchConfig:
         num_ctas=record.num_ctas,
         **options,
     )
+
+
+def launch_config(
+    call: KernelCall, candidate: Candidate, rows: Callable[[], Sequence[Measurement]]
+) -> LaunchConfig:
+    """The candidate's config; a variant's comes with the base's fastest of `rows()`, for calls it does not cover."""
+    config = call.configs[candidate]
+    if isinstance(config, VariantConfig):
+        config = VariantConfig.of(config, config.function)
+        config.fallback = _fastest_of_base(call, rows())
+    return config
+
+
+def _fastest_of_base(call: KernelCall, rows: Sequence[Measurement]) -> LaunchConfig | None:
+    """The base's fastest config as far as measured; None where none was."""
+    known = [m for m in rows if m.ok and m.candidate.is_base_variant and m.candidate in call.configs]
+    return call.configs[min(known, key=lambda m: m.ms).candidate] if known else None

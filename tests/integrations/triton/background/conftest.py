@@ -22,8 +22,7 @@ def background(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iter
     # Here, since collecting the fast suite imports this file and must not load torch.
     from triton.runtime.driver import driver
 
-    from forecast_integrations.triton.background.stall_budget import StallBudget
-    from forecast_integrations.triton.background.tuner import BACKGROUND
+    from forecast_integrations.triton.background.tuner import BACKGROUND, StallBudget
     from forecast_integrations.triton.null_device import null_device
     from tests.integrations.null import by_launch_options
     from tests.integrations.triton.background.increments import IncrementingDevice

@@ -20,8 +20,7 @@ from forecast_autotune import CaptureError, settle
 from forecast_autotune.records import Evidence
 from forecast_autotune.store import Store
 from forecast_integrations.triton.background import tuner as background_tuner
-from forecast_integrations.triton.background.stall_budget import StallBudget
-from forecast_integrations.triton.background.tuner import BACKGROUND
+from forecast_integrations.triton.background.tuner import BACKGROUND, StallBudget
 from tests.integrations.null import binaries, child, configs, tables
 from tests.integrations.triton.background.increments import (
     IncrementingDevice,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forecast_integrations.triton.background.stall_budget import StallBudget
+from forecast_integrations.triton.background.tuner import StallBudget
 
 
 class Clock:
