@@ -187,9 +187,9 @@ def shell_commands(block: Block) -> list[str]:
 
 def _check_options(command: str) -> str | None:
     """Whether the command line's own grammar takes what a page says."""
-    from forecast_autotune.commands.console import grammar
+    from forecast_autotune.commands import grammar
     from forecast_autotune.commands.output import UsageError
-    from forecast_autotune.commands.run_arguments import split_run
+    from forecast_autotune.commands.process import split_run
 
     for part in re.split(r"&&|\|\||;|\|", command.split(" #")[0]):
         try:

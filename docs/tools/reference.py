@@ -68,7 +68,7 @@ def settings_page() -> str:
 
 def command_line_page() -> str:
     """Every command with its arguments and options."""
-    from forecast_autotune.commands.console import grammar
+    from forecast_autotune.commands import grammar
 
     parser = grammar.build()
     commands = list(_commands(parser, ()))
@@ -103,7 +103,7 @@ def command_line_page() -> str:
 def exit_codes_page() -> str:
     """The statuses of all commands, and the commands that say more."""
     from forecast_autotune import commands
-    from forecast_autotune.commands.console import grammar
+    from forecast_autotune.commands import grammar
 
     listed = re.findall(r"(\d+): ([^;.]+)", commands.main.__doc__ or "")
     said = []

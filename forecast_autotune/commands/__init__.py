@@ -15,15 +15,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     `run` returns, or exits with, what the program it runs does.
     """
     if argv is not None:
-        from forecast_autotune.commands.console.dispatch import dispatch
+        from forecast_autotune.commands.process import dispatch
 
         return dispatch(list(argv))
-    from forecast_autotune.commands.console.interruption import die_by_default
+    from forecast_autotune.commands.interruption import die_by_default
 
     die_by_default()
     import sys
 
-    from forecast_autotune.commands.console.dispatch import dispatch
+    from forecast_autotune.commands.process import dispatch
 
     try:
         return dispatch(sys.argv[1:])

@@ -9,21 +9,77 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks, plugins
-from forecast_autotune.commands.checks import GROUP, DoctorCheck, check_named_places, shown_settings
-from forecast_autotune.commands.console.extras import missing_package_text
-from forecast_autotune.commands.output import Output
+from forecast_autotune.commands.output import Output, missing_package_text
 from forecast_autotune.errors import SettingsError, StoreError
-from forecast_autotune.settings import Settings, default_directory, parse_user_directory
+from forecast_autotune.settings import Settings, default_directory, parse_directories, parse_user_directory
 from forecast_autotune.store import Store, StoreWarning
+from forecast_autotune.store.files import is_bundle
 from forecast_autotune.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+GROUP = "forecast_autotune.checks"
+"""Entries are functions (settings, network) -> rows; without `network`, they contact nobody."""
+MODEL_VARIABLE = "FORECAST_AUTOTUNE_LLM"
+
+
+@dataclass(frozen=True)
+class DoctorCheck:
+    """One line: `status` is `ok`, `warn` (something is missing) or `fail` (tuning cannot work)."""
+
+    name: str
+    status: str
+    detail: str
+    remedy: str = ""
+
+
+def shown_settings(settings: Settings) -> list[tuple[str, str, str]]:
+    """`Settings.describe` in the words of the variables, without the text of a model that is refused.
+
+    That text may hold a key. Of what is secret, it says whether it is set.
+    """
+    from forecast_autotune.llm.spec import parsed
+
+    rows = [
+        (name, _shown_flag(value, of) if isinstance(of.default, bool) else value, doc)
+        for (name, value, doc), of in zip(settings.describe(), fields(settings), strict=True)
+    ]
+    try:
+        if settings.llm:
+            parsed(settings.llm)
+    except SettingsError:
+        return [(name, "(refused)" if name == MODEL_VARIABLE else value, doc) for name, value, doc in rows]
+    return rows
+
+
+def _shown_flag(value: str, of: Field[Any]) -> str:
+    if of.metadata["parse"] is bool:
+        return "set" if value == "True" else "not set"
+    return "1" if value == "True" else "0"
+
+
+def check_named_places(settings: Settings) -> Iterator[DoctorCheck]:
+    """A warning for every bundle and model that a variable names and that is not there."""
+    remedy = "name bundles of `forecast-autotune store bundle` in FORECAST_AUTOTUNE_STORES"
+    try:
+        folders = parse_directories(settings.stores)
+    except SettingsError as error:
+        yield DoctorCheck("bundles", "warn", str(error), remedy)
+        folders = ()
+    for folder in folders:
+        if not is_bundle(folder):
+            detail = f"{folder} {'is no bundle' if folder.exists() else 'is not there'}"
+            yield DoctorCheck("bundles", "warn", detail, remedy)
+    if settings.model is not None and not settings.model.is_file():
+        remedy = "name a file of `forecast-autotune train surrogate` in FORECAST_AUTOTUNE_MODEL"
+        yield DoctorCheck("model", "warn", f"{settings.model} is no file", remedy)
+
 
 MIN_TRITON = (3, 4)
 
@@ -284,8 +340,7 @@ def _tables() -> DoctorCheck:
 
 
 def _render_checks(checks: list[DoctorCheck], settings: list[tuple[str, str, str]]) -> list[RenderableType]:
-    from forecast_autotune.report.shown_text import shown_text
-    from forecast_autotune.report.table import checklist, settings_table
+    from forecast_autotune.report.table import checklist, settings_table, shown_text
 
     failed = sum(check.status == "fail" for check in checks)
     verdict = shown_text(f"{failed} failed", "bold red") if failed else shown_text("ready", "bold green")

@@ -19,8 +19,7 @@ from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
 from forecast_autotune.records.table import Table
-from forecast_autotune.report.language_model import model_tally
-from forecast_autotune.report.table import model_comparison, replay_panel, replay_table
+from forecast_autotune.report.table import model_comparison, model_tally, replay_panel, replay_table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.tuning.replays.replay import ReplayReport
 from forecast_autotune.tuning.replays.replay import replay as replay_tables
@@ -177,7 +176,7 @@ def _draw(report: ReplayReport, path: Path) -> None:
 
     picture = render_png(report)
     if path.suffix.lower() != ".png":
-        from forecast_autotune.report.page import render_page
+        from forecast_autotune.report.plot import render_page
 
         picture = render_page(report, picture).encode("utf-8", "replace")
     with open_named_output(path) as stream:

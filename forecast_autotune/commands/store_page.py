@@ -11,12 +11,11 @@ from pathlib import Path
 
 from forecast_autotune.commands.calibration import coverage, reliability
 from forecast_autotune.commands.output import Output, UsageError
-from forecast_autotune.commands.stores.named_store import open_named_store
+from forecast_autotune.commands.store_access import open_named_store
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.printable import count_text
 from forecast_autotune.report.local_server import LocalServer, ServedText
-from forecast_autotune.report.store_page.overview import ProblemRow, StoreOverview, disk_use
-from forecast_autotune.report.store_page.render import render_store_page
+from forecast_autotune.report.store_page import ProblemRow, StoreOverview, disk_use, render_store_page
 from forecast_autotune.store import Store
 
 

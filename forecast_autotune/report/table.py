@@ -1,4 +1,4 @@
-"""Tables and panels for the terminal, made with rich. Names from outside are never read as markup."""
+"""Tables, panels and texts for a terminal, out of what others wrote: without control characters, bounded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,43 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from forecast_autotune.printable import LONGEST_NAME
+from forecast_autotune.printable import LONGEST_NAME, LONGEST_TEXT, printable
 from forecast_autotune.records import LLMConsultation
 from forecast_autotune.report.chart import bar, milliseconds, percent, seconds, sparkline
-from forecast_autotune.report.language_model import model_rows
-from forecast_autotune.report.shown_text import shown_text
-from forecast_autotune.report.summary import consultation_text
+from forecast_autotune.report.summary import ModelTally, consultation_text
 from forecast_autotune.tuning.replays.replay import ReplayReport, ReplayRow
+
+
+def shown_text(text: object, style: str = "", *, limit: int = LONGEST_TEXT, lines: bool = False) -> Text:
+    """`printable(text, limit)` in a style; with `lines`, its line breaks stay, and `limit` holds for each line.
+
+    Markup in it is not read.
+    """
+    return Text(printable(text, limit, lines=lines), style=style)
+
+
+def model_tally(report: ReplayReport) -> ModelTally:
+    """What the model did in all problems of a replay."""
+    tally = ModelTally()
+    for row in report.rows:
+        tally.add(row.llm)
+    return tally
+
+
+def model_rows(report: ReplayReport) -> list[tuple[str, str]]:
+    """Lines of a replay's panel: what the model did, and the sums without it; empty where none was named."""
+    if report.without is None:
+        return []
+    alone = report.without.summary()
+    measured = sum(r.measured for r in report.rows), sum(r.measured for r in report.without.rows)
+    told = [
+        f"{measured[1]} candidates measured (with it {measured[0]})",
+        f"{percent(alone['geomean_regret'])} regret, {percent(alone['max_regret'])} at worst",
+        f"{seconds(alone['tune_s'])} of tuning",
+    ]
+    line = model_tally(report).line().removeprefix("language model: ")
+    return [("language model", line or "not asked: no decision was due"), ("without it", ", ".join(told))]
+
 
 _NARROW_COLUMNS = 110
 """Below so many columns the charts give way to the figures."""

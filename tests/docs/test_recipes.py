@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.commands import main
-from forecast_autotune.commands.console import grammar
+from forecast_autotune.commands import grammar, main
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store, bundle_discovery
 from forecast_autotune.store.bundles import Bundle, write_bundle

@@ -56,7 +56,7 @@ def test_links_to_files_and_headings_lead_somewhere(page: str) -> None:
 
 
 def test_every_settings_variable_and_command_is_in_the_reference() -> None:
-    from forecast_autotune.commands.console import grammar
+    from forecast_autotune.commands import grammar
     from forecast_autotune.settings import Settings
 
     settings = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")

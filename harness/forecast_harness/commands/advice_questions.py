@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from forecast_autotune.commands.output import UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
-from forecast_autotune.commands.stores.access import open_store
+from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.llm.advice.question import ADVICE_VERSION, advice_prompt
 from forecast_autotune.llm.open_question import OpenQuestion
 from forecast_autotune.records.table import Table

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.commands.console.extras import require_packages
-from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.stores.access import open_store
-from forecast_autotune.commands.stores.exchange import clear_advice
+from forecast_autotune.commands.exchange import clear_advice
+from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
+from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.asking import ask_for_advice, revise_advice
 from forecast_autotune.llm.advice.checks import check_function
@@ -229,7 +228,7 @@ def _joined(several: Sequence[Advice]) -> Advice:
 
 
 def _report(rows: Sequence[dict[str, Any]], more: dict[str, Any], store: Store, output: Output) -> int:
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
 
     if unsaved := [note for note in store.issued_warnings if "advice cannot be written" in note]:
         raise CommandError(unsaved[0])
@@ -252,7 +251,7 @@ def _report(rows: Sequence[dict[str, Any]], more: dict[str, Any], store: Store, 
 
 
 def _list(options: argparse.Namespace, output: Output) -> int:
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
 
     store = open_store(options)
     rows, lines = [], []

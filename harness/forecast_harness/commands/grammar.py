@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from forecast_autotune.commands.console.option_types import SECONDS, IntegerRange, device_number
-from forecast_autotune.commands.registry import Commands, store_option
+from forecast_autotune.commands.registry import SECONDS, Commands, IntegerRange, device_number, store_option
 
 CODE_PATHS = ("auto", "machine-code", "host-code")
 """How Triton sources come to the clock."""

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.console.extras import require_packages
-from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.store.files import append
 from forecast_harness.commands.count_line import CountLine
@@ -213,7 +212,7 @@ def _trace(options: argparse.Namespace, lines: list[dict[str, Any]]) -> None:
 
 
 def _pack_lines(pack: Pack, refused: list[str]) -> list[Any]:
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
 
     if not refused:
         names = ", ".join(s.name for s in pack.solutions) or "none"
@@ -223,7 +222,7 @@ def _pack_lines(pack: Pack, refused: list[str]) -> list[Any]:
 
 
 def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
 
     word = str(verdict.judgement)
     line = shown_text(f"{verdict.solution} on {verdict.pack}: ")
@@ -256,7 +255,7 @@ def _table(entries: list[BenchResult]) -> Any:
 
 def _notes(entries: list[BenchResult]) -> list[Any]:
     """How thoroughly each was checked that may be used, and why others may not."""
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
 
     checked = [shown_text(f"{e.solution}: {e.checked}") for e in entries if e.verdict.accepted]
     return [

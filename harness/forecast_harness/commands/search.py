@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.console.extras import require_packages
-from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.file_access import misplaced_file, open_named_output
 from forecast_autotune.garbage_collection import rare_collections
 from forecast_harness.commands.code_path import early_start, open_machine_code
@@ -74,7 +73,7 @@ def _check_end(state: SearchState) -> None:
 
 def resume_command(options: argparse.Namespace, folder: Path) -> str:
     """The command that continues this search: every option that is not at its default, and `--resume`."""
-    from forecast_autotune.commands.console import grammar
+    from forecast_autotune.commands import grammar
 
     usual = vars(grammar.build().parse_args(["search", options.target or ""]))
     words = ["forecast-autotune", "search", options.target or ""]
@@ -405,7 +404,7 @@ def _report(
     output: Output, state: SearchState, folder: Path, remark: str, took: Mapping[str, float] | None = None
 ) -> None:
     """Write the page, and say what was found; `took`: seconds of the command, by what it was at."""
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
     from forecast_harness.search.output import best_file, summary
     from forecast_harness.search.report import page
     from forecast_harness.search.report.summary import summary_lines

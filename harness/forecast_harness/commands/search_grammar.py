@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from forecast_autotune.commands.console.option_types import (
+from forecast_autotune.commands.registry import (
     COUNT,
     SECONDS,
     SEED,
     WORKERS,
+    Commands,
     IntegerRange,
     RealRange,
 )
-from forecast_autotune.commands.registry import Commands
 from forecast_harness.commands.grammar import path_option
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.console.extras import require_packages
-from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.stores.access import open_store
+from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
+from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.garbage_collection import rare_collections
 from forecast_autotune.printable import printable, utc_now
@@ -271,7 +270,7 @@ def _render_results(
     results: Sequence[tuple[Variant, VariantVerification]],
     store: Store,
 ) -> list[Any]:
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
 
     lines = [
         shown_text(f"{target.kernel.name}: {len(made)} new, {len(found)} looked at, {len(results)} verified")
@@ -295,7 +294,7 @@ def _list(options: argparse.Namespace, output: Output) -> int:
         return 0
     from rich.table import Table
 
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
 
     table = Table("kernel", "variant", "by", "what", "passed on", "failed on")
     for v in found:
@@ -345,7 +344,7 @@ def _show(options: argparse.Namespace, output: Output) -> int:
         return 0
     from rich.syntax import Syntax
 
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
 
     facts = [f"{name}: {value}" for name, value in _summary(variant).items() if value]
     facts += [f"{name}: {value}" for name, value in variant.provenance.to_json().items() if value]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.console.extras import is_installed
-from forecast_autotune.commands.output import CommandError, Output
+from forecast_autotune.commands.output import CommandError, Output, is_installed
 
 if TYPE_CHECKING:
     from forecast_integrations.demo import Comparison
@@ -43,8 +42,7 @@ def _show(found: Comparison, output: Output) -> None:
     from rich.text import Text
 
     from forecast_autotune.report.chart import bar, milliseconds, percent, seconds
-    from forecast_autotune.report.shown_text import shown_text
-    from forecast_autotune.report.table import plain_table
+    from forecast_autotune.report.table import plain_table, shown_text
 
     output.console.print(
         shown_text(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from forecast_autotune.commands.checks import DoctorCheck
+from forecast_autotune.commands.doctor import DoctorCheck
 from forecast_autotune.errors import ForecastAutotuneError, SettingsError
 from forecast_autotune.settings import Settings
 

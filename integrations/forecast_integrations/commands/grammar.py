@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from forecast_autotune.commands.console.option_types import IntegerRange, SettingText, day
-from forecast_autotune.commands.registry import Commands, store_option
+from forecast_autotune.commands.registry import Commands, IntegerRange, SettingText, day, store_option
 from forecast_autotune.settings import Mode
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from forecast_autotune.commands.output import Output, UsageError
-from forecast_autotune.commands.stores.named_store import check_folder
+from forecast_autotune.commands.store_access import check_folder
 from forecast_autotune.llm.open_question import OpenQuestion
 from forecast_autotune.printable import printable
 from forecast_integrations.models.answer_files import extend, read_answers, read_questions, write_questions
@@ -23,7 +23,7 @@ def ask(options: argparse.Namespace, output: Output) -> int:
 
 
 def _export(options: argparse.Namespace, output: Output) -> int:
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
     from forecast_integrations.commands.open_questions import questions_of
 
     path, source = _jsonl(options.export, "--export"), questions_of(options.kind)
@@ -49,7 +49,7 @@ def _open(questions: Iterable[OpenQuestion], known: Iterable[str], output: Outpu
 
 
 def _import(options: argparse.Namespace, output: Output) -> int:
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
 
     if missing := [f"--{name}" for name in ("model", "author", "to") if not getattr(options, name)]:
         raise UsageError(

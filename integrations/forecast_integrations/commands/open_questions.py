@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from forecast_autotune import plugins
-from forecast_autotune.commands.console.extras import require_packages
-from forecast_autotune.commands.output import UsageError
+from forecast_autotune.commands.output import UsageError, require_packages
 from forecast_autotune.commands.recorded_tables import load_tables
-from forecast_autotune.commands.stores.named_store import open_named_store
+from forecast_autotune.commands.store_access import open_named_store
 from forecast_autotune.llm.backend import BackendResponse
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.calibration import LLMCalibration

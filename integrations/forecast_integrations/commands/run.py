@@ -20,8 +20,7 @@ from types import TracebackType
 from typing import IO
 
 from forecast_autotune import activate
-from forecast_autotune.commands.console.extras import is_installed
-from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.commands.output import CommandError, Output, UsageError, is_installed
 from forecast_autotune.file_access import misplaced_file
 from forecast_autotune.records import Decision
 from forecast_autotune.records.codec import Record, json_option
@@ -132,7 +131,7 @@ def _set_environment(options: argparse.Namespace) -> None:
         if (value := getattr(options, name)) is not None:
             os.environ[variable] = value
     if options.store is not None:
-        from forecast_autotune.commands.stores.access import own_root
+        from forecast_autotune.commands.store_access import own_root
 
         # The program may change its directory.
         os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(own_root(options))

@@ -10,10 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forecast_autotune.commands.console.extras import require_packages
-from forecast_autotune.commands.output import CommandError, Output
-from forecast_autotune.commands.stores.access import open_store
-from forecast_autotune.commands.stores.named_store import check_folder
+from forecast_autotune.commands.output import CommandError, Output, require_packages
+from forecast_autotune.commands.store_access import check_folder, open_store
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Decision
 from forecast_autotune.settings import Mode, Settings

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from forecast_autotune.commands.console.extras import is_installed
+from forecast_autotune.commands.output import is_installed
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import Backend
 from forecast_autotune.llm.providers import GENERATION_TIMEOUT_S, answers_directory

@@ -14,7 +14,7 @@ import pytest
 from forecast_autotune import __version__
 from forecast_autotune.commands import main
 from forecast_autotune.commands.show import key_contains
-from forecast_autotune.commands.stores.access import first_forecasts
+from forecast_autotune.commands.store_access import first_forecasts
 from forecast_autotune.records import Candidate, Config, Decision, Measurement, Outcome
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Settings

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.commands.console import interruption
-from forecast_autotune.commands.console.interruption import CommandInterrupted, InterruptHandlers
+from forecast_autotune.commands import interruption
+from forecast_autotune.commands.interruption import CommandInterrupted, InterruptHandlers
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table

@@ -43,7 +43,7 @@ cases = json.loads(sys.argv[1])
 if len(cases) > 1:  # what all of them need, once
     import numpy, rich.console, rich.table
     from forecast_autotune.commands import main
-    from forecast_autotune.commands.console import dispatch, grammar
+    from forecast_autotune.commands import grammar, process
     grammar.build()
 for folder, *case in cases:
     child = os.fork()

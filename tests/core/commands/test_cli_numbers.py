@@ -6,9 +6,8 @@ import argparse
 
 import pytest
 
-from forecast_autotune.commands import main
-from forecast_autotune.commands.console import grammar
-from forecast_autotune.commands.console.option_types import (
+from forecast_autotune.commands import grammar, main
+from forecast_autotune.commands.registry import (
     IntegerRange,
     RealRange,
     SettingText,

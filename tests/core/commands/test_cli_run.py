@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.commands.run_arguments import split_run
+from forecast_autotune.commands.process import split_run
 from forecast_autotune.records import Candidate, Config, Cost, Decision, Evidence
 from forecast_integrations.commands.run import RunSummary
 from tests.core.captured_output import Capture, command, needs_triton, python

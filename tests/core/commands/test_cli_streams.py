@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.commands.console import grammar
-from forecast_autotune.commands.console.streams import StandardDescriptor
+from forecast_autotune.commands import grammar
+from forecast_autotune.commands.process import StandardDescriptor
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import command_options
@@ -71,7 +71,7 @@ def assert_told(done: subprocess.CompletedProcess[str]) -> None:
 FORKING = """
 import json, os, sys
 from forecast_autotune.commands import main
-from forecast_autotune.commands.console import dispatch, grammar
+from forecast_autotune.commands import grammar, process
 import forecast_autotune.commands.show, forecast_autotune.commands.doctor, rich.table
 grammar.build()
 for words in json.loads(sys.argv[1]):

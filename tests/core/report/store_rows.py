@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forecast_autotune.report.store_page.overview import ProblemRow, StoreOverview
+from forecast_autotune.report.store_page import ProblemRow, StoreOverview
 
 HOSTILE = "</script></style><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'> \u202e \x1b[2J"
 

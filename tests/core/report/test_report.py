@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from forecast_autotune.report import chart
-from forecast_autotune.report.page import render_page
-from forecast_autotune.report.plot import MissingMatplotlibError, median_path, render_png
+from forecast_autotune.report.plot import MissingMatplotlibError, median_path, render_page, render_png
 from forecast_autotune.report.table import (
     checklist,
     decision_explanation,

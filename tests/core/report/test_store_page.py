@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.report.store_page.overview import (
+from forecast_autotune.report.store_page import (
     MOST_PROBLEMS,
     MOST_REASONS,
     ProblemRow,
+    age_text,
     disk_use,
+    render_store_page,
+    size_text,
 )
-from forecast_autotune.report.store_page.render import age_text, render_store_page, size_text
 from forecast_autotune.testing import example_table
 from tests.core.report.store_rows import HOSTILE, overview, problem_row
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.report.local_server import LocalServer, ServedText
-from forecast_autotune.report.store_page.render import render_store_page
+from forecast_autotune.report.store_page import render_store_page
 from tests.browser import LOW_CONTRAST_SCRIPT, PageVisit, chromium
 from tests.core.report.store_rows import HOSTILE, overview, problem_row
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.commands.console.grammar import OTHER_TOOLS
+from forecast_autotune.commands.grammar import OTHER_TOOLS
 from forecast_autotune.records import (
     Argument,
     Candidate,

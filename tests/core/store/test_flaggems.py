@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.commands.stores.exchange import read_any_table
+from forecast_autotune.commands.exchange import read_any_table
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Device, Outcome
 from forecast_autotune.store.exchange.flaggems import import_flaggems, is_flaggems_cache

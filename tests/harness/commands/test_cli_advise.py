@@ -313,7 +313,7 @@ def test_nothing_of_it_is_loaded_by_the_grammar() -> None:
     import subprocess
 
     program = (
-        "import sys; from forecast_autotune.commands.console import grammar; grammar.build(); "
+        "import sys; from forecast_autotune.commands import grammar; grammar.build(); "
         "print([n for n in sys.modules if n.startswith('forecast_harness.variants')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.commands import main
-from forecast_autotune.commands.console import grammar
+from forecast_autotune.commands import grammar, main
 from forecast_harness.commands.search import resume_command
 from forecast_harness.search.events import Finished, Resumed, Stopped
 from forecast_harness.search.log import encode, read_log

@@ -26,7 +26,7 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     from dataclasses import replace
 
     from forecast_autotune.llm.calibration import write
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
     from forecast_train.evaluation.splits import SplitError
     from forecast_train.llm.calibration.calibrate import fit_calibration as fitted
     from forecast_train.llm.calibration.measured_evidence import measured_evidence
@@ -64,7 +64,7 @@ def _refit(options: argparse.Namespace, settings: Settings, output: Output) -> i
     """Fit the calibration anew to what was noted with measurements; nothing is asked."""
     from forecast_autotune.llm.calibration import find_calibration, write
     from forecast_autotune.llm.prompt import FORECAST_VERSION
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
     from forecast_autotune.surrogates.factory import calibration_paths, open_backend
     from forecast_train.evaluation.splits import SplitError
     from forecast_train.llm.calibration.stored_answers import recalibrate, stored_answers

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.console.extras import require_packages
-from forecast_autotune.commands.output import Output, UsageError
+from forecast_autotune.commands.output import Output, UsageError, require_packages
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.settings import Settings

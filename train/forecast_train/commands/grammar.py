@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from forecast_autotune.commands.console.option_types import (
+from forecast_autotune.commands.registry import (
     COUNT,
     MOST_COUNT,
     MOST_SECONDS,
     SEED,
     WORKERS,
+    Commands,
     IntegerRange,
     RealRange,
+    store_option,
 )
-from forecast_autotune.commands.registry import Commands, store_option
 
 
 def train(commands: Commands) -> None:

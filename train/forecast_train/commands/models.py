@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.console.extras import require_packages
-from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.file_access import open_named_output
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 def data(options: argparse.Namespace, output: Output) -> int:
     """Turn tables, caches of others or the store into a data set: three Parquet files and a card."""
     from forecast_autotune import __version__
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
     from forecast_train.evaluation.splits import LeakageError, SplitError
     from forecast_train.llm.data.build import ExampleSettings, build_examples
     from forecast_train.llm.data.cross_fitting import SurrogateFor, cross_fit_sides, formula_surrogate
@@ -97,7 +96,7 @@ def grpo(options: argparse.Namespace, output: Output) -> int:
 
 def export(options: argparse.Namespace, output: Output) -> int:
     """Write a finished run's adapter, calibration and card to a folder."""
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
     from forecast_train.llm.export import export_model
 
     if not Path(options.run).exists():
@@ -113,7 +112,7 @@ def export(options: argparse.Namespace, output: Output) -> int:
 
 def traces(options: argparse.Namespace, output: Output) -> int:
     """Choose the shortest correct trace per problem, for training kernel writers."""
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
     from forecast_train.llm.data.writer_traces import load_traces, shortest_correct, write_chats
 
     every = [trace for name in options.files for trace in load_traces(Path(name))]
@@ -170,14 +169,14 @@ def _print_online_result(found: RefreshResult, path: Path, output: Output) -> No
 
 
 def _model_path(options: argparse.Namespace) -> Path:
-    from forecast_autotune.commands.stores.access import own_root
+    from forecast_autotune.commands.store_access import own_root
 
     return own_root(options) / "models" / "online.npz"
 
 
 def _tables_given(options: argparse.Namespace) -> list[Table]:
     """The tables of the files given, ours or another tuner's; by default the shipped ones."""
-    from forecast_autotune.commands.stores.exchange import read_any_table
+    from forecast_autotune.commands.exchange import read_any_table
 
     if not options.tables:
         return load_tables(options)
@@ -185,7 +184,7 @@ def _tables_given(options: argparse.Namespace) -> list[Table]:
 
 
 def _stored(options: argparse.Namespace) -> list[Table]:
-    from forecast_autotune.commands.stores.access import open_store
+    from forecast_autotune.commands.store_access import open_store
 
     return [t for t in open_store(options, to_read=True).tables(None, None) if len(t.by_candidate()) > 1]
 
@@ -200,7 +199,7 @@ def _settings(kind: Any, options: argparse.Namespace) -> Any:
 
 
 def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> int:
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
     from forecast_train.llm.loss_curves import draw_curves
 
     draw_curves(out / "curves.png", done["log"])

@@ -7,14 +7,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from forecast_autotune.commands.console.extras import require_packages
-from forecast_autotune.commands.output import Output, UsageError
+from forecast_autotune.commands.output import Output, UsageError, require_packages
 from forecast_autotune.commands.recorded_tables import load_tables
 
 
 def surrogate(options: argparse.Namespace, output: Output) -> int:
     """Fit the learned surrogate to tables, and write it as one npz file."""
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
     from forecast_train.surrogate import fit_model
     from forecast_train.surrogate.fit import FitSettings
 

@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 
 from forecast_autotune.file_access import open_named_output
-from forecast_autotune.report.shown_text import shown_text
-from forecast_autotune.report.table import key_value_table, plain_table
+from forecast_autotune.report.table import key_value_table, plain_table, shown_text
 from forecast_train.evaluation.figures import LARGE_PROBLEM
 from forecast_train.evaluation.plots import write_plots
 from forecast_train.evaluation.rows import ADAPTIVE_BUDGETS, STATIC_BUDGETS

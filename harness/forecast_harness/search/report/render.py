@@ -17,7 +17,7 @@ from typing import Any
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import codec
 from forecast_autotune.report.chart import milliseconds, percent, seconds
-from forecast_autotune.report.page import STYLE
+from forecast_autotune.report.plot import STYLE
 from forecast_harness.search.report import charts, sources, tables, tree
 from forecast_harness.search.report.report_model import ReportNode, SearchReport
 from forecast_harness.search.report.scales import factor_text

@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.console.extras import missing_package_text
-from forecast_autotune.commands.output import CommandError, UsageError
+from forecast_autotune.commands.output import CommandError, UsageError, missing_package_text
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Argument, Config, Kernel, Problem, digest
 from forecast_autotune.store import Store

@@ -80,3 +80,18 @@ def first_forecasts(rows: Sequence[Measurement]) -> dict[Candidate, dict[str, fl
             "p_fail": p_fail,
         }
     return found
+
+
+def open_named_store(options: argparse.Namespace, *, to_read: bool = True) -> Store:
+    """As `open_store`. Raises `UsageError` for a folder of `--store` that is not there."""
+    if options.store is not None:
+        check_folder("--store", options.store)
+    return open_store(options, to_read=to_read)
+
+
+def check_folder(option: str, text: str) -> Path:
+    """The folder that an option names. Raises `UsageError` where nothing is."""
+    path = parse_user_directory(text)
+    if not path.exists():
+        raise UsageError(f"{option} {text}: there is no such folder")
+    return path

@@ -5,8 +5,18 @@ from __future__ import annotations
 import argparse
 
 from forecast_autotune import plugins
-from forecast_autotune.commands.console.option_types import COUNT, SEED, WORKERS, IntegerRange, RealRange
-from forecast_autotune.commands.registry import GROUP, Commands, Parser, filters, store_option
+from forecast_autotune.commands.registry import (
+    COUNT,
+    GROUP,
+    SEED,
+    WORKERS,
+    Commands,
+    IntegerRange,
+    Parser,
+    RealRange,
+    filters,
+    store_option,
+)
 from forecast_autotune.version import __version__
 
 ORDER = (
@@ -27,6 +37,7 @@ ORDER = (
     "llm",
     "doctor",
     "demo",
+    "store",
 )
 """As `--help` lists them; commands of other packages follow by name."""
 OTHER_TOOLS = ("kernel-tuner", "kernel-tuner-t4", "sglang-moe", "vllm-moe")
@@ -49,6 +60,7 @@ def build() -> argparse.ArgumentParser:
         "import": _import,
         "clear": _clear,
         "doctor": _doctor,
+        "store": _store,
     }
     others = plugins.names(GROUP)
     for name in (*ORDER, *(n for n in others if n not in ORDER)):
@@ -157,7 +169,7 @@ def _explain(commands: Commands) -> None:
 
 def _export(commands: Commands) -> None:
     export = commands.add(
-        "export", "forecast_autotune.commands.stores.exchange:export", "write stored measurements as a table"
+        "export", "forecast_autotune.commands.exchange:export", "write stored measurements as a table"
     )
     export.add_argument(
         "file",
@@ -176,7 +188,7 @@ def _export(commands: Commands) -> None:
 
 def _import(commands: Commands) -> None:
     imports = commands.add(
-        "import", "forecast_autotune.commands.stores.exchange:import_", "add tables of others to the store"
+        "import", "forecast_autotune.commands.exchange:import_", "add tables of others to the store"
     )
     imports.add_argument(
         "files",
@@ -202,7 +214,7 @@ def _import(commands: Commands) -> None:
 
 def _clear(commands: Commands) -> None:
     clear = commands.add(
-        "clear", "forecast_autotune.commands.stores.exchange:clear", "remove measurements and decisions"
+        "clear", "forecast_autotune.commands.exchange:clear", "remove measurements and decisions"
     )
     filters(clear)
     clear.add_argument("--variants", action="store_true", help="instead: other sources of kernels")
@@ -216,3 +228,104 @@ def _doctor(commands: Commands) -> None:
     )
     store_option(doctor)
     doctor.add_argument("--network", action="store_true", help="also contact the language model's server")
+
+
+_PLACES = "a store's folder, a bundle or the address of a remote store"
+
+
+def _store(commands: Commands) -> None:
+    """Add `store` and its subcommands."""
+    group = commands.group("store", "merge, compare, check and ship stores", "commands", "COMMAND")
+    _merge(group)
+    _diff(group)
+    _verify(group)
+    _gc(group)
+    _bundle(group)
+    _install(group)
+
+
+def _merge(group: Commands) -> None:
+    merge = group.add(
+        "merge",
+        "forecast_autotune.commands.stores:merge_stores",
+        "add all rows of other stores: the union, whatever the order and however often",
+    )
+    merge.add_argument("sources", nargs="+", metavar="SOURCE", help=_PLACES)
+    merge.add_argument(
+        "--into", metavar="PLACE", help="a store's folder or a remote store's address (default: --store)"
+    )
+    store_option(merge)
+
+
+def _diff(group: Commands) -> None:
+    diff = group.add(
+        "diff",
+        "forecast_autotune.commands.stores:diff_stores",
+        "say what one store holds and another does not",
+    )
+    diff.add_argument("first", metavar="FIRST", help=_PLACES)
+    diff.add_argument("second", nargs="?", metavar="SECOND", help="the other (default: --store)")
+    store_option(diff)
+
+
+def _verify(group: Commands) -> None:
+    verify = group.add(
+        "verify",
+        "forecast_autotune.commands.stores:verify_stores",
+        "check every file of stores and bundles; exit status 1 if anything is wrong",
+    )
+    verify.add_argument(
+        "places", nargs="*", metavar="PLACE", help="stores, bundles and addresses (default: --store)"
+    )
+    store_option(verify)
+
+
+def _gc(group: Commands) -> None:
+    gc = group.add(
+        "gc",
+        "forecast_autotune.commands.stores:compact_store",
+        "remove repeated and damaged lines, damaged decisions, and what killed writers left; no measurement is lost",
+    )
+    store_option(gc)
+
+
+def _bundle(group: Commands) -> None:
+    bundle = group.add(
+        "bundle",
+        "forecast_autotune.commands.stores:write_bundle_of_store",
+        "write decisions and measurements as a folder that others read with FORECAST_AUTOTUNE_STORES",
+    )
+    bundle.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
+    filters(bundle)
+    bundle.add_argument("--sources", action="store_true", help="let kernels' sources and IR go along")
+    bundle.add_argument(
+        "--compiled",
+        metavar="DIR",
+        help="let the compiled kernels in this cache of Triton (TRITON_CACHE_DIR) go along; they are code",
+    )
+    bundle.add_argument(
+        "--graphs",
+        metavar="FILE",
+        help="let the compiled graphs of torch.compile in this file go along, the bytes of "
+        "torch.compiler.save_cache_artifacts(); they are code",
+    )
+
+
+def _install(group: Commands) -> None:
+    install: argparse.ArgumentParser = group.add(
+        "install",
+        "forecast_autotune.commands.stores:install_bundle",
+        "put a bundle's compiled kernels into Triton's cache: for bundles of people whose code you run",
+    )
+    install.add_argument("bundle", metavar="BUNDLE", help="a bundle made with --compiled or --graphs")
+    install.add_argument(
+        "--digest", metavar="SHA256", help="refuse any other bundle (`store bundle` prints it)"
+    )
+    install.add_argument(
+        "--cache", metavar="DIR", help="Triton's cache (default: TRITON_CACHE_DIR, else ~/.triton/cache)"
+    )
+    install.add_argument(
+        "--graphs",
+        metavar="FILE",
+        help="write its compiled graphs to this new file, for torch.compiler.load_cache_artifacts()",
+    )

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks, plugins
-from forecast_autotune.commands.console.extras import is_installed
-from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.stores.access import open_store
-from forecast_autotune.commands.stores.named_store import open_named_store
+from forecast_autotune.commands.output import CommandError, Output, UsageError, is_installed
+from forecast_autotune.commands.store_access import open_named_store, open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import count_text, printable
 from forecast_autotune.records import Device
@@ -385,6 +383,6 @@ def _variants_note(variants: int) -> str:
 
 def _dim_text(text: str) -> Text:
     """A path as dim text: never read as markup."""
-    from forecast_autotune.report.shown_text import shown_text
+    from forecast_autotune.report.table import shown_text
 
     return shown_text(text, style="dim")

@@ -1,1 +1,0 @@
-"""The command line as a process: words, streams, signals, missing packages, exit status."""
