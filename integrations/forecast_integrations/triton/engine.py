@@ -8,11 +8,13 @@ import time
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from forecast_autotune.errors import CaptureError, FrozenMissError, is_told_to_caller
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.policy import Policy
+from forecast_autotune.ranks.job import Job
 from forecast_autotune.ranks.tuning import tune_together
 from forecast_autotune.records import Candidate, Decision, Kernel, Problem
 from forecast_autotune.settings import Budget, Mode, Settings
@@ -49,7 +51,7 @@ from forecast_integrations.triton.problem.describe import (
 from forecast_integrations.triton.problem.key import Bucket
 from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, Tuner
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
-from forecast_integrations.triton.range_tuning import range_of
+from forecast_integrations.triton.range_tuning import RangeTuning, range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import make_tracer
@@ -103,6 +105,25 @@ def default_surrogate() -> Surrogate:
 
 
 @dataclass
+class _KeyMiss:
+    """A key that is not decided, as it was met."""
+
+    key: Key
+    call: KernelCall
+    problem: Problem
+    mark: str
+    """Digest of the candidates."""
+    settings: Settings
+    store: Store
+    guarded: GuardedStore
+    captured: bool
+    """Whether it would be timed, were no graph being recorded."""
+    begin: float = field(default_factory=time.perf_counter)
+    measurers: list[tuple[TritonMeasurer, str]] = field(default_factory=list)
+    """What has timed candidates, each with the kind of its arguments."""
+
+
+@dataclass
 class TuningEngine:
     """Per-tuner state: the kernel's record, its candidates, its options.
 
@@ -134,9 +155,9 @@ class TuningEngine:
 
     def __deepcopy__(self, memo: dict[int, object]) -> TuningEngine:
         """One for a copy of the tuner, with the same options: nothing is under way there."""
-        made = TuningEngine(self.options)
-        made.last = self.last
-        return made
+        copy = TuningEngine(self.options)
+        copy.last = self.last
+        return copy
 
     def has_own_bucket(self) -> bool:
         """Whether a function of the user's has a part in keys, whose errors are the user's to see."""
@@ -182,151 +203,171 @@ class TuningEngine:
     def _resolve(
         self, tuner: Tuner, key: Key, args: Arguments, kwargs: dict[str, object], pruned: list[LaunchConfig]
     ) -> LaunchConfig:
-        if len(pruned) == 1 and not self.has_variants:
+        miss = None
+        if len(pruned) > 1 or self.has_variants:
+            check_conflicts(pruned, kwargs)
+            miss = self._miss(KernelCall(tuner, tuple(args), kwargs), key, pruned)
+        if miss is None or (len(pruned) == 1 and not miss.call.functions):
             # Nothing to decide, as Triton 3.8 and later have it.
             tuner.cache[key] = pruned[0]
             return pruned[0]
-        check_conflicts(pruned, kwargs)
-        settings = self.options.settings()
-        store = self.options.open_store(settings)
-        guarded = GuardedStore(store)
-        call = KernelCall(tuner, tuple(args), kwargs)
-        problem = self._problem(call, key)
-        functions = self._functions(call, problem, None if settings.mode is Mode.DETERMINISTIC else store)
-        if len(pruned) == 1 and not functions:
-            tuner.cache[key] = pruned[0]
-            return pruned[0]
-        configs, mark = self._candidates(pruned, functions)
-        call = replace(call, configs=configs, functions=functions)
         if kwargs.get("warmup"):  # it compiles and launches nothing: there is nothing to time, or to decide
-            stored = guarded.decision(problem)
-            known = stored is not None and stored.chosen in configs
-            chosen = stored.chosen if stored is not None and known else next(iter(configs))
-            return launch_config(call, chosen, lambda: guarded.measurements(problem))
-        settings = untimed_settings(settings, tuner)
-        mode, settings = settings.mode, settings_in_capture(settings)
+            return _config_to_compile(miss)
+        own = has_own_benchmark(tuner)
         # A user's own benchmark function may need every rank to call it.
-        job = None if has_own_benchmark(tuner) else current_job(settings)
+        job = None if own else current_job(miss.settings)
         if job is not None:
-            settings = share_of_cores(settings)
-        ranged = range_of(self.options.bucket, call, problem.kernel, key, has_own_benchmark(tuner))
-        traced = (call, problem) if ranged is None else (ranged.traced.call, ranged.traced.problem)
-        task, kind, grids = self._task(*traced, mark, settings)
-        nested = decision_depth() > 1
-        if nested:
+            miss.settings = share_of_cores(miss.settings)
+        ranged = range_of(self.options.bucket, miss.call, miss.problem.kernel, key, own)
+        if decision_depth() > 1:
             # Inside another decision of this process: never wait for another process here.
-            settings = settings.with_(lock_timeout_s=0.0)
-        begin = time.perf_counter()
-        measurers: list[TritonMeasurer] = []
-        kinds: list[str] = []
-
-        def measurer(
-            at: KernelCall = call, of: Problem = problem, kind: str = kind, compiles: bool = True
-        ) -> TritonMeasurer:
-            kinds.append(kind)
-            measurers.append(_measurer(at, of, settings, guarded, self._compiled.get(kind, ()), compiles))
-            return measurers[-1]
-
-        surrogate = self.options.surrogate or default_surrogate()
-        policy = self.options.policy
+            miss.settings = miss.settings.with_(lock_timeout_s=0.0)
         try:
-            if ranged is not None:
-                decision = ranged.tune(
-                    task, measurer, store=guarded, surrogate=surrogate, settings=settings, policy=policy
-                )
-            else:
-                decision = tune_together(
-                    task,
-                    measurer,
-                    store=store,
-                    surrogate=surrogate,
-                    settings=settings,
-                    policy=policy,
-                    job=job,
-                    patient=not nested,
-                )
-        except FrozenMissError as miss:
+            decision = self._decide_key(miss, job) if ranged is None else self._decide_range(miss, ranged)
+        except FrozenMissError as error:
             if capturing_graph():
                 raise CaptureError(
-                    f"kernel {problem.kernel.name} met a new key {key} inside a CUDA-graph capture, where "
+                    f"kernel {miss.problem.kernel.name} met a new key {key} inside a CUDA-graph capture, where "
                     "nothing can be timed. Call it once with these arguments, or give them to prepare(), before "
                     "capturing; or capture inside allow_capture_misses() to take the best forecast"
-                ) from miss
+                ) from error
             raise
-        finally:
-            grids.close()
-        for made, kind in zip(measurers, kinds, strict=True):
-            again = {c for c in made.built if not call.depends_on_call(c)}
-            self._compiled.setdefault(kind, set()).update(again)
+        return self._serve(miss, decision, ranged)
+
+    def _miss(self, call: KernelCall, key: Key, pruned: list[LaunchConfig]) -> _KeyMiss:
+        """The record of a call whose key is not decided, with every candidate and the settings that decide it."""
+        settings = self.options.settings()
+        store = self.options.open_store(settings)
+        problem = self._problem(call, key)
+        functions = self._functions(call, problem, None if settings.mode is Mode.DETERMINISTIC else store)
+        configs, mark = self._candidates(pruned, functions)
+        call = replace(call, configs=configs, functions=functions)
+        timed = untimed_settings(settings, call.tuner)
+        settings = settings_in_capture(timed)
+        captured = settings.mode is not timed.mode
+        return _KeyMiss(key, call, problem, mark, settings, store, GuardedStore(store), captured)
+
+    def _decide_key(self, miss: _KeyMiss, job: Job | None) -> Decision:
+        """Decide one key, with the other ranks of a job if there are any."""
+        task, kind, grids = self._task(miss.call, miss.problem, miss.mark, miss.settings)
+        with contextlib.closing(grids):
+            return tune_together(
+                task,
+                lambda: self._measurer(miss, miss.call, miss.problem, kind, True),
+                store=miss.store,
+                surrogate=self._surrogate(),
+                settings=miss.settings,
+                policy=self.options.policy,
+                job=job,
+                patient=decision_depth() <= 1,
+            )
+
+    def _decide_range(self, miss: _KeyMiss, ranged: RangeTuning) -> Decision:
+        """Decide for the range of sizes that a key lies in."""
+        sized = ranged.traced
+        task, _, grids = self._task(sized.call, sized.problem, miss.mark, miss.settings)
+        with contextlib.closing(grids):
+            return ranged.tune(
+                task,
+                partial(self._measurer, miss),
+                store=miss.guarded,
+                surrogate=self._surrogate(),
+                settings=miss.settings,
+                policy=self.options.policy,
+            )
+
+    def _measurer(
+        self, miss: _KeyMiss, call: KernelCall, problem: Problem, kind: str, compiles: bool
+    ) -> TritonMeasurer:
+        """What times a call's candidates; `kind` is that of its arguments."""
+        compiles = compiles and has_device() and not is_interpreted()
+        bench, settings = has_own_benchmark(call.tuner), miss.settings
+        measurer = TritonMeasurer(
+            call,
+            problem.id,
+            workers=settings.worker_count(),
+            timeout_s=settings.timeout_s,
+            guard=lambda c: contextlib.nullcontext() if bench else miss.guarded.watch(problem, c),
+            # `_bench` prints this line itself.
+            say=lambda candidate: None if bench else print_timed_candidate(call, candidate),
+            compiler=settings.compiler if compiles else "none",
+            compiled=[c for c in self._compiled.get(kind, ()) if c in call.configs],
+            patient=settings.mode is Mode.EXHAUSTIVE,
+            bench=bench,
+        )
+        miss.measurers.append((measurer, kind))
+        return measurer
+
+    def _serve(self, miss: _KeyMiss, decision: Decision, ranged: RangeTuning | None) -> LaunchConfig:
+        """Have what was decided launched, where it holds, and tell of it."""
+        key, call, problem, guarded = miss.key, miss.call, miss.problem, miss.guarded
+        for measurer, kind in miss.measurers:
+            self._note_compiled(kind, call, measurer.built)
         self.last = decision
         config = launch_config(call, decision.chosen, lambda: guarded.measurements(problem))
-        pending = settings.mode is Mode.BACKGROUND and ranged is None
         filed = problem if ranged is None else ranged.problem
-        if settings.mode is not mode and not _is_final(decision, guarded.decision(filed)):
+        pending = miss.settings.mode is Mode.BACKGROUND and ranged is None
+        if not (pending or miss.captured) or _is_final(decision, guarded.decision(filed)):
+            call.tuner.cache[key] = config
+        elif miss.captured:
             self._captured[key] = config  # in graphs alone: outside of a capture the key is tuned
             note_capture_miss(problem, decision)
-        elif not pending or _is_final(decision, guarded.decision(problem)):
-            tuner.cache[key] = config
         else:
-            self._decide_later(key, call, problem, mark, kind, settings, (store, guarded), decision, config)
-        seconds = time.perf_counter() - begin
-        raw = measurers[0].raw if measurers else None
-        if ranged is not None:
-            problem, guarded = ranged.problem, GuardedStore(ranged.view(guarded))
-        publish_decision(call, key, config, guarded, problem, decision, raw, seconds, say=settings.summary)
+            self._decide_later(miss, decision, config)
+        seconds = time.perf_counter() - miss.begin
+        raw = miss.measurers[0][0].raw if miss.measurers else None
+        view = guarded if ranged is None else GuardedStore(ranged.view(guarded))
+        publish_decision(call, key, config, view, filed, decision, raw, seconds, say=miss.settings.summary)
         if raw is not None:
-            offer_advice(settings, store, problem.kernel, tuner.fn)
+            offer_advice(miss.settings, miss.store, problem.kernel, call.tuner.fn)
         return config
 
-    def _decide_later(
-        self,
-        key: Key,
-        call: KernelCall,
-        problem: Problem,
-        mark: str,
-        kind: str,
-        settings: Settings,
-        stores: tuple[Store, GuardedStore],
-        served: Decision,
-        config: LaunchConfig,
-    ) -> None:
+    def _decide_later(self, miss: _KeyMiss, served: Decision, config: LaunchConfig) -> None:
         """Launch with `config` from now on, and have the key decided beside the program's own work."""
-        tuner, (store, guarded) = call.tuner, stores
+        key, call, problem = miss.key, miss.call, miss.problem
         try:
             bare = stand_in_call(call, config)
         except UncopyableArgumentsError as error:
-            tuner.cache[key] = config
+            call.tuner.cache[key] = config
             warnings.warn(
                 f"kernel {problem.kernel.name} with key {key} is not timed in the background: {error}. It keeps its "
                 "first config; FORECAST_AUTOTUNE_MODE=tune times it",
                 stacklevel=2,
             )
             return
+        kind = describe.call_kind(problem, call.tuner.fn)
         known = TracedTexts(problem.arguments)
         known.merge(self._traced.get(kind, known))
 
-        def hear(made: MadeDecision) -> None:
-            again = {c for c in made.built if not bare.depends_on_call(c)}
-            self._compiled[kind] = self._compiled.get(kind, set()) | again
-            self.last = made.decision
+        def hear(outcome: MadeDecision) -> None:
+            self._note_compiled(kind, bare, outcome.built)
+            self.last = outcome.decision
 
         decision = KeyDecision(
-            tuner,
+            call.tuner,
             key,
             problem,
             bare,
-            self._task(bare, problem, mark, settings, known)[0],
+            self._task(bare, problem, miss.mark, miss.settings, known)[0],
             served.chosen,
-            store,
-            guarded,
-            settings,
-            self.options.surrogate or default_surrogate(),
+            miss.store,
+            miss.guarded,
+            miss.settings,
+            self._surrogate(),
             self.options.policy,
             tuple(self._compiled.get(kind, ())),
             hear,
         )
         self.pending[key] = PendingKey(decision, config, self.pending)
         BACKGROUND.add(self.pending[key], call.args, call.kwargs)
+
+    def _note_compiled(self, kind: str, call: KernelCall, built: Collection[Candidate]) -> None:
+        """Remember what this process has compiled, but for what depends on more of the call than its kind."""
+        again = {c for c in built if not call.depends_on_call(c)}
+        self._compiled[kind] = self._compiled.get(kind, set()) | again
+
+    def _surrogate(self) -> Surrogate:
+        return self.options.surrogate or default_surrogate()
 
     def _functions(
         self, call: KernelCall, problem: Problem, store: Store | None
@@ -340,12 +381,12 @@ class TuningEngine:
         self, pruned: list[LaunchConfig], functions: Mapping[str, AlternativeKernel]
     ) -> tuple[dict[Candidate, LaunchConfig], str]:
         # Configs are mutable: what they said when they were listed is compared, not their identity.
-        said = [(c, c.all_kwargs(), c.pre_hook) for c in pruned], list(functions.values())
-        if self._listed is None or self._listed[0] != said:
-            found = describe.configs_by_candidate(pruned)
+        values = [(c, c.all_kwargs(), c.pre_hook) for c in pruned], list(functions.values())
+        if self._listed is None or self._listed[0] != values:
+            configs = describe.configs_by_candidate(pruned)
             if functions:
-                found = add_variants(found, functions)
-            self._listed = (said, found, fingerprint(list(found)))
+                configs = add_variants(configs, functions)
+            self._listed = (values, configs, fingerprint(list(configs)))
         return self._listed[1], self._listed[2]
 
     def _problem(self, call: KernelCall, key: Key) -> Problem:
@@ -373,8 +414,8 @@ class TuningEngine:
         task.hears_failures = call.hears_failures()
         task.sources = LazySources(problem.kernel.source, call.functions)
         if settings.advice != "off":
-            told = {name: kernel.judgement for name, kernel in call.functions.items()}
-            task.judgements = {name: judged for name, judged in told.items() if judged is not None}
+            judgements = {name: kernel.judgement for name, kernel in call.functions.items()}
+            task.judgements = {name: one for name, one in judgements.items() if one is not None}
         return task, kind, grids
 
 
@@ -383,33 +424,10 @@ def _is_final(served: Decision, kept: Decision | None) -> bool:
     return kept is not None and kept.settings == served.settings and kept.chosen == served.chosen
 
 
-def _measurer(
-    call: KernelCall,
-    problem: Problem,
-    settings: Settings,
-    guarded: GuardedStore,
-    compiled: Collection[Candidate],
-    compiles: bool,
-) -> TritonMeasurer:
-    compiles = compiles and has_device() and not is_interpreted()
-    bench = has_own_benchmark(call.tuner)
-
-    def say(candidate: Candidate) -> None:
-        if not bench:  # `_bench` prints this line itself
-            print_timed_candidate(call, candidate)
-
-    def guard(candidate: Candidate) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext() if bench else guarded.watch(problem, candidate)
-
-    return TritonMeasurer(
-        call,
-        problem.id,
-        workers=settings.worker_count(),
-        timeout_s=settings.timeout_s,
-        guard=guard,
-        say=say,
-        compiler=settings.compiler if compiles else "none",
-        compiled=[c for c in compiled if c in call.configs],
-        patient=settings.mode is Mode.EXHAUSTIVE,
-        bench=bench,
-    )
+def _config_to_compile(miss: _KeyMiss) -> LaunchConfig:
+    """What a call is compiled with that launches nothing: the stored choice, or the first config."""
+    call, guarded = miss.call, miss.guarded
+    stored = guarded.decision(miss.problem)
+    known = stored is not None and stored.chosen in call.configs
+    chosen = stored.chosen if stored is not None and known else next(iter(call.configs))
+    return launch_config(call, chosen, lambda: guarded.measurements(miss.problem))
