@@ -1,61 +1,319 @@
-"""The code blocks of README.md and docs/**.md run, and print what the pages say. See docs/tools/blocks.py."""
+"""The code blocks of README.md and docs/**.md run, and print what the pages say.
+
+Every page runs in a process and an empty directory of its own, from top to bottom, with an empty store:
+
+| fence | what happens |
+|---|---|
+| `python` | executed; names stay for the page's later blocks. A `text` fence right below is its output |
+| `console` | lines after `$ ` are executed by bash; the lines below each are its output |
+| `bash` | executed by bash; must end with status 0 |
+| any, with `title="NAME"` | written to NAME in the page's directory instead |
+| `python` holding `--8<--` | a file of docs/examples, which test_examples.py runs |
+| `json`, `toml` | parsed |
+
+Kernels meet the null device (`forecast_integrations.triton.null_device`): they are really compiled, and only their
+times are made up. Tensors that ask for `device="cuda"` lie in host memory.
+
+Outputs are compared line by line: every line that a page shows must be printed, in this order. Numbers, bars and spaces
+may differ; `...` stands for anything. Warnings, which go to stderr, are not compared.
+
+A comment right above a fence says that it is not run, and why:
+
+    <!-- not run: downloads a model -->
+
+It is checked all the same: Python and shell syntax, and the options of every `forecast-autotune` command.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib.util
+import io
 import json
+import multiprocessing
+import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
+import tomllib
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sybil import Document, Example, Region, Sybil
+from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 ROOT = Path(__file__).parents[2]
-RUNNER = ROOT / "docs" / "tools" / "blocks.py"
-LIMIT_S = 600
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGE_LIMIT_S = 300
+"""Seconds after which a page counts as hung, and is ended with all that it started."""
+
+_FENCES = RawFencedCodeBlockLexer(re.compile(r"(?P<language>\w*)(?P<rest>.*)\n"))
+_TITLE = re.compile(r'title="([^"]+)"')
+_REASON = re.compile(r"<!--\s*not run:\s*\S.*?-->|<!-- test-command -->")
+_NUMBER = re.compile(r"\d[\d,.:]*(?:e[+-]?\d+)?(?:T[\d:+]+)?(?: (?:ns|µs|us|ms|s|min|MB|KB|kB)\b)?")
+_BARS = re.compile("[\u2581-\u258f\u2500-\u257f]+")
+_SAVED = re.compile(", about [^,;]* saved(?=;|$)")
+"""Told only where something was: not on a machine that was busy meanwhile."""
+_EXACT = re.compile("\u2502 (?:problems|measured|regret) ")
+"""Lines whose numbers are the same on every machine."""
 
 
-def _runner() -> object:
-    spec = importlib.util.spec_from_file_location("docs_blocks", RUNNER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@dataclass
+class Block:
+    """One fence of a page."""
+
+    language: str
+    text: str
+    title: str = ""
+    is_run: bool = True
+    output: str | None = None
+    """What a Python block has to print."""
 
 
-blocks = _runner()
+def blocks_of(document: Document) -> Iterator[Region]:
+    """The fences of a page, in order. Raises ValueError for one that is not closed."""
+    above: Region | None = None
+    for region in _FENCES(document):
+        language, text = region.lexemes["language"], str(region.lexemes["source"])
+        if not document.text[: region.end].endswith("`"):
+            raise ValueError(f"{document.path}: a fence is not closed")
+        gap = document.text[above.end if above else 0 : region.start]
+        if language == "text" and above and not gap.strip() and above.parsed.language == "python":
+            above.parsed.output = text
+        title = _TITLE.search(region.lexemes["rest"])
+        comment = gap.rstrip().rpartition("\n")[2]
+        is_run = not _REASON.search(comment)
+        above = Region(
+            region.start, region.end, Block(language, text, title[1] if title else "", is_run), evaluate
+        )
+        yield above
+
+
+def evaluate(example: Example) -> str | None:
+    """Do what the module's docstring says; what is wrong, or None."""
+    block: Block = example.parsed
+    if block.title and block.is_run:
+        target = Path(block.title)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(block.text, encoding="utf-8")
+    elif "--8<--" in block.text:
+        named = re.findall(r'--8<-- "([^":]+)', block.text)
+        absent = [n for n in named if not (ROOT / n).is_file() and not (ROOT / "docs" / n).is_file()]
+        return f"no such file: {', '.join(absent)}" if absent else None
+    elif block.language in ("python", "bash", "console"):
+        if not block.is_run:
+            return check_unrun(block)
+        return run_python(block, example) if block.language == "python" else run_shell(block)
+    elif block.is_run and block.language == "json":
+        for text in block.text.splitlines() if block.text.startswith('{"') else [block.text]:
+            json.loads(text)
+    elif block.is_run and block.language == "toml":
+        tomllib.loads(block.text)
+    return None
+
+
+def run_python(block: Block, example: Example) -> str | None:
+    # A real file: Triton reads the source text of kernels.
+    file = Path.cwd() / f"{Path(example.path).stem}_line_{example.line}.py"
+    file.write_text(block.text, encoding="utf-8")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block.text, str(file), "exec"), example.namespace)
+    if block.output is not None and (line := missing_line(block.output, printed.getvalue())) is not None:
+        return f"the output has no line\n    {line}\nbut is\n{printed.getvalue()}"
+    return None
+
+
+def run_shell(block: Block) -> str | None:
+    if block.language == "bash":
+        status, out = bash(block.text)
+        return f"status {status}:\n{out[-2000:]}" if status else None
+    for part in re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
+        command, _, expected = part.partition("\n")
+        status, out = bash(command)
+        line = missing_line(expected, out)
+        if line is not None:
+            return f"`{command}` (status {status}) printed no line\n    {line}\nbut\n{out[-4000:]}"
+        if status and not expected.strip():
+            return f"`{command}` ended with status {status}:\n{out[-2000:]}"
+    return None
+
+
+def bash(command: str) -> tuple[int, str]:
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return done.returncode, done.stdout + done.stderr
+
+
+def comparable(line: str) -> str:
+    """A line of output without what differs from run to run: bars, spaces, and mostly numbers with their units."""
+    plain = _SAVED.sub("", _BARS.sub("", line).replace("…", "").rstrip())
+    return " ".join((plain if _EXACT.match(line) else _NUMBER.sub("0", plain)).split())
+
+
+def missing_line(expected: str, actual: str) -> str | None:
+    """The first expected line that the output does not have in its place; None when all are there."""
+    rest = iter([comparable(line) for line in actual.splitlines()])
+    for line in expected.splitlines():
+        wanted = comparable(line)
+        pattern = re.compile(".*".join(map(re.escape, wanted.split("..."))))
+        if wanted and wanted != "..." and not any(pattern.fullmatch(printed) for printed in rest):
+            return line
+    return None
+
+
+def check_unrun(block: Block) -> str | None:
+    """What is wrong with a block that is not run; None if nothing is."""
+    if block.language == "python":
+        try:
+            ast.parse(block.text)
+        except SyntaxError as error:
+            return f"no Python: {error}"
+        return None
+    lines = block.text.replace("\\\n", " ").splitlines()
+    commands = lines if block.language == "bash" else [line[2:] for line in lines if line.startswith("$ ")]
+    done = subprocess.run(["bash", "-n"], input="\n".join(commands), capture_output=True, text=True)
+    if done.returncode:
+        return f"no shell: {done.stderr}"
+    return next(filter(None, map(check_options, commands)), None)
+
+
+def check_options(command: str) -> str | None:
+    """Whether the command line's own grammar takes what a page says."""
+    from forecast_autotune.commands import grammar
+    from forecast_autotune.commands.output import UsageError
+    from forecast_autotune.commands.process import split_run
+
+    for part in re.split(r"&&|\|\||;|\|", command.split(" #")[0]):
+        try:
+            words = shlex.split(part, comments=True)
+        except ValueError:
+            continue  # a quote that holds one of the separators
+        while words and re.match(r"^[A-Z_]+=", words[0]):
+            del words[0]
+        if not words or Path(words[0]).name != "forecast-autotune":
+            continue
+        arguments = words[1:]
+        if ">" in arguments:
+            arguments = arguments[: arguments.index(">")]
+        ours = split_run(arguments)[0] if arguments[:1] == ["run"] else arguments
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                grammar.build().parse_args(ours)
+        except SystemExit:
+            continue  # --help and --version
+        except UsageError as error:
+            return f"`{part.strip()}`: {error}"
+    return None
+
+
+@contextlib.contextmanager
+def stand_in_for_a_gpu() -> Iterator[None]:
+    from torch.overrides import TorchFunctionMode
+
+    from forecast_integrations.triton.null_device import null_device
+
+    class OnHost(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            given = dict(kwargs or {})
+            if str(given.get("device", "")).startswith("cuda"):
+                given["device"] = "cpu"
+            return func(*args, **given)
+
+    with null_device(), OnHost():
+        yield
+
+
+def run_page(page: Path, directory: Path, shared: Path, answer: Connection) -> None:
+    """Run one page, and send what is wrong; to be called in a process of its own."""
+    os.setsid()  # so that it can be ended with its children
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FORECAST_AUTOTUNE", "TRITON_"))}
+    os.environ.clear()
+    os.environ.update(kept)
+    os.environ.update(
+        FORECAST_AUTOTUNE_CACHE_DIR=str(directory / "store"),
+        TRITON_CACHE_DIR=str(shared / "triton"),
+        TRITON_DEFAULT_FP_FUSION="1",  # else Triton 3.9 warns in every process
+        PATH=f"{shared / 'bin'}:{kept.get('PATH', '')}",
+        COLUMNS="110",
+        NO_COLOR="1",
+    )
+    os.chdir(directory)
+    failures = []
+    document = Sybil([blocks_of]).parse(page)
+    document.namespace["__name__"] = "page"
+    examples = list(document.examples())
+    needs_device = any(e.parsed.is_run and e.parsed.language == "python" for e in examples)
+    with stand_in_for_a_gpu() if needs_device else contextlib.nullcontext():
+        for example in examples:
+            try:
+                example.evaluate()
+            except (Exception, SystemExit) as error:
+                failures.append("".join(traceback.format_exception(error)[-3:]))
+    answer.send(failures)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`python` and `forecast-autotune` of this interpreter in `bin`, whatever the PATH has."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "bin").mkdir()
+    for name, arguments in (("python", ""), ("forecast-autotune", "-m forecast_autotune ")):
+        script = folder / "bin" / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+        script.chmod(0o755)
+    return folder
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages run in forked processes")
-def test_every_block_runs_and_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, str(RUNNER), "--json"], capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT
-    )
-    assert done.stdout, done.stderr
-    reports = json.loads(done.stdout)
-    failures = [failure for report in reports for failure in report["failures"]]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_runs_and_prints_what_the_page_says(page: Path, tmp_path: Path, shared: Path) -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs triton")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "triton", "forecast_integrations.triton.decorator"])
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=run_page, args=(page, tmp_path, shared, sender))
+    child.start()
+    sender.close()
+    try:
+        assert receiver.poll(PAGE_LIMIT_S), f"the page takes longer than {PAGE_LIMIT_S} s"
+        failures = receiver.recv()  # EOFError where the process died
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid or 0, signal.SIGKILL)
+        child.kill()
+        child.join()
     assert not failures, "\n\n".join(failures)
-    shown = blocks.summary([blocks.PageReport(**report) for report in reports])
-    with capsys.disabled():
-        print(f"\n{shown}")
-    assert sum(report["counts"].get("python", 0) for report in reports) >= 10
+
+
+def parsed(text: str) -> list[Block]:
+    return [region.parsed for region in blocks_of(Document(text, "page.md"))]
 
 
 def test_a_text_fence_below_python_is_its_output() -> None:
     page = "```python\nprint(1)\n```\n```text\n1\n```\n\nand\n\n```text\nno output\n```\n"
-    first, second, third = blocks.blocks_of(page)
+    first, second, third = parsed(page)
     assert (first.language, first.output) == ("python", "1\n")
     assert second.output is None
     assert third.text == "no output\n"
 
 
-def test_the_comment_above_a_fence_says_why_it_is_not_run() -> None:
-    (block,) = blocks.blocks_of("<!-- not run: needs a GPU -->\n```bash\nforecast-autotune demo\n```\n")
-    assert block.reason == "needs a GPU"
-    assert blocks.check_unrun(block) is None
+def test_the_comment_above_a_fence_says_that_it_is_not_run() -> None:
+    run, unrun = parsed(
+        "```bash\ntrue\n```\n\n<!-- not run: needs a GPU -->\n```bash\nforecast-autotune demo\n```\n"
+    )
+    assert (run.is_run, unrun.is_run) == (True, False)
+    assert check_unrun(unrun) is None
 
 
 @pytest.mark.parametrize(
@@ -68,8 +326,7 @@ def test_the_comment_above_a_fence_says_why_it_is_not_run() -> None:
     ],
 )
 def test_a_block_that_is_not_run_is_still_checked(language: str, text: str) -> None:
-    block = blocks.Block(1, language, text, reason="for this test")
-    assert blocks.check_unrun(block) is not None
+    assert check_unrun(Block(language, text, is_run=False)) is not None
 
 
 @pytest.mark.parametrize(
@@ -84,22 +341,18 @@ def test_a_block_that_is_not_run_is_still_checked(language: str, text: str) -> N
         ("1 s spent, about 3 s saved", "nothing spent", "1 s spent, about 3 s saved"),
         ("last\nfirst", "first\nlast\n", "first"),
         ("measured", "forecast\n", "measured"),
+        ("│ measured  28 % of the configs │", "│ measured   28 % of the configs  │", None),
+        ("│ measured  29 % of it │", "│ measured  28 % of it │", "│ measured  29 % of it │"),
+        ("│ tuning  70.2 s │", "│ tuning   61.6 s   │", None),
     ],
 )
 def test_outputs_are_compared_up_to_numbers_and_bars(expected: str, actual: str, missing: str | None) -> None:
-    assert blocks.missing_line(expected, actual) == missing
+    assert missing_line(expected, actual) == missing
 
 
 def test_a_fence_that_is_not_closed_is_an_error() -> None:
-    with pytest.raises(ValueError, match="line 1: the fence is not closed"):
-        blocks.blocks_of("```python\nprint(1)\n")
-
-
-def test_what_a_replay_measures_is_compared_to_the_digit_and_its_seconds_are_not() -> None:
-    printed = "│ measured   28 % of the configs  │\n│ tuning   61.6 s   │\n"
-    assert blocks.missing_line("│ measured  28 % of the configs │\n...\n", printed) is None
-    assert blocks.missing_line("│ measured  29 % of the configs │\n...\n", printed) is not None
-    assert blocks.missing_line("│ tuning  70.2 s │\n", printed) is None
+    with pytest.raises(ValueError, match="a fence is not closed"):
+        parsed("```python\nprint(1)\n")
 
 
 @pytest.mark.parametrize("row", ["measured", "regret"])
