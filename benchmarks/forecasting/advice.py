@@ -51,9 +51,9 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Query, Relative, Surrogate
 from forecast_autotune.tuning.replays.replay import load, replay_one
-from forecast_train.evaluation.splits import family_of
+from forecast_train.splits import family_of
 from forecast_train.surrogate.advice_weights import advice_evidence, fit_advice_weights
-from forecast_train.surrogate.replay_observation import observe_replay
+from forecast_train.surrogate.replays import observe_replay
 
 DIRECT_TABLE = ROOT / "benchmarks" / "data" / "direct_answers.jsonl.gz"
 NEAR_TABLE = ROOT / "benchmarks" / "data" / "corpus_h200_near.jsonl.gz"

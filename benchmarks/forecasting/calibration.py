@@ -28,10 +28,10 @@ from forecast_autotune.surrogates.calibration import FAMILIAR, INFORMED, SCHEMA,
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_train.evaluation.splits import family_of, spread_over_kernels
-from forecast_train.surrogate.calibrate import FitSurrogate, calibrate_surrogate
-from forecast_train.surrogate.cross_device_calibration import calibrate_cross_device
+from forecast_train.splits import family_of, spread_over_kernels
+from forecast_train.surrogate.calibrate import calibrate_cross_device, calibrate_surrogate
 from forecast_train.surrogate.fit import fit
+from forecast_train.surrogate.replays import FitSurrogate
 
 HUB_TABLES = Path(__file__).resolve().parents[1] / "data" / "benchmark_hub.jsonl.gz"
 
@@ -60,7 +60,6 @@ def calibration_report(name: str, arguments: argparse.Namespace) -> dict[str, An
     seeds, jobs = range(arguments.seeds), arguments.jobs
     if name == POOLED:
         return calibrate_cross_device(load(arguments.tables or [HUB_TABLES]), seeds, jobs=jobs)
-    kept = arguments.replays and arguments.replays / f"{name}.jsonl.gz"
     tables = load([*shipped_tables(), *arguments.tables])
     make: FitSurrogate | None = SURROGATES.get(name)
     if make is None or arguments.models is not None:
@@ -68,7 +67,7 @@ def calibration_report(name: str, arguments: argparse.Namespace) -> dict[str, An
         make = FamilyModels(arguments.models, [family_of(t.problem) for t in tables], advice)
     if arguments.limit is not None:
         tables = spread_over_kernels(tables, arguments.limit)
-    return calibrate_surrogate(tables, make, seeds, jobs=jobs, replays=kept, unseen=arguments.unseen)
+    return calibrate_surrogate(tables, make, seeds, jobs=jobs, unseen=arguments.unseen)
 
 
 def reliability_text(name: str, report: dict[str, Any]) -> None:
@@ -82,7 +81,6 @@ def reliability_text(name: str, report: dict[str, Any]) -> None:
             print(
                 f"  {what}: n {part['n']}, ECE {part['ece']:.3f}, Brier {part['brier']:.3f} "
                 f"(base rate {part['brier_of_base_rate']:.3f})"
-                + (f", ECE if honest {part['ece_if_honest']:.3f}" if "ece_if_honest" in part else "")
             )
             for b in part["bins"]:
                 print(f"    stated {b['stated']:.2f} observed {b['observed']:.2f} (n={b['n']:.0f})")
@@ -109,12 +107,6 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="at most so many problems, spread over the kernels")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument(
-        "--replays",
-        type=Path,
-        help="folder that keeps what was played (not for pooled): what is there is not played again, "
-        "whatever the tables",
-    )
     parser.add_argument(
         "--unseen", action="store_true", help="only kernels as recorded that nothing else is known of"
     )

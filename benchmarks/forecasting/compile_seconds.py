@@ -25,7 +25,7 @@ from benchmarks.lib.environment import ROOT
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune.features.compile_seconds import shipped_compile_seconds
 from forecast_autotune.records.table import read_tables
-from forecast_train.evaluation.bootstrap import cluster_bootstrap
+from forecast_train.metrics import cluster_bootstrap
 from forecast_train.surrogate.compile_seconds import (
     RecordedCompilation,
     compile_seconds_text,

@@ -35,7 +35,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.advised import AdviceWeights
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.replays.replay import load, replay_one
-from forecast_train.evaluation.splits import family_of
+from forecast_train.splits import family_of
 
 KINDS = ("inverted", "noise", "misplaced", "mutated", "mutated")
 _NOISE = """

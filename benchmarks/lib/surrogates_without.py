@@ -13,7 +13,7 @@ from benchmarks.lib.result_files import say
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_train.evaluation.splits import make_folds
+from forecast_train.splits import make_folds
 from forecast_train.surrogate.fit import fit_model
 
 TABLES = ("corpus_h200.jsonl.xz", "corpus_h200_2.jsonl.xz")

@@ -131,7 +131,7 @@ def model_without(family: str, folder: Path) -> Path:
 def fit_missing(families: Iterable[str], folder: Path) -> None:
     """Fit the models that are not there yet, each without its family."""
     from benchmarks.lib.surrogates_without import surrogate_without, table_paths
-    from forecast_train.evaluation.splits import make_folds
+    from forecast_train.splits import make_folds
 
     folder.mkdir(parents=True, exist_ok=True)
     if missing := [f for f in families if not (folder / f"{f}.npz").exists()]:
@@ -325,7 +325,7 @@ def summary(rows: Sequence[Mapping[str, Any]], failed: int) -> dict[str, Any]:
 
 def paired(one: Sequence[float], other: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
     """`one` - `other` kernel by kernel: mean and median, each with its interval, and how often which is less."""
-    from forecast_train.evaluation.bootstrap import paired_bootstrap
+    from forecast_train.metrics import paired_bootstrap
 
     difference = np.array(one, float) - np.array(other, float)
     found: dict[str, Any] = {}

@@ -74,7 +74,7 @@ def model_for(cases: Sequence[kernels.Case], paths: Sequence[Path], path: Path) 
 
 def fitted_without(cases: Sequence[kernels.Case], paths: Sequence[Path]) -> LearnedModel:
     """Fit the learned surrogate to all tables that hold none of these kernels, by name or by source."""
-    from forecast_train.evaluation.splits import kernel_identities
+    from forecast_train.splits import kernel_identities
     from forecast_train.surrogate.fit import fit_model
 
     tables = load([*shipped_tables(), *paths])

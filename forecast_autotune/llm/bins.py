@@ -91,6 +91,12 @@ class Bins:
         """Bin of log2(time / reference time), same shape; an edge belongs to the slower bin."""
         return np.searchsorted(self.edges, np.asarray(log2_ratio, float), side="right")
 
+    def labels_of(self, log2_ratio: npt.ArrayLike) -> Index:
+        """Label of measured log2(time / reference time), same shape: the bin, or "fails" for NaN."""
+        ratio = np.asarray(log2_ratio, float)
+        failed = np.isnan(ratio)
+        return np.where(failed, self.failure_index, self.index(np.where(failed, 0.0, ratio))).astype(np.intp)
+
     @cached_property
     def bounds(self) -> Array:
         """Ends of each bin in log2, [bins, 2]; open ones are taken as twice as wide as their neighbour."""

@@ -1,9 +1,8 @@
 """Whether asking a language model is worth its latency: the value of computation, in seconds of waiting.
 
-An answer is worth the measurements that it is expected to save at equal regret (`LLMCalibration.saving`, from
-replays, by kind of question), in the wall seconds that those would have taken; it costs what its answers have
-taken. Regret that it saves counts where nothing is measured: how many launches a decision will serve is not
-known, so it has no price in seconds elsewhere. A pure function: no clock.
+An answer is worth the measurements that it is expected to save at equal regret (`LLMCalibration.saved`, from
+replays), in the wall seconds that those would have taken; it costs what its answers have taken. Where nothing
+is measured, it decides the choice itself. A pure function: no clock.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ class GateInputs:
     timeout_s: float = 30.0
     answer_s: float | None = None
     """Median seconds of the answers that were timed; None where none was: estimated by tokens."""
-    regret_saved: float | None = None
-    """Regret that asking is expected to save where nothing is measured; None where nobody has looked."""
 
     @property
     def latency_s(self) -> float:
@@ -79,15 +76,15 @@ class GateDecision:
         return self.ask and self.cost_s <= self.worth_s / MARGIN
 
 
-MEASURED_SHARE = 0.17
+_MEASURED_SHARE = 0.17
 """Share of a list that the default policy measures before its risk is accepted (recorded replays)."""
-LEAST_MEASURED = 8.0
+_LEAST_MEASURED = 8.0
 """Fewest candidates that the default policy measures, however short the list."""
 
 
 def expected_measurements(candidates: int) -> float:
     """How many of so many candidates the default policy measures, as recorded replays say."""
-    return min(float(candidates), max(LEAST_MEASURED, MEASURED_SHARE * sparse_count(candidates)))
+    return min(float(candidates), max(_LEAST_MEASURED, _MEASURED_SHARE * sparse_count(candidates)))
 
 
 def expected_measuring_s(situation: GateInputs) -> float:
@@ -104,17 +101,14 @@ def decide_asking(situation: GateInputs) -> GateDecision:
         return GateDecision(False, 0.0, cost, "its answers have not been worth anything on recorded problems")
     if s.once:
         late = f"it would take about {cost:.1f} s, longer than the limit of {s.timeout_s:g} s"
-        if cost > s.timeout_s:
-            return GateDecision(False, s.timeout_s, cost, late)
-        if s.regret_saved is None:
-            return GateDecision(True, s.timeout_s, cost, "nothing is measured, so its answer decides")
-        told = f"nothing is measured: an answer saves {s.regret_saved:.2%} regret and takes {cost:.2f} s"
-        return GateDecision(s.regret_saved > 0.0, s.timeout_s, cost, told)
+        in_time = cost <= s.timeout_s
+        reason = "nothing is measured, so its answer decides" if in_time else late
+        return GateDecision(in_time, s.timeout_s, cost, reason)
     if s.candidates < MIN_CANDIDATES:
         return GateDecision(
             False, 0.0, cost, f"{s.candidates} candidates are measured sooner than asked about"
         )
     value = s.saved * expected_measuring_s(s)
-    told = f"{s.candidates} candidates: an answer saves about {value:.2f} s and takes {s.latency_s:.2f} s"
+    reason = f"{s.candidates} candidates: an answer saves about {value:.2f} s and takes {s.latency_s:.2f} s"
     # Loading is paid once by a process and goes on beside the compilations: it only delays the answer.
-    return GateDecision(value > s.latency_s + OVERHEAD_S, value, cost, told)
+    return GateDecision(value > s.latency_s + OVERHEAD_S, value, cost, reason)

@@ -19,17 +19,17 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.advice.language import CostFunction
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
-from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
-from forecast_autotune.surrogates.language_model.blend import (
+from forecast_autotune.surrogates.blend import (
+    MovedSurrogate,
     disagreement,
     inclusion_probability,
     mix_forecasts,
 )
-from forecast_autotune.surrogates.learned import LearnedSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 
-VERSION = "advised-1"
+_VERSION = "advised-1"
 _MOST_REMEMBERED = 64
 """Evaluations that are kept of one cost function: of a problem and its relatives."""
 STEP = 0.25
@@ -61,30 +61,23 @@ class AdviceWeights:
     """Probability of that below which advice is dropped."""
 
 
-WITHOUT_IR = AdviceWeights(mean=0.9, sd=0.4)
+_WITHOUT_IR = AdviceWeights(mean=0.9, sd=0.4)
 """Where the base has no IR to read, it believes in nothing else."""
 
 
-class AdvisedSurrogate(AnalyticSurrogate):
+class AdvisedSurrogate(MovedSurrogate):
     """See the module. Made for one decision's questions: it remembers what is believed of relatives."""
 
     def __init__(
         self, base: AnalyticSurrogate, advice: Advice, informed: bool, weights: AdviceWeights | None = None
     ) -> None:
         """`informed`: whether `base` has IR to read. Raises `AdviceError` for advice that cannot be read."""
-        self.weights = weights or (AdviceWeights() if informed else WITHOUT_IR)
-        speaker = base if informed or not isinstance(base, LearnedSurrogate) else AnalyticSurrogate()
-        self.functions = advice.functions
-        count = sum(map(_adjustable, self.functions))
-        h, w = speaker.hyper, self.weights
+        self.weights = w = weights or (AdviceWeights() if informed else _WITHOUT_IR)
+        self.advice, self.functions = advice, advice.functions
         each = w.sd * math.sqrt(len(self.functions))
-        slopes = (*h.part_slopes, *[each] * len(self.functions), *[1.0] * count)
-        hyper = replace(h, part_slopes=slopes, additive=w.additive * h.additive, joint=w.joint * h.joint)
-        super().__init__(hyper, relatives=base.relatives, rows=base.rows)
-        self.base, self.speaker, self.advice = base, speaker, advice
-        self.name, self.trees = "advised", speaker.trees
-        self.version = f"{VERSION}-{speaker.version}"
-        self.informed = informed
+        slopes = [each] * len(self.functions) + [1.0] * sum(map(_adjustable, self.functions))
+        super().__init__(base, informed, slopes, w.additive, w.joint)
+        self.name, self.version = "advised", f"{_VERSION}-{self.speaker.version}"
         self._moved_priors: dict[tuple[object, ...], tuple[Prior, Prior]] = {}
         """By what was asked about: the base's belief, and what became of it."""
         self._stated: dict[tuple[object, ...], tuple[Array, _Identity]] = {}
@@ -96,10 +89,10 @@ class AdvisedSurrogate(AnalyticSurrogate):
         key, plain = (query.problem.id, tuple(query.candidates), grids), self.base.prior(query)
         last = self._moved_priors.get(key)
         if last is None or last[0] is not plain:
-            last = self._moved_priors[key] = plain, self._moved(query, plain)
+            last = self._moved_priors[key] = plain, self._advised_prior(query, plain)
         return last[1]
 
-    def _moved(self, query: Query, plain: Prior) -> Prior:
+    def _advised_prior(self, query: Query, plain: Prior) -> Prior:
         n = len(query.candidates)
         rows = np.flatnonzero([c.is_base_variant for c in query.candidates])
         shifts, slopes = np.zeros((n, len(self.functions))), list[Array]()
@@ -114,17 +107,9 @@ class AdvisedSurrogate(AnalyticSurrogate):
                     same[rows] = rows[_first_of(identity)]
             shifts[:, number] = columns[:, 0] / len(self.functions)
             slopes.append(columns[:, 1:] / len(self.functions))
-        floor = float(plain.mean.min())
-        bent = self.hyper.compress(plain.mean, floor) + self.weights.mean * shifts.sum(axis=1)
-        parts = np.concatenate([plain.parts, shifts, *slopes], axis=1)
-        leaves = plain.leaves if self.trees else None
-        return replace(
-            plain,
-            mean=self.hyper.expand(bent, floor),
-            parts=parts,
-            leaves=leaves,
-            same_as=same,
-        )
+        columns = np.concatenate([shifts, *slopes], axis=1)
+        moved = self.moved(plain, self.weights.mean * shifts.sum(axis=1), columns)
+        return replace(moved, same_as=same)
 
     def _evaluated(self, query: Query, rows: Rows, number: int) -> tuple[Array, _Identity]:
         """A cost function as it is, then with each constant and term shifted by `STEP`: log2, [1 + shifts, rows]."""

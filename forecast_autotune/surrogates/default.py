@@ -55,7 +55,7 @@ class DefaultSurrogate:
         if self.pooled.can_pool(narrow):
             return self.pooled.forecast(narrow)
         if query.judgements and isinstance(self.single, AnalyticSurrogate):
-            from forecast_autotune.surrogates.language_model.judged_sources import judged_forecasts
+            from forecast_autotune.surrogates.judged import judged_forecasts
 
             return judged_forecasts(self.single, query)
         if query.advice is not None and isinstance(self.single, AnalyticSurrogate):

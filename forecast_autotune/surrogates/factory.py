@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.settings import Settings, cache_directory
 from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.backend import Backend
-    from forecast_autotune.llm.gate import GateDecision, GateInputs
-    from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+    from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate, Gate
 
 
 def surrogate_for(settings: Settings) -> Surrogate:
@@ -67,7 +64,7 @@ def _cached_ensemble(
 def unasked_model(plain: DefaultSurrogate, spec: str, why: str) -> Surrogate:
     """`plain`, and in all its forecasts why the language model of a specification was not asked."""
     from forecast_autotune.llm.spec import shown_model
-    from forecast_autotune.surrogates.language_model.trust import UnaskedModelSurrogate
+    from forecast_autotune.surrogates.language_model.ensemble import UnaskedModelSurrogate
 
     return UnaskedModelSurrogate(plain, shown_model(spec), why)
 
@@ -80,7 +77,7 @@ def with_language_model(
     timeout_s: float = 30.0,
     workers: int = 16,
     patient: bool = False,
-    gate: Callable[[GateInputs], GateDecision] | None = None,
+    gate: Gate | None = None,
     backend: Backend | None = None,
     trust: str = "auto",
 ) -> EnsembleSurrogate:
@@ -96,9 +93,8 @@ def with_language_model(
     from forecast_autotune.llm.gate import decide_asking
     from forecast_autotune.llm.prompt import FORECAST_VERSION
     from forecast_autotune.llm.spec import parsed
-    from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+    from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate, forced_trust
     from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
-    from forecast_autotune.surrogates.language_model.trust import forced_trust
 
     backend = backend or open_backend(spec, cache)
     calibration = find_calibration(
@@ -107,8 +103,7 @@ def with_language_model(
     stated = parsed(spec).options.get("weight") if spec else None
     if trust == "always" or stated is not None:
         calibration, gate = forced_trust(calibration, stated)
-    base = plain.single if isinstance(plain.single, AnalyticSurrogate) else None
-    model = LLMSurrogate(backend, calibration, base=base, timeout_s=timeout_s)
+    model = LLMSurrogate(backend, calibration, timeout_s=timeout_s)
     return EnsembleSurrogate(plain, model, workers=workers, patient=patient, gate=gate or decide_asking)
 
 

@@ -15,7 +15,7 @@ from forecast_autotune.surrogates.advised import VERSION, AdviceWeights, advised
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-from forecast_train.evaluation.splits import family_of
+from forecast_train.splits import family_of
 
 ADVICE_TABLE = ROOT / "benchmarks" / "data" / "advice.jsonl.gz"
 """Answers on every kernel: a line that says who wrote them and how, then one per answer."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.lib.libraries.contexts import ContextId, read_rows
-from forecast_train.evaluation.bootstrap import cluster_bootstrap
+from forecast_train.metrics import cluster_bootstrap
 
 ArmRows = Mapping[ContextId, Mapping[str, Any]]
 """Decisions of one arm by context."""

@@ -1,13 +1,12 @@
 """The shipped surrogate and a language model together, where asking is worth its latency.
 
-The model's disagreement with the learned forecast moves the prior mean that the Gaussian process of
-`analytic` starts from, by a weight from the model's calibration, and is one more slope term of it: what is
-measured corrects the weight, and where the two disagree the spread grows, so that the clock decides. What
-comes of that is averaged with the learned forecast alone, by how much better it explains this problem's
-measurements: the first round hedges between the two, and a model that is plainly wrong here is soon not
-heard any more. The model is asked once per decision, without this problem's own measurements, as these are
-counted by the process. It answers in a thread while the first candidates compile; without an answer in
-time, the learned forecast stands alone.
+The model's disagreement with the learned forecast moves the prior mean that the Gaussian process starts from,
+by the weight of the model's calibration, and is one more slope term of it (`surrogates.blend`): what is measured
+corrects the weight, and where the two disagree the spread grows, so that the clock decides. What comes of that
+is averaged with the learned forecast alone, by how much better it explains this problem's measurements: a model
+that is plainly wrong here is soon not heard any more. The model is asked once per decision, without this
+problem's own measurements, as these are counted by the process. It answers in a thread while the first
+candidates compile; without an answer in time, the learned forecast stands alone.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.llm.calibration import BlendWeight, CalibrationScope, LLMCalibration
 from forecast_autotune.llm.gate import (
     DEFAULT_LOAD_S,
     DEFAULT_PER_TOKEN_S,
@@ -31,20 +31,17 @@ from forecast_autotune.llm.gate import (
     decide_asking,
 )
 from forecast_autotune.llm.prompt import FORECAST_VERSION
-from forecast_autotune.llm.question_kinds import question_kind
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import LLMConsultation
 from forecast_autotune.records.table import latest_labels
-from forecast_autotune.surrogates.default import DefaultSurrogate
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.language_model.background import BackgroundTask
-from forecast_autotune.surrogates.language_model.blend import (
+from forecast_autotune.surrogates.blend import (
     BlendedSurrogate,
-    blend_failure,
     disagreement,
     inclusion_probability,
     mix_forecasts,
 )
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.questions import MAX_CANDIDATES
 from forecast_autotune.surrogates.language_model.surrogate import (
     LLMForecasts,
@@ -52,13 +49,15 @@ from forecast_autotune.surrogates.language_model.surrogate import (
     annotation_of,
     consultation,
 )
-from forecast_autotune.surrogates.language_model.trust import with_consultation
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 
-Rows = npt.NDArray[np.intp]
+Gate = Callable[[GateInputs], GateDecision]
 
-UNSEEN_COMPILE_S = 0.5
+TRUST_VARIABLE = "FORECAST_AUTOTUNE_LLM_TRUST"
+DEFAULT_WEIGHT = BlendWeight(0.5, 0.5)
+"""How far a model that must be heard is followed where no calibration says."""
+_UNSEEN_COMPILE_S = 0.5
 """Seconds to compile a candidate, where no measurement of the kernel says."""
 _MAX_QUESTIONS = 8
 """Questions under way or answered that are remembered; a decision asks one."""
@@ -73,14 +72,26 @@ class _PendingQuestion:
     """A question of one decision. Strong references, so that no other object can take their identity."""
 
     about: tuple[object, ...]
-    ticket: BackgroundTask[LLMForecasts]
+    answer: Future[LLMForecasts]
     worth: GateDecision
     known: int
     """Measurements of the problem when it was asked."""
+    started: float = field(default_factory=time.perf_counter)
+    abandoned: bool = False
+    """Nobody waits for it any more: it took too long."""
 
     def same(self, about: tuple[object, ...]) -> bool:
         """Whether it is the question of the same decision."""
         return all(a is b for a, b in zip(self.about, about, strict=True))
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was asked."""
+        return time.perf_counter() - self.started
+
+    def done(self, wait_s: float) -> bool:
+        """Whether it has been answered, or has failed, after waiting for at most so many seconds."""
+        return bool(wait((self.answer,), timeout=max(0.0, wait_s)).done)
 
 
 class EnsembleSurrogate:
@@ -95,7 +106,7 @@ class EnsembleSurrogate:
         *,
         workers: int = 16,
         patient: bool = False,
-        gate: Callable[[GateInputs], GateDecision] = decide_asking,
+        gate: Gate = decide_asking,
     ) -> None:
         """`patient`: take the model for loaded and wait for every answer, up to its limit: for replays and
         evaluations, whose seconds are not real."""
@@ -128,10 +139,10 @@ class EnsembleSurrogate:
         if not self.model.calibration.skilled:
             return with_consultation(self.plain.forecast(query), self._unasked(self._why_without_skill()))
         before = single.prior(query)
-        found = self._llm_forecasts(query, before)
-        if isinstance(found, LLMConsultation):
-            return with_consultation(single.answer(query, before), found)
-        view, why = found
+        answer = self._llm_forecasts(query, before)
+        if isinstance(answer, LLMConsultation):
+            return with_consultation(single.answer(query, before), answer)
+        view, why = answer
         return self._blend(query, before, view, single, why)
 
     def _blend(
@@ -141,33 +152,30 @@ class EnsembleSurrogate:
         alone = single.answer(query, before)
 
         def note(row: int) -> Mapping[str, object]:
-            said = annotation_of(model, view, row)
-            return {**said, "learned_log2_ms": round(float(learned[row]), 4)} if said else said
+            stated = annotation_of(model, view, row)
+            return {**stated, "learned_log2_ms": round(float(learned[row]), 4)} if stated else stated
 
         def without(trouble: str) -> Forecasts:
             part = replace(consultation(model, view, 0.0), trouble=trouble, why=why)
             # Noted all the same: a calibration that only saw where the model was right would flatter it.
             return replace(with_consultation(alone, part), note=note)
 
-        question, known = _kind_of_question(query, before), len(latest_labels(query.measured))
-        weight = model.calibration.weight(view.kind, view.distance, question, known)
-        if not view.usable or weight.mean <= 0.0:
-            return without("; ".join(view.doubts) or f"of no use: {question}, {view.kind}")
-        moved = disagreement(learned, view.log2_ms, view.trust, single.hyper)
+        weight = model.calibration.weight
+        if not view.usable:
+            return without("; ".join(view.doubts))
+        gap = disagreement(learned, view.log2_ms, view.trust, single.hyper)
         names = CandidateList.of(query.candidates)
-        by_name = {names[int(i)]: float(moved[i]) for i in np.flatnonzero(moved)}
-        blend = BlendedSurrogate(single, before.informed, by_name, weight, model.calibration.remains)
+        by_name = {names[int(i)]: float(gap[i]) for i in np.flatnonzero(gap)}
+        blend = BlendedSurrogate(single, before.informed, by_name, weight)
         share = inclusion_probability(query, blend, blend.without_llm())
         if share < _MIN_INCLUSION:
             return without("its forecasts were refuted by measurements")
-        prior = blend.prior(query)
-        p_fail = blend_failure(prior.p_fail, view.p_fail, view.trust > 0, model.calibration.fail_weight)
         part = replace(consultation(model, view, share * weight.mean), why=why)
-        followed = blend.answer(query, replace(prior, p_fail=p_fail))
-        found = with_consultation(mix_forecasts(followed, alone, share), part)
+        followed = blend.answer(query, blend.prior(query))
+        mixed = with_consultation(mix_forecasts(followed, alone, share), part)
         # Drawn as the mixture is: else its luck would pass for the model's doing.
         without_llm = replace(alone, sampler=mix_forecasts(alone, alone, share).sampler)
-        return replace(found, note=note, without_llm=without_llm)
+        return replace(mixed, note=note, without_llm=without_llm)
 
     def _unasked(self, why: str) -> LLMConsultation:
         return LLMConsultation(self.model.backend.name, FORECAST_VERSION, asked=False, why=why)
@@ -176,53 +184,53 @@ class EnsembleSurrogate:
         """The model's answer and why it was asked; or why there is none, or none yet."""
         about = (query.problem, query.candidates, query.relatives, query.ttir)
         with self._mutex:
-            asked = next((a for a in self._questions if a.same(about)), None)
-            if first := asked is None:
-                if any(not a.ticket.done() for a in self._questions):
+            question = next((q for q in self._questions if q.same(about)), None)
+            if first := question is None:
+                if not all(q.answer.done() for q in self._questions):
                     # Questions of decisions that are over would pile up behind a model that loads, or hangs.
                     return self._unasked("it is still busy with an earlier question")
                 if self._failures >= _MAX_FAILURES:
                     return self._unasked(f"it failed {self._failures} times in a row")
-                worth = self.gate(self._situation(query, before))
+                worth = self.gate(self._situation(query))
                 if not worth.ask:
                     return self._unasked(worth.reason)
-                asked = _PendingQuestion(
+                question = _PendingQuestion(
                     about, self._start_question(query, before), worth, len(query.measured)
                 )
-                self._questions.append(asked)
-        return self._await_answer(asked, query, first)
+                self._questions.append(question)
+        return self._await_answer(question, query, first)
 
     def _await_answer(
-        self, asked: _PendingQuestion, query: Query, first: bool
+        self, question: _PendingQuestion, query: Query, first: bool
     ) -> tuple[LLMForecasts, str] | LLMConsultation:
-        ticket, worth, limit = asked.ticket, asked.worth, self.model.timeout_s
-        left = limit - ticket.age_s
+        worth, limit = question.worth, self.model.timeout_s
+        left = limit - question.age_s
         last = self.patient or query.once
         pays = worth.should_wait
         if not first:
             # By now candidates compile. Whoever waits must gain: not for what takes longer than it is worth.
-            measured = len(query.measured) > asked.known
-            pays = measured and worth.cost_s - ticket.age_s <= worth.worth_s
-        wait = left if last else min(left, worth.worth_s) if pays else 0.0
-        if not ticket.abandoned and ticket.done(wait):
-            if ticket.answer is not None:
-                return ticket.answer, worth.reason
-            return self._failed(asked, f"it failed: {ticket.error}")
-        if ticket.abandoned or last or ticket.age_s >= limit:
-            ticket.abandoned = True
-            return self._failed(asked, f"no answer within {limit:g} s")
-        return self._unheard(asked, "asked, not answered yet")
+            measured = len(query.measured) > question.known
+            pays = measured and worth.cost_s - question.age_s <= worth.worth_s
+        patience = left if last else min(left, worth.worth_s) if pays else 0.0
+        if not question.abandoned and question.done(patience):
+            if (error := question.answer.exception()) is None:
+                return question.answer.result(), worth.reason
+            return self._failed(question, f"it failed: {error}")
+        if question.abandoned or last or question.age_s >= limit:
+            question.abandoned = True
+            return self._failed(question, f"no answer within {limit:g} s")
+        return self._unheard(question, "asked, not answered yet")
 
-    def _unheard(self, asked: _PendingQuestion, trouble: str) -> LLMConsultation:
+    def _unheard(self, question: _PendingQuestion, trouble: str) -> LLMConsultation:
         return LLMConsultation(
             self.model.backend.name,
             FORECAST_VERSION,
-            seconds=asked.ticket.age_s,
+            seconds=question.age_s,
             trouble=trouble,
-            why=asked.worth.reason,
+            why=question.worth.reason,
         )
 
-    def _failed(self, asked: _PendingQuestion, trouble: str) -> LLMConsultation:
+    def _failed(self, question: _PendingQuestion, trouble: str) -> LLMConsultation:
         name = self.model.backend.name
         if trouble not in self._warned:
             self._warned.add(trouble)
@@ -231,21 +239,22 @@ class EnsembleSurrogate:
                 "FORECAST_AUTOTUNE_LLM_TIMEOUT where it is slow; FORECAST_AUTOTUNE_LLM= asks none",
                 stacklevel=2,
             )
-        return self._unheard(asked, trouble)
+        return self._unheard(question, trouble)
 
-    def _start_question(self, query: Query, before: Prior) -> BackgroundTask[LLMForecasts]:
+    def _start_question(self, query: Query, before: Prior) -> Future[LLMForecasts]:
+        """Ask in a thread. It is a daemon: a model that hangs must not keep the process from ending."""
         model, backend = self.model, self.model.backend
+        answer: Future[LLMForecasts] = Future()
 
         def work() -> LLMForecasts:
-            with (
-                self._question_lock
-            ):  # one question at a time: two would share a device and time out together
+            # One question at a time: two would share a device and time out together.
+            with self._question_lock:
                 try:
-                    begun = time.perf_counter()
+                    start = time.perf_counter()
                     if not backend.ready():
                         backend.prepare()
-                        self._load_s = time.perf_counter() - begun
-                    view = model.consult(query, before, own=False)
+                        self._load_s = time.perf_counter() - start
+                    view = model.consult(query, before)
                 except Exception:
                     self._failures += 1
                     raise
@@ -256,26 +265,31 @@ class EnsembleSurrogate:
                     self._answers_s.append(view.usage.seconds)
                 return view
 
-        return BackgroundTask.start(work)
+        def run() -> None:
+            try:
+                answer.set_result(work())
+            except Exception as error:  # a model must never take a decision down
+                answer.set_exception(error)
 
-    def _situation(self, query: Query, before: Prior) -> GateInputs:
+        threading.Thread(target=run, name="forecast-llm", daemon=True).start()
+        return answer
+
+    def _situation(self, query: Query) -> GateInputs:
         calibration, pace = self.model.calibration, self.model.calibration.pace
-        question = _kind_of_question(query, before)
         known = len(latest_labels(query.measured))
         seen = [m.compile_s for r in query.relatives for m in r.measurements if m.compile_s is not None]
         per_token = (pace.per_token_s or DEFAULT_PER_TOKEN_S) if self.patient else self._per_token_s
         return GateInputs(
             candidates=max(0, len(query.candidates) - known),
             workers=self.workers,
-            compile_s=float(fast_median(np.array(seen), axis=0)) if seen else UNSEEN_COMPILE_S,
-            saved=calibration.saving(question, known),
+            compile_s=float(fast_median(np.array(seen), axis=0)) if seen else _UNSEEN_COMPILE_S,
+            saved=calibration.saved,
             asked=min(len(query.candidates), MAX_CANDIDATES),
             per_token_s=per_token,
             load_s=0.0 if self.patient or self._loaded() else self._load_s,
             once=query.once,
             timeout_s=self.model.timeout_s,
             answer_s=self._answer_s(),
-            regret_saved=calibration.regret_saved(question),
         )
 
     def _answer_s(self) -> float | None:
@@ -292,7 +306,7 @@ class EnsembleSurrogate:
 
     def _why_without_skill(self) -> str:
         calibration, name = self.model.calibration, self.model.backend.name
-        if calibration.weights:
+        if calibration.fitted:
             return "its calibration found no skill in it"
         text = "it is not calibrated: `forecast-autotune train calibrate-llm` says what it is worth"
         if text not in self._warned:
@@ -305,5 +319,41 @@ class EnsembleSurrogate:
         return text
 
 
-def _kind_of_question(query: Query, before: Prior) -> str:
-    return question_kind(query.problem.device, before.informed, CandidateList.of(query.candidates).sources)
+def forced_trust(calibration: LLMCalibration, stated: float | None = None) -> tuple[LLMCalibration, Gate]:
+    """The calibration without any scope, and a gate that is always open: an answer is worth any second in the limit.
+
+    `stated` is a weight that the user gives; without it, `DEFAULT_WEIGHT` stands where none was found.
+    """
+    why = f"{TRUST_VARIABLE}=always"
+    if stated is not None:
+        weight, why = BlendWeight(stated, stated), "as its weight is stated"
+    elif calibration.skilled:
+        weight = calibration.weight
+    else:
+        weight = DEFAULT_WEIGHT
+        missing = "its calibration found no skill in it" if calibration.fitted else "not calibrated"
+        why += f"; {missing}: default weight {weight.mean:g}"
+
+    def ask(situation: GateInputs) -> GateDecision:
+        return GateDecision(True, situation.timeout_s, situation.load_s + situation.latency_s, why)
+
+    scope = CalibrationScope(mass=calibration.scope.mass)
+    return replace(calibration, weight=weight, scope=scope), ask
+
+
+class UnaskedModelSurrogate:
+    """`plain`, and in all its forecasts why the language model that is named was not asked."""
+
+    def __init__(self, plain: DefaultSurrogate, model: str, why: str) -> None:
+        self.plain, self.name, self.version = plain, plain.name, plain.version
+        self.part = LLMConsultation(model, asked=False, why=why)
+
+    def forecast(self, query: Query) -> Forecasts:
+        """What `plain` says."""
+        forecasts = self.plain.forecast(query)
+        return forecasts if query.provisional else with_consultation(forecasts, self.part)
+
+
+def with_consultation(forecasts: Forecasts, part: LLMConsultation) -> Forecasts:
+    """The forecasts with a model's part in them, which their reason tells, too."""
+    return replace(forecasts, reason=f"{forecasts.reason}; {part}", consultation=part)

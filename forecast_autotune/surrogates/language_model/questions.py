@@ -112,16 +112,14 @@ def build_question(
     return ForecastQuestion(prompt, rows, row, named.id, log2_ms, timed)
 
 
-def build_formula_question(
-    query: Query, *, own: bool, among: Rows, believed: Array | None = None
-) -> ForecastQuestion:
-    """`build_question` with the facts of the cost formula, whatever was learned on top of it.
+def build_formula_question(query: Query, *, among: Rows, believed: Array) -> ForecastQuestion:
+    """`build_question` with the facts of the cost formula, whatever was learned on top of it, without own results.
 
-    `believed` [n], log2 milliseconds, is what is guessed, by default the formula's own estimate. A model must
-    be asked as it was trained: by guesses of a surrogate that had seen nothing of the kernel's family.
+    `believed` [n], log2 milliseconds, is what is guessed. A model must be asked as it was trained: by guesses of a
+    surrogate that had seen nothing of the kernel's family.
     """
     plain = formula_prior(query.problem, query.candidates, query.grids, query.ttir)
-    return build_question(query, plain, plain.mean if believed is None else believed, own=own, among=among)
+    return build_question(query, plain, believed, own=False, among=among)
 
 
 def _choose_reference(

@@ -21,9 +21,8 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate, forced_trust
 from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
-from forecast_autotune.surrogates.language_model.trust import forced_trust
 from forecast_autotune.tuning.loop import TaskForecaster
 from forecast_autotune.tuning.replays.replay import task_of
 

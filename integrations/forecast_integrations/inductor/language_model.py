@@ -166,7 +166,7 @@ class LLMAssistedSurrogate:
 
     def _unasked(self, query: Query, why: str) -> Forecasts:
         from forecast_autotune.records import LLMConsultation
-        from forecast_autotune.surrogates.language_model.trust import with_consultation
+        from forecast_autotune.surrogates.language_model.ensemble import with_consultation
 
         found = self.plain.forecast(query)
         if query.provisional:

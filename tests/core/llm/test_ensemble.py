@@ -15,19 +15,18 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration, ModelLatency
 from forecast_autotune.llm.gate import GateDecision, GateInputs
 from forecast_autotune.llm.prompt import FORECAST_VERSION
-from forecast_autotune.llm.question_kinds import QuestionWeight
 from forecast_autotune.policy import RiskBounded
 from forecast_autotune.records import Candidate, Config, LLMConsultation
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.covariance import Hyperparameters
-from forecast_autotune.surrogates.default import DefaultSurrogate
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.language_model.blend import (
+from forecast_autotune.surrogates.blend import (
     PRIOR_LOG_ODDS,
     BlendedSurrogate,
     disagreement,
     mix_forecasts,
 )
+from forecast_autotune.surrogates.covariance import Hyperparameters
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Relative
 from forecast_autotune.testing import SurrogateContract, query_of
@@ -70,20 +69,6 @@ def test_its_opinion_moves_the_forecast_by_the_calibrated_weight() -> None:
     np.testing.assert_allclose(high - high.mean(), 2 * (low - low.mean()), atol=1e-9)
     sizes = np.array([dict(c.config.kwargs)["BLOCK"] for c in query.candidates])
     assert set(sizes[np.argsort(high)[:5]]) == {64}
-
-
-def test_the_weight_is_that_of_the_kind_of_question_and_of_what_is_known() -> None:
-    """This table's device is in no list."""
-    told = {"unknown_device": QuestionWeight(0.3, 0.3)}
-    made = ensemble(Said(favours(BEST)), replace(calibrated(0.6), questions=told, known=(1.0, 0.5, 0.0)))
-    weights = []
-    for known in (0, 1, 6):
-        part = made.forecast(query_of(TABLE, known)).consultation
-        assert part is not None
-        weights.append(part.weight)
-    assert weights[0] == pytest.approx(0.3 * HEARD)
-    assert 0.0 < weights[1] < 0.6 * weights[0]
-    assert weights[2] == 0.0
 
 
 def test_where_both_agree_nothing_moves() -> None:
@@ -131,16 +116,8 @@ def test_a_good_model_finds_it_with_fewer_measurements() -> None:
         return decision.median_ms / min(m.ms for m in TABLE.measurements if m.ok) - 1
 
     alone = tuned(DefaultSurrogate(AnalyticSurrogate()))
-    good = tuned(ensemble(Said(favours(BEST)), replace(calibrated(0.9, 0.1), remains=0.3)))
+    good = tuned(ensemble(Said(favours(BEST)), calibrated(0.9, 0.1)))
     assert good < 0.05 < alone
-
-
-def test_what_remains_unsure_with_a_good_model_is_less() -> None:
-    query = query_of(TABLE, 6)
-    vague, sharp = (
-        ensemble(Said(favours(BEST)), replace(calibrated(), remains=r)).forecast(query) for r in (1.0, 0.3)
-    )
-    assert sharp.sd[6:].mean() < vague.sd[6:].mean()
 
 
 def test_draws_come_from_one_belief_or_the_other_as_a_whole() -> None:
@@ -189,16 +166,6 @@ def test_relatives_are_seen_through_the_same_belief() -> None:
     ).all()
 
 
-def test_failures_are_weighed_too() -> None:
-    doomed = Said(lambda s: np.eye(16)[15] * 0.9 + 0.1 / 16 if "BLOCK=1024 " in s else favours(64)(s))
-    query = query_of(TABLE)
-    big = np.array(["BLOCK=1024 " in f"{c.config} " for c in query.candidates])
-    heard = ensemble(doomed, replace(calibrated(), fail_weight=1.0)).forecast(query)
-    deaf = ensemble(doomed, calibrated()).forecast(query)
-    assert heard.p_fail[big].min() > 0.5 > heard.p_fail[~big].max()
-    np.testing.assert_array_equal(deaf.p_fail, plain(query).p_fail)
-
-
 def test_levels_do_not_matter_and_slow_ends_are_compressed() -> None:
     h, n = Hyperparameters(), 6
     learned, trust = np.linspace(0.0, 1.0, n), np.full(n, 0.5)
@@ -216,11 +183,7 @@ def test_levels_do_not_matter_and_slow_ends_are_compressed() -> None:
 
 def test_without_weight_it_is_the_plain_surrogate() -> None:
     query = query_of(TABLE, 5)
-    for calibration in (
-        LLMCalibration("said", "forecast-2", weights={"pooled": BlendWeight()}),
-        replace(calibrated(), weights={"pooled": BlendWeight(), "product": BlendWeight(0.5, 0.3)}),
-    ):
-        equal(ensemble(Said(favours(16)), calibration).forecast(query), plain(query))
+    equal(ensemble(Said(favours(16)), calibrated(0.0)).forecast(query), plain(query))
 
 
 def test_a_model_without_calibration_is_not_asked_and_that_is_said_once() -> None:
@@ -321,23 +284,22 @@ def test_the_gate_sees_the_problem_as_it_is() -> None:
     assert (s.candidates, s.workers, s.asked, s.saved) == (30, 7, 35, 0.3)
     assert s.compile_s == 0.5  # as the relative's measurements say
     assert s.load_s == 0.0
-    assert (s.answer_s, s.regret_saved) == (None, None)
+    assert s.answer_s is None
 
 
-def test_the_gate_goes_by_the_latency_and_the_gains_that_were_measured() -> None:
+def test_the_gate_goes_by_the_latency_that_was_measured() -> None:
     seen: list[GateInputs] = []
 
     def gate(situation: GateInputs) -> GateDecision:
         seen.append(situation)
         return GateDecision(True, 30.0, 0.0, "yes")
 
-    told = {"unknown_device": QuestionWeight(0.3, 0.3, regret=0.02, saved=0.07)}
-    calibration = replace(calibrated(), questions=told, pace=ModelLatency(answer_s=0.4))
+    calibration = replace(calibrated(saved=0.07), pace=ModelLatency(answer_s=0.4))
     made = ensemble(Said(same), calibration, gate=gate, patient=False)
     for _ in range(2):
         made.forecast(replace(query_of(TABLE), once=True))
     first, later = seen
-    assert (first.saved, first.regret_saved, first.answer_s) == (0.07, 0.02, 0.4)
+    assert (first.saved, first.answer_s) == (0.07, 0.4)
     assert later.answer_s == 0.01, "as its answers have taken in this process"
 
 

@@ -15,8 +15,7 @@ import pytest
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.gate import GateDecision
-from forecast_autotune.surrogates.language_model.background import BackgroundTask
-from forecast_autotune.surrogates.language_model.blend import PRIOR_LOG_ODDS
+from forecast_autotune.surrogates.blend import PRIOR_LOG_ODDS
 from forecast_autotune.surrogates.protocol import Query
 from forecast_autotune.testing import query_of
 from tests.core.llm.words import TABLE, Said, ensemble, equal, favours, plain
@@ -127,16 +126,6 @@ def test_own_measurements_are_not_shown_to_a_model_that_they_correct() -> None:
     made.forecast(query_of(TABLE, 12))
     made.forecast(query_of(TABLE))
     assert said.questions[0] == said.questions[1]
-
-
-def test_what_work_raises_is_kept_and_not_raised() -> None:
-    def broken() -> None:
-        raise KeyError("x")
-
-    ticket = BackgroundTask.start(broken)
-    assert ticket.done(10.0)
-    assert isinstance(ticket.error, KeyError)
-    assert ticket.answer is None
 
 
 def test_threads_of_one_decision_ask_once(held: threading.Event) -> None:

@@ -119,14 +119,3 @@ def test_the_expected_saving_is_weighed_against_the_latency_that_was_measured() 
     verdict = decide_asking(replace(small, answer_s=1.1 * worth))
     assert not verdict.ask
     assert f"saves about {worth:.2f} s and takes {1.1 * worth:.2f} s" in verdict.reason
-
-
-def test_regret_counts_where_nothing_is_measured_and_nowhere_else() -> None:
-    once = replace(SKILLED, once=True, saved=0.1, answer_s=0.5)
-    good, bad = (decide_asking(replace(once, regret_saved=r)) for r in (0.013, -0.002))
-    assert good.ask
-    assert not bad.ask
-    assert "saves 1.30% regret and takes 0.50 s" in good.reason
-    assert not decide_asking(replace(once, regret_saved=0.013, timeout_s=0.1)).ask
-    measured = replace(once, once=False)
-    assert decide_asking(replace(measured, regret_saved=9.0)) == decide_asking(measured)

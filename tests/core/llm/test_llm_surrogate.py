@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,48 +14,20 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import LLMCalibration, MonotoneCurve
 from forecast_autotune.records import Device, Kernel
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.language_model.surrogate import SILENT_SD, LLMForecasts, LLMSurrogate
-from forecast_autotune.testing import SurrogateContract, query_of
+from forecast_autotune.surrogates.language_model.surrogate import (
+    SILENT_SD,
+    LLMForecasts,
+    LLMSurrogate,
+    annotation_of,
+    consultation,
+)
+from forecast_autotune.testing import query_of
 from tests.core.llm.words import TABLE, Said, calibrated, favours, nothing, same
-
-
-class TestLLM(SurrogateContract):
-    def make(self) -> LLMSurrogate:
-        return LLMSurrogate(Said(favours(128)))
-
-
-class TestSilentLLM(SurrogateContract):
-    def make(self) -> LLMSurrogate:
-        return LLMSurrogate(Said(nothing))
-
-
-class TestBrokenLLM(SurrogateContract):
-    def make(self) -> LLMSurrogate:
-        return LLMSurrogate(Said(favours(128), error=RuntimeError("out of memory")))
 
 
 def consult(model: LLMSurrogate, known: int = 0) -> LLMForecasts:
     query = query_of(TABLE, known)
-    return model.consult(query, model.base.prior(query))
-
-
-def test_it_says_what_the_model_says_in_milliseconds_of_the_reference() -> None:
-    forecasts = LLMSurrogate(Said(favours(128))).forecast(query_of(TABLE, 5))
-    assert forecasts.reason == f"{len(TABLE.by_candidate())} candidates forecast by said"
-    sizes = np.array([dict(c.config.kwargs)["BLOCK"] for c in forecasts.candidates])
-    open_rows = np.arange(len(sizes)) >= 5
-    best = forecasts.mean[(sizes == 128) & open_rows]
-    reference = math.log2(min(m.ms for m in TABLE.measurements[:5] if m.ok))
-    np.testing.assert_allclose(best, reference, atol=0.05)
-    np.testing.assert_allclose(forecasts.mean[(sizes == 512) & open_rows] - best[0], 1.0, atol=0.1)
-
-
-def test_what_is_measured_counts_as_it_is() -> None:
-    forecasts = LLMSurrogate(Said(favours(1024))).forecast(query_of(TABLE, 35))
-    truth = np.array(TABLE.log2_ms())
-    ran = np.isfinite(truth)
-    np.testing.assert_allclose(forecasts.mean[ran], truth[ran])
-    np.testing.assert_array_equal(forecasts.p_fail, np.where(ran, 0.0, 1.0))
+    return model.consult(query, AnalyticSurrogate().prior(query))
 
 
 def test_a_model_without_calibration_is_taken_at_its_word() -> None:
@@ -64,22 +37,10 @@ def test_a_model_without_calibration_is_taken_at_its_word() -> None:
     assert said.doubts == ()
 
 
-def test_the_calibration_corrects_mean_failures_and_intervals() -> None:
-    cal = replace(
-        calibrated(),
-        ratio=MonotoneCurve((0.0, 2.0), (0.0, 1.0)),
-        fails=MonotoneCurve((0.0, 1.0), (0.25, 0.75)),
-        intervals={TABLE.problem.device.slug: (2.0, 2.0, 2.0, 2.0)},
-    )
-    query = query_of(TABLE)
-    plain, corrected = (
-        LLMSurrogate(Said(favours(16))).forecast(query),
-        LLMSurrogate(Said(favours(16)), cal).forecast(query),
-    )
-    slow = plain.mean - plain.mean.min()
-    np.testing.assert_allclose(corrected.mean - corrected.mean.min(), slow / 2, atol=0.03)
-    assert corrected.p_fail.min() >= 0.25
-    assert corrected.interval_factors == (2.0, 2.0, 2.0, 2.0)
+def test_the_calibration_corrects_means() -> None:
+    corrected = replace(calibrated(), ratio=MonotoneCurve((0.0, 2.0), (0.0, 1.0)))
+    plain, half = (consult(LLMSurrogate(Said(favours(16)), c)).log2_ms for c in (None, corrected))
+    np.testing.assert_allclose(half - half.min(), (plain - plain.min()) / 2, atol=0.03)
 
 
 def test_a_temperature_widens_without_reordering() -> None:
@@ -100,9 +61,7 @@ def test_vague_answers_are_trusted_less_than_sure_ones() -> None:
 def test_an_answer_that_gives_the_labels_no_mass_is_none() -> None:
     cal = calibrated()
     assert consult(LLMSurrogate(Said(favours(64), mass=0.11), cal)).usable
-    silent = LLMSurrogate(Said(favours(64), mass=0.09), cal)
-    assert not consult(silent).usable
-    assert (silent.forecast(query_of(TABLE)).sd == SILENT_SD).all()
+    assert not consult(LLMSurrogate(Said(favours(64), mass=0.09), cal)).usable
 
 
 def test_missing_rows_are_silent_and_the_others_are_not() -> None:
@@ -112,8 +71,7 @@ def test_missing_rows_are_silent_and_the_others_are_not() -> None:
     gone = np.array(["BLOCK=64 " in f"{c.config} " for c in TABLE.by_candidate()])
     assert (said.trust[gone] == 0).all()
     assert (said.trust[~gone] > 0).all()
-    forecasts = LLMSurrogate(half).forecast(query_of(TABLE))
-    assert forecasts.sd[gone].min() > forecasts.sd[~gone].max()
+    assert said.sd[gone].min() == SILENT_SD > said.sd[~gone].max()
 
 
 @pytest.mark.parametrize(
@@ -131,16 +89,15 @@ def test_what_lies_outside_of_the_calibration_is_not_believed(change: dict[str, 
     model = LLMSurrogate(
         Said(favours(64)), replace(calibrated(), scope=replace(calibrated().scope, characters=1200))
     )
-    said = model.consult(strange, model.base.prior(strange))
+    base = AnalyticSurrogate()
+    said = model.consult(strange, base.prior(strange))
     assert not said.usable
     assert any(doubt in d for d in said.doubts)
-    assert doubt in model.forecast(strange).reason
-    assert model.consult(query, model.base.prior(query)).usable
+    assert model.consult(query, base.prior(query)).usable
 
 
 def test_a_model_that_cannot_tell_candidates_apart_forecasts_them_alike() -> None:
-    forecasts = LLMSurrogate(Said(same)).forecast(query_of(TABLE))
-    assert np.ptp(forecasts.mean) == 0.0
+    assert np.ptp(consult(LLMSurrogate(Said(same))).log2_ms) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -161,36 +118,22 @@ def test_answers_that_are_no_probabilities_are_refused(answer: np.ndarray) -> No
     model = LLMSurrogate(Liar(same))
     with pytest.raises(LLMError):
         consult(model)
-    assert (model.forecast(query_of(TABLE)).sd == SILENT_SD).all()
-
-
-def test_a_failure_is_said_and_contained() -> None:
-    forecasts = LLMSurrogate(Said(same, error=LLMError("no route to the server"))).forecast(
-        query_of(TABLE, 3)
-    )
-    assert "no route to the server" in forecasts.reason
-    assert np.isfinite(forecasts.mean).all()
 
 
 def test_what_was_said_is_kept_with_each_candidate() -> None:
-    backend = Said(favours(128))
-    query = query_of(TABLE)
-    forecasts = LLMSurrogate(backend).forecast(query)
-    note = forecasts.note(3)["llm"]
-    assert isinstance(note, dict)
+    query, model = query_of(TABLE), LLMSurrogate(Said(favours(128)))
+    view = consult(model)
+    note: Any = annotation_of(model, view, 3)["llm"]
     text = f"BLOCK={dict(query.candidates[3].config.kwargs)['BLOCK']} "
     np.testing.assert_allclose(note["stated"], favours(128)(text), atol=1e-4)
     assert note["model"] == "said"
     assert note["reference"] in {c.id for c in query.candidates}
-    part = forecasts.consultation
-    assert part is not None
+    part = consultation(model, view)
     assert (part.model, part.trouble) == ("said", "")
     assert part.tokens > 100
     assert part.seconds == 0.01
-
-
-def test_nothing_is_kept_of_a_candidate_that_was_not_answered() -> None:
-    assert LLMSurrogate(Said(nothing)).forecast(query_of(TABLE)).note(3) == {}
+    silent = LLMSurrogate(Said(nothing))
+    assert annotation_of(silent, consult(silent), 3) == {}
 
 
 def test_its_version_names_model_prompt_and_calibration() -> None:

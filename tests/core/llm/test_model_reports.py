@@ -13,7 +13,7 @@ from forecast_autotune.report.summary import summary_line
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.language_model.trust import UnaskedModelSurrogate
+from forecast_autotune.surrogates.language_model.ensemble import UnaskedModelSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_integrations.commands.run import RunSummary
 from tests.core.llm.words import TABLE, Said, ensemble, favours

@@ -24,7 +24,7 @@ from forecast_autotune.surrogates.factory import calibration_paths, open_backend
 from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 from forecast_autotune.testing import query_of
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_train.evaluation.splits import kernel_of
+from forecast_train.splits import kernel_of
 from tests.core.llm.words import TABLE, calibrated
 from tests.core.tuning.loop import Bench, decide
 from tests.integrations.models.faults import stall

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
 from forecast_autotune.llm.gate import GateInputs, decide_asking
 from forecast_autotune.llm.prompt import FORECAST_VERSION
-from forecast_autotune.llm.question_kinds import QuestionWeight
 from forecast_autotune.records import Decision, LLMConsultation
 from forecast_autotune.report.summary import ModelTally, summary_line
 from forecast_autotune.settings import Settings
@@ -18,7 +16,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.language_model.trust import DEFAULT_WEIGHT, forced_trust
+from forecast_autotune.surrogates.language_model.ensemble import DEFAULT_WEIGHT, forced_trust
 from tests.core.llm.words import TABLE, Said, calibrated, ensemble, favours, nothing, same
 from tests.core.tuning.loop import Bench, decide
 
@@ -41,25 +39,18 @@ def test_a_model_that_must_be_asked_is_heard_without_a_calibration_and_that_is_s
 
 
 def test_what_a_calibration_has_found_stands_where_it_found_anything() -> None:
-    calibration = replace(
-        calibrated(0.3),
-        weights={"pooled": BlendWeight(0.3, 0.1), "product": BlendWeight()},
-        decay=((1.0, 0.0),),
-        questions={"config": QuestionWeight()},
-        known=(0.0, 0.0, 0.0),
-    )
-    trusted, gate = forced_trust(calibration)
-    assert trusted.weight("pooled", 5.0) == BlendWeight(0.3, 0.1), "not less for a kernel that is far away"
-    assert trusted.weight("product", 5.0) == DEFAULT_WEIGHT
-    assert trusted.scope.doubts(replace(TABLE.problem), 10**6, 100.0) != []
-    assert trusted.scope.languages == (), "without which no scope is looked at"
+    trusted, gate = forced_trust(calibrated(0.3, 0.1))
+    assert trusted.weight == BlendWeight(0.3, 0.1)
+    assert forced_trust(calibrated(0.0))[0].weight == DEFAULT_WEIGHT
+    assert trusted.scope.doubts(TABLE.problem, 10**6) != []
+    assert not trusted.fitted, "without which no scope is looked at"
     assert gate(GateInputs(3, 16, 0.5, 0.0, 3)).ask, "three candidates, and nothing was ever saved"
     assert not decide_asking(GateInputs(3, 16, 0.5, 0.0, 3)).ask
 
 
 def test_a_stated_weight_is_the_weight() -> None:
     trusted, gate = forced_trust(calibrated(0.3), 0.8)
-    assert trusted.weights == {"pooled": BlendWeight(0.8, 0.8)}
+    assert trusted.weight == BlendWeight(0.8, 0.8)
     assert "stated" in gate(GateInputs(3, 16, 0.5, 0.0, 3)).reason
 
 

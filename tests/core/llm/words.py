@@ -100,7 +100,7 @@ def calibrated(
     return LLMCalibration(
         "said",
         FORECAST_VERSION,
-        weights={"pooled": BlendWeight(weight, sd)},
+        weight=BlendWeight(weight, sd),
         saved=saved,
         scope=scope,
         ratio=MonotoneCurve(),
@@ -116,7 +116,7 @@ def ensemble(said: Said, calibration: LLMCalibration | None = None, **options: A
     plain = DefaultSurrogate(AnalyticSurrogate())
     given = {"patient": True, "gate": open_gate, **options}
     timeout_s = given.pop("timeout_s", 30.0)
-    model = LLMSurrogate(said, calibration or calibrated(), base=AnalyticSurrogate(), timeout_s=timeout_s)
+    model = LLMSurrogate(said, calibration or calibrated(), timeout_s=timeout_s)
     return EnsembleSurrogate(plain, model, **given)
 
 

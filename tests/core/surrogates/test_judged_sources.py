@@ -12,7 +12,7 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.language_model.judged_sources import JudgementWeights, judged_forecasts
+from forecast_autotune.surrogates.judged import JudgementWeights, judged_forecasts
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.variants.judgement import SourceJudgement
 

@@ -13,7 +13,7 @@ from forecast_autotune.records.table import write_tables
 from forecast_autotune.surrogates.learned import LearnedModel
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.llm.data.examples import read_examples
-from forecast_train.llm.run_folder import write_json
+from forecast_train.llm.runs import write_json
 from forecast_train.surrogate.fit import FitSettings, fit_model
 from tests.train.surrogate.test_surrogate_online import upside_down
 

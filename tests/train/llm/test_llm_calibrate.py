@@ -13,7 +13,7 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
+from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration, ModelLatency
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.default import DefaultSurrogate
@@ -22,19 +22,27 @@ from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurroga
 from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.testing import query_of
 from forecast_autotune.tuning.replays.replay import load, replay_one, shipped_tables
-from forecast_train.evaluation.language_models import fit_learned_with_llm, fit_llm_only, llm_methods
-from forecast_train.evaluation.oracle_backend import OracleBackend
-from forecast_train.evaluation.splits import SplitError, kernel_of
-from forecast_train.llm.calibration.answer_collection import ModelAnswers, collect_answers, question_about
-from forecast_train.llm.calibration.calibrate import fit_calibration, fit_corrections, isotonic
-from forecast_train.llm.calibration.saving_estimate import (
+from forecast_train.commands.calibrate_llm import _summary_text
+from forecast_train.evaluation.methods import fit_learned_with_llm, fit_llm_only, llm_methods
+from forecast_train.llm.calibration.answers import ModelAnswers, collect_answers, question_about
+from forecast_train.llm.calibration.fit import (
+    StackingEvidence,
+    fit_calibration,
+    fit_corrections,
+    fit_weight,
+    isotonic,
+    stacking_evidence,
+)
+from forecast_train.llm.calibration.saving import (
     PairedReplay,
     RecordedAnswersLLM,
     always_ask,
     estimate_saving,
     replay_pairs,
 )
-from forecast_train.llm.calibration.stored_answers import recalibrate, stored_answers
+from forecast_train.llm.calibration.stored import recalibrate, stored_answers
+from forecast_train.splits import SplitError, kernel_of
+from tests.train.llm.oracle import OracleBackend
 
 KERNELS = ("softmax", "transpose", "layer_norm", "swiglu", "splitk_gemv", "cumsum")
 
@@ -73,12 +81,12 @@ def test_an_honest_model_is_followed_and_the_more_the_less_it_errs(
 ) -> None:
     fine, rough = fit_calibration(honest), fit_calibration(heard(tables, error=1.5))
     assert fine.skilled
-    assert fine.weights["pooled"].mean > 0.7
+    assert fine.weight.mean > 0.7
     sharp, vague = (
         np.mean([c.trust(h.stated, h.mass).mean() for h in hs])
         for c, hs in ((fine, honest), (rough, heard(tables, error=1.5)))
     )
-    assert rough.weights["pooled"].mean * vague < 0.5 * fine.weights["pooled"].mean * sharp
+    assert rough.weight.mean * vague < 0.5 * fine.weight.mean * sharp
 
 
 @pytest.mark.parametrize("character", ["liar", "blind"])
@@ -86,13 +94,13 @@ def test_a_model_that_lies_or_knows_nothing_gets_no_weight(tables: list[Table], 
     """Also not for agreeing with nobody: one that says the same of all would flatten every forecast."""
     found = fit_calibration(heard(tables, character=character))
     assert not found.skilled
-    assert found.weights == {"pooled": BlendWeight()}
+    assert found.weight == BlendWeight()
 
 
 def test_a_model_that_guesses_is_rarely_followed(tables: list[Table]) -> None:
     """On twelve problems chance helps some: as a rule it does not, and on average it weighs little."""
     weights = [
-        fit_calibration(heard(tables, character="blind", error=1.0, seed=seed)).weights["pooled"].mean
+        fit_calibration(heard(tables, character="blind", error=1.0, seed=seed)).weight.mean
         for seed in range(8)
     ]
     assert sum(weight > 0 for weight in weights) <= 3
@@ -126,49 +134,85 @@ def test_a_correction_never_turns_an_order_around() -> None:
     assert constant(np.array([0.3])).tolist() == [4.5]
 
 
-def test_intervals_cover_families_that_were_left_out(tables: list[Table]) -> None:
-    """Stated twice as sure as it is; the conformal factors make up for it."""
-    said = heard(tables, error=0.3)
-    sure = [
-        replace(h, stated=LLMCalibration("x", temperature=0.4).temperature_scaled(h.stated)) for h in said
-    ]
-    found = fit_calibration(sure)
-    inside = []
-    for h in sure:
-        mean, sd, _ = found.moments(h.stated)
-        ran = np.isfinite(h.ratios)
-        width = 1.645 * found.interval_factors(h.device)[2] * sd
-        inside.append((np.abs(h.ratios - mean)[ran] <= width[ran]).mean())
-    assert 0.85 <= np.mean(inside) <= 0.97
-
-
-def test_failures_are_taken_from_a_model_that_knows_them_and_from_no_other() -> None:
-    """Matmuls and attention run out of shared memory; a constant for all corrects no more than a level."""
-    names = ("attention", "w8a16_matmul", "causal_conv1d", "swiglu", "matmul")
-    every = [thinned(t, 2) for t in load(shipped_tables()) if kernel_of(t.problem) in names]
-    knows, blind = (
-        collect_answers(every, OracleBackend(every, error=0.1, character=c), learn=formula)
-        for c in ("honest", "blind")
-    )
-    assert sum(np.isnan(h.ratios).sum() for h in knows) >= 3
-    assert fit_calibration(knows).fail_weight > 0.3
-    assert fit_calibration(blind).fail_weight == 0.0
-
-
 def test_the_scope_is_what_was_heard(honest: list[ModelAnswers]) -> None:
     found = fit_calibration(honest)
     assert found.scope.devices == tuple({h.device for h in honest})
     assert found.scope.characters == max(h.characters for h in honest)
-    for h in honest:
-        assert h.place is not None
-        assert found.scope.map.distance(np.array(h.place)) == pytest.approx(0.0, abs=1e-3)
-    assert found.scope.map.distance(np.full(len(found.scope.map.scale), 100.0)) > found.scope.map.reach
     assert found.about["kernels"] == 6
 
 
 def test_fewer_than_three_families_are_refused(honest: list[ModelAnswers]) -> None:
     with pytest.raises(SplitError, match="three or more"):
         fit_calibration([h for h in honest if h.family in ("softmax", "norm")])
+
+
+# --- the weight ---
+
+
+def evidence(
+    skill: float, *, noise: float = 1.0, families: int = 15, each: int = 3, seed: int = 0
+) -> list[StackingEvidence]:
+    """Problems of 40 candidates whose learned forecast errs by 0.3 and whose model knows a share of that error."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for number in range(families * each):
+        believed = np.sort(generator.uniform(0.0, 1.2, 40))
+        error = 0.3 * generator.standard_normal(40)
+        gap = skill * error + 0.3 * noise * generator.standard_normal(40)
+        weight = 2.0 ** -(believed + error - (believed + error).min())
+        weight /= weight.sum()
+        centred = [v - weight @ v for v in (believed, error, gap)]
+        found.append(StackingEvidence(f"f{number % families}", *centred, weight))
+    return found
+
+
+def test_a_small_true_skill_is_a_small_weight_and_a_large_one_a_large() -> None:
+    """The best weight of a model that knows a share s of the error, and errs by as much itself, is s / (s² + 1)."""
+    (small, little), (large, much) = (fit_weight(e) for e in (evidence(0.12), evidence(1.0, noise=0.2)))
+    assert 0.03 < small.mean < 0.25
+    assert large.mean > 0.8
+    assert much > 10 * little > 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_useless_model_gets_next_to_nothing(seed: int) -> None:
+    assert fit_weight(evidence(0.0, seed=seed))[0].mean < 0.03
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hostile_model_gets_nothing(seed: int) -> None:
+    assert fit_weight(evidence(-0.8, seed=seed)) == (BlendWeight(), 0.0)
+
+
+def test_one_that_says_the_same_of_every_candidate_has_no_news() -> None:
+    assert fit_weight([replace(e, gap=-e.believed) for e in evidence(0.0)])[0] == BlendWeight()
+
+
+def test_what_gains_no_more_than_rounding_is_not_followed() -> None:
+    assert fit_weight([replace(e, gap=1e-12 * e.gap) for e in evidence(1.0)])[0] == BlendWeight()
+    assert fit_weight([])[0] == BlendWeight()
+
+
+def test_two_candidates_are_no_evidence(honest: list[ModelAnswers]) -> None:
+    calibration = fit_calibration(honest)
+    assert stacking_evidence(honest[0], calibration) is not None
+    mass = np.where(np.arange(len(honest[0].rows)) < 2, honest[0].mass, 0.0)
+    assert stacking_evidence(replace(honest[0], mass=mass), calibration) is None
+
+
+def test_the_summary_tells_weight_counts_gain_and_latency() -> None:
+    about = {"problems": 70, "families": ["a", "b"], "log_score": 0.0123}
+    calibration = LLMCalibration(
+        "m", weight=BlendWeight(0.2, 0.1), saved=0.05, pace=ModelLatency(answer_s=0.034), about=about
+    )
+    assert _summary_text(calibration, Path("c.json")).splitlines() == [
+        "m: weight 0.20 beside the learned surrogate; saves 5% of the measurements",
+        "fitted to 70 problems of 2 families; log score gained: 0.0123 nats per candidate",
+        "an answer takes 0.034 s (median)",
+        "written: c.json",
+    ]
+    unskilled = _summary_text(replace(calibration, weight=BlendWeight()), Path("c.json"))
+    assert unskilled.startswith("m: it knows nothing that the learned surrogate does not")
 
 
 # --- hearing ---
@@ -184,10 +228,10 @@ def test_a_question_is_the_one_that_an_ensemble_asks(tables: list[Table]) -> Non
             return super().forecast(prefix, suffixes, labels, timeout_s=timeout_s)
 
     collect_answers([table, *tables[2:4]], spy := Spy(tables), learn=formula)
-    cal = LLMCalibration("x", "forecast-2", weights={"pooled": BlendWeight(0.5, 0.3)})
+    cal = LLMCalibration("x", "forecast-2", weight=BlendWeight(0.5, 0.3))
     made = EnsembleSurrogate(
         DefaultSurrogate(AnalyticSurrogate()),
-        LLMSurrogate(spy, cal, base=AnalyticSurrogate()),
+        LLMSurrogate(spy, cal),
         patient=True,
         gate=always_ask,
     )
@@ -235,31 +279,23 @@ def test_a_damaged_answer_is_refused(tables: list[Table], tmp_path: Path) -> Non
 # --- saving ---
 
 
-def played(
-    family: str, plain: tuple[float, int], both: tuple[float, int], needed: tuple[int, int]
-) -> PairedReplay:
-    return PairedReplay(family, "x", 0, plain[0], both[0], plain[1], both[1], *needed)
-
-
 def test_savings_are_measurements_to_the_same_regret() -> None:
     rows = [
-        played("a", (0.0, 10), (0.0, 6), (8, 4)),
-        played("b", (0.01, 12), (0.01, 12), (4, 4)),
-        played("c", (0.0, 10), (0.0, 8), (8, 7)),
+        PairedReplay("a", 0.0, 0.0, 8, 4),
+        PairedReplay("b", 0.01, 0.01, 4, 4),
+        PairedReplay("c", 0, 0, 8, 7),
     ]
     found = estimate_saving(rows)
-    assert found.saved == pytest.approx(1 - 15 / 20)
+    assert found.saved == found.expected == pytest.approx(1 - 15 / 20)
     assert found.regret == 0.0
     left = np.array([1 - 11 / 12, 1 - 11 / 16, 1 - 8 / 12])
     assert found.error == pytest.approx(math.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum()))
-    assert found.lower_bound == pytest.approx(max(0.0, found.saved - found.error))
-    assert (found.measured, found.plain_measured) == (pytest.approx(26 / 3), pytest.approx(32 / 3))
 
 
 def test_nothing_is_saved_by_deciding_worse() -> None:
-    rows = [played(f, (0.0, 10), (0.2, 3), (5, 1)) for f in "abc"]
-    assert estimate_saving(rows).saved > 0.5
-    assert estimate_saving(rows).lower_bound == 0.0
+    found = estimate_saving([PairedReplay(f, 0.0, 0.2, 5, 1) for f in "abc"])
+    assert found.saved > 0.5
+    assert found.expected == 0.0
 
 
 def test_a_good_model_decides_better_and_a_useless_one_costs_nothing(
@@ -276,10 +312,10 @@ def test_a_good_model_decides_better_and_a_useless_one_costs_nothing(
         heard(tables[:6], character="blind"),
         learn=formula,
         seeds=(0,),
-        calibrated=lambda h: LLMCalibration("x", "forecast-2", weights={"pooled": BlendWeight()}),
+        calibrated=lambda h: LLMCalibration("x", "forecast-2"),
     )
     for p in useless:
-        assert (p.regret, p.measured, p.needed) == (p.plain_regret, p.plain_measured, p.plain_needed)
+        assert (p.regret, p.needed) == (p.plain_regret, p.plain_needed)
 
 
 @pytest.mark.slow
@@ -295,7 +331,6 @@ def test_a_model_that_began_to_lie_after_its_calibration_is_found_out(
     said = heard(tables, error=0.1, character=character)
     found = estimate_saving(replay_pairs(tables, said, learn=formula, seeds=(0, 1), calibrated=vouched))  # type: ignore[arg-type]
     assert found.regret <= max(0.005, 2 * found.regret_error)
-    assert found.measured <= found.plain_measured + 0.5
 
 
 def test_what_was_heard_is_repeated_word_by_word(tables: list[Table], honest: list[ModelAnswers]) -> None:
@@ -303,8 +338,8 @@ def test_what_was_heard_is_repeated_word_by_word(tables: list[Table], honest: li
     cal = fit_calibration(honest)
     query = query_of(table)
     before = AnalyticSurrogate().prior(query)
-    live = LLMSurrogate(oracle, cal, base=AnalyticSurrogate()).consult(query, before, own=False)
-    again = RecordedAnswersLLM(honest, cal, AnalyticSurrogate()).consult(query, before)
+    live = LLMSurrogate(oracle, cal).consult(query, before)
+    again = RecordedAnswersLLM(honest, cal).consult(query, before)
     np.testing.assert_allclose(live.log2_ms, again.log2_ms)
     np.testing.assert_allclose(live.trust, again.trust)
     assert live.doubts == again.doubts == ()
@@ -318,7 +353,7 @@ def test_a_fold_s_calibration_sees_its_training_side_alone(
 ) -> None:
     poisoned = [replace(h, ratios=-h.ratios) if h.family == "softmax" else h for h in honest]
     train = [t for t in tables if kernel_of(t.problem) != "softmax"]
-    one, two = (fit_llm_only(train, heard=h).forecast(query_of(tables[0])) for h in (honest, poisoned))
+    one, two = (fit_llm_only(train, answers=h).forecast(query_of(tables[0])) for h in (honest, poisoned))
     np.testing.assert_array_equal(one.mean, two.mean)
     assert set(llm_methods(honest)) == {"llm", "learned+llm"}
 
@@ -327,7 +362,7 @@ def test_too_few_families_to_calibrate_on_leave_the_learned_forecast(
     tables: list[Table], honest: list[ModelAnswers]
 ) -> None:
     with pytest.warns(UserWarning, match="not calibrated"):
-        found = fit_learned_with_llm([], heard=honest).forecast(query_of(tables[0]))
+        found = fit_learned_with_llm([], answers=honest).forecast(query_of(tables[0]))
     plain = DefaultSurrogate(AnalyticSurrogate()).forecast(query_of(tables[0]))
     np.testing.assert_array_equal(found.mean, plain.mean)
 
@@ -336,7 +371,7 @@ def test_too_few_families_to_calibrate_on_leave_the_learned_forecast(
 
 
 def with_notes(table: Table, said: list[ModelAnswers], calibration: LLMCalibration) -> Table:
-    model = RecordedAnswersLLM(said, calibration, AnalyticSurrogate())
+    model = RecordedAnswersLLM(said, calibration)
     made = EnsembleSurrogate(DefaultSurrogate(AnalyticSurrogate()), model, patient=True, gate=always_ask)
     _, rows = replay_one(table, surrogate=made, policy=None, settings=Settings())
     return Table(table.problem, rows)
@@ -351,8 +386,6 @@ def test_notes_in_a_store_are_enough_to_calibrate_anew(
     assert len(found) == len(tables)
     for h, table in zip(found, stored, strict=True):
         assert len(h.rows) == len(table.by_candidate())
-        full = next(x for x in honest if x.problem == h.problem)
-        assert h.kind == full.kind
         np.testing.assert_allclose(h.stated.sum(axis=1), 1.0)
     again = recalibrate(found, old)
     assert again.skilled

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS, Bins
 from forecast_autotune.records import Outcome
 from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_train.evaluation.splits import LeakageError, SplitError, family_of
-from forecast_train.llm.data.build import ExampleSettings, build_examples
-from forecast_train.llm.data.dataset_card import dataset_card, dataset_summary
-from forecast_train.llm.data.examples import Example, read_examples, write_examples
-from forecast_train.llm.data.split import NEAR_DUPLICATE, check_sides, source_similarity, split
+from forecast_train.llm.data.build import (
+    ExampleSettings,
+    balanced_rows,
+    build_examples,
+    cross_fit,
+    cross_fit_sides,
+    even_counts,
+    formula_surrogate,
+)
+from forecast_train.llm.data.examples import (
+    Example,
+    dataset_card,
+    dataset_summary,
+    read_examples,
+    write_examples,
+)
+from forecast_train.splits import SplitError, family_of, kernel_identities, split_sides
+from forecast_train.surrogate.fit import FitError
 
 TABLES = load(shipped_tables())
 FEW = [t for t in TABLES if family_of(t.problem) in ("softmax", "gemv")]
@@ -131,7 +148,7 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("by", ["family", "time"])
 def test_sides_are_apart_and_complete(by: str) -> None:
-    sides = split(TABLES, by, seed=1)  # type: ignore[arg-type]
+    sides = split_sides(TABLES, by, seed=1)  # type: ignore[arg-type]
     assert list(sides) == ["train", "validation", "test"]
     assert sorted(t.problem.id for s in sides.values() for t in s) == sorted(t.problem.id for t in TABLES)
     if by == "family":
@@ -144,56 +161,25 @@ def test_sides_are_apart_and_complete(by: str) -> None:
 
 
 def test_named_families_are_the_test_side() -> None:
-    sides = split(TABLES, hold_out=["softmax", "scan"])
+    sides = split_sides(TABLES, hold_out=["softmax", "scan"])
     assert {family_of(t.problem) for t in sides["test"]} == {"softmax", "scan"}
     with pytest.raises(SplitError, match="no family is named"):
-        split(TABLES, hold_out=["soft"])
+        split_sides(TABLES, hold_out=["soft"])
 
 
 def test_splits_that_cannot_be_are_refused() -> None:
     with pytest.raises(SplitError, match="too few"):
-        split(TABLES, "device")
-    with pytest.raises(SplitError, match="shares"):
-        split(TABLES, shares=(0.6, 0.5))
-    with pytest.raises(SplitError, match="a split is by"):
-        split(TABLES, "row")  # type: ignore[arg-type]
+        split_sides(TABLES, "device")
 
 
-def renamed(table: Table, **words: str) -> Table:
-    """The table of a copy of its kernel under another name, family and source."""
-    source = table.problem.kernel.source
-    for old, new in words.items():
-        source = source.replace(old, new)
-    kernel = replace(table.problem.kernel, name="copied", source=source, source_sha256="copied")
-    extra = {**table.problem.extra, "family": "another", "label": "copied/1"}
-    return Table(replace(table.problem, id="copied", kernel=kernel, extra=extra), table.measurements)
-
-
-def test_a_renamed_copy_cannot_stand_on_the_other_side() -> None:
+def test_a_copy_of_another_name_cannot_stand_on_the_other_side() -> None:
     table = next(t for t in TABLES if family_of(t.problem) == "softmax")
-    copy = renamed(table, x_ptr="source", row="line", tl_="tl_")
-    assert source_similarity(table.problem.kernel.source, copy.problem.kernel.source) >= NEAR_DUPLICATE
-    with pytest.raises(LeakageError, match="nearly"):
-        check_sides({"train": [table], "test": [copy]}, "family")
-    sides = split([*TABLES, copy], hold_out=["another"])
-    assert all(family_of(t.problem) != "softmax" for t in sides["train"])
-
-
-def test_the_same_problem_or_device_on_two_sides_fails_loudly() -> None:
-    one, two = TABLES[:2]
-    with pytest.raises(LeakageError, match="a problem"):
-        check_sides({"train": [one], "test": [one]}, "time")
-    with pytest.raises(LeakageError, match="the device"):
-        check_sides({"train": [one], "test": [two]}, "device")
-
-
-def test_different_kernels_are_not_alike() -> None:
-    sources = {t.problem.kernel.name: t.problem.kernel.source for t in TABLES}
-    names = sorted(sources)
-    assert (
-        max(source_similarity(sources[a], sources[b]) for a in names for b in names if a < b)
-        < NEAR_DUPLICATE / 2
-    )
+    kernel = replace(table.problem.kernel, name="copied", source_sha256="copied")
+    extra = {**table.problem.extra, "family": "another", "label": "copied/1"}
+    copy = Table(replace(table.problem, id="copied", kernel=kernel, extra=extra), table.measurements)
+    sides = split_sides([*TABLES, copy], hold_out=["another"])
+    sources = {t.problem.kernel.source for t in sides["train"]}
+    assert table.problem.kernel.source not in sources
 
 
 def test_the_card_counts_what_is_there(made: list[Example]) -> None:
@@ -205,3 +191,81 @@ def test_the_card_counts_what_is_there(made: list[Example]) -> None:
     assert "path: train.parquet" in text
     assert all(f"| {label.token} | {label.meaning} |" in text for label in BINS.labels)
     assert '"seed": 3' in text
+
+
+@given(st.lists(st.integers(0, 30), max_size=12), st.integers(0, 200))
+def test_water_is_level(available: list[int], target: int) -> None:
+    taken = even_counts(available, target)
+    assert sum(taken) == min(target, sum(available))
+    assert all(t <= have for t, have in zip(taken, available, strict=True))
+    # Whoever gives less than another, by more than the indivisible rest, has given all it has.
+    most = max(taken, default=0)
+    assert all(t == have or t >= most - 1 for t, have in zip(taken, available, strict=True))
+
+
+def test_counts_cannot_be_negative() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        even_counts([3], -1)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 20))
+def test_rare_bins_and_small_groups_are_not_drowned(seed: int, per_bin: int) -> None:
+    generator = np.random.default_rng(seed)
+    # One group has a hundred rows of bin 0, the others three; bin 2 is rare everywhere.
+    bins = [np.array([0] * 100 + [1] * 5), np.array([0, 0, 0, 1]), np.array([0, 1, 2])]
+    kept = balanced_rows(bins, per_bin, 4, generator)
+    for group, rows in zip(bins, kept, strict=True):
+        assert len(set(rows.tolist())) == len(rows)
+        assert set(rows.tolist()) <= set(range(len(group)))
+    chosen = [group[rows] for group, rows in zip(bins, kept, strict=True)]
+    joined = np.concatenate(chosen)
+    assert [(joined == b).sum() for b in range(4)] == [min(per_bin, have) for have in (104, 7, 1, 0)]
+    zeros = [(group == 0).sum() for group in chosen]
+    assert zeros[1] >= min(3, per_bin // 3)
+
+
+class Learned(AnalyticSurrogate):
+    """Remembers what it was taught."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        super().__init__()
+        self.taught = list(tables)
+
+
+def test_no_surrogate_has_seen_the_family_or_the_kernel_it_is_asked_about() -> None:
+    believe = cross_fit(TABLES, learn=Learned, parts=3)
+    for table in TABLES:
+        surrogate = believe(table)
+        assert isinstance(surrogate, Learned)
+        assert surrogate.taught
+        for other in surrogate.taught:
+            assert family_of(other.problem) != family_of(table.problem)
+            assert not kernel_identities(other.problem) & kernel_identities(table.problem)
+
+
+def test_one_family_and_nothing_to_learn_are_believed_by_the_formula() -> None:
+    assert cross_fit(TABLES[:1], learn=Learned) is formula_surrogate
+
+    def nothing(tables: Sequence[Table]) -> AnalyticSurrogate:
+        raise FitError("no IR")
+
+    assert type(cross_fit(TABLES, learn=nothing)(TABLES[0])) is AnalyticSurrogate
+
+
+def test_a_missing_package_is_told() -> None:
+    def missing(tables: Sequence[Table]) -> AnalyticSurrogate:
+        raise FitError("fitting needs LightGBM") from ImportError("lightgbm")
+
+    with pytest.raises(FitError, match="LightGBM"):
+        cross_fit(TABLES, learn=missing)
+
+
+def test_other_sides_are_believed_by_what_the_training_side_taught() -> None:
+    half = len(TABLES) // 2
+    sides = {"train": TABLES[:half], "test": TABLES[half:]}
+    found = cross_fit_sides(sides, learn=Learned)
+    surrogate = found["test"](TABLES[-1])
+    assert isinstance(surrogate, Learned)
+    assert surrogate.taught == sides["train"]
+    train = found["train"](TABLES[0])
+    assert not isinstance(train, Learned) or TABLES[0] not in train.taught

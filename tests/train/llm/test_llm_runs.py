@@ -11,8 +11,13 @@ from forecast_autotune.errors import RecordError, SettingsError
 from forecast_train.llm.data.writer_traces import WriterTrace, load_traces, shortest_correct, write_chats
 from forecast_train.llm.export import export_model
 from forecast_train.llm.grpo import GrpoRun
-from forecast_train.llm.loss_curves import draw_curves, logged_series
-from forecast_train.llm.run_folder import TrainingError, claim_run_folder, write_json
+from forecast_train.llm.runs import (
+    TrainingError,
+    claim_run_folder,
+    draw_curves,
+    logged_series,
+    write_json,
+)
 from forecast_train.llm.settings import SftRun
 
 TOML = 'model = "base"\ndata = "set"\nout = "made"\n'
@@ -40,7 +45,7 @@ def test_a_file_says_everything(tmp_path: Path) -> None:
         (TOML + "[lora]\nrank = -1", "lora.rank must be at least 0, got -1"),
         (TOML + "lora = 3", r"\[lora\] must be a table"),
         (TOML + "[loss]\nsigma = 0.0", "loss.sigma must be positive"),
-        (TOML + '[loss]\nreward = "brier"', "loss.reward must be one of"),
+        (TOML + "[steps]\nchecked = -1", "limits cannot be negative"),
         (TOML + "[steps]\ntokens = 10", "at least 256"),
         (TOML + 'dtype = "int8"', "bfloat16 or float32"),
         ("", "a run needs model, data, out: add model, data, out"),
@@ -134,6 +139,21 @@ def test_an_export_refuses_what_could_execute_and_what_is_not_finished(tmp_path:
     with pytest.raises(RecordError):
         export_model(whole, tmp_path / "out", calibration=bad)
     assert not (tmp_path / "out").exists()
+
+
+def test_half_an_export_is_half_the_size(tmp_path: Path) -> None:
+    import safetensors.torch
+    import torch
+
+    run = finished(tmp_path / "run", {"adapter_config.json": b"{}", "tokenizer.json": b"{}"})
+    weights = {"lora_A": torch.randn(64, 100), "steps": torch.tensor([3])}
+    safetensors.torch.save_file(weights, run / "trained" / "adapter_model.safetensors")
+    found = export_model(run, tmp_path / "out", half=True)
+    assert found["files"]["adapter_model.safetensors"] < 13_200
+    assert "tokenizer.json" not in found["files"]
+    again = safetensors.torch.load_file(tmp_path / "out" / "adapter_model.safetensors")
+    torch.testing.assert_close(again["lora_A"].float(), weights["lora_A"], atol=0.02, rtol=0.01)
+    assert again["steps"].item() == 3
 
 
 def trace(problem: str, reply: str, ms: float | None, correct: bool = True) -> WriterTrace:

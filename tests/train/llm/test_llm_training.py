@@ -11,17 +11,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
 from forecast_integrations.models.transformers.backend import TransformersBackend
 from forecast_train.llm.data.examples import Example, ExampleCandidate, ExampleOrigin, write_examples
-from forecast_train.llm.data.packing import PackedSequence, pack_example
 from forecast_train.llm.grpo import GrpoRun, RolloutSettings
-from forecast_train.llm.run_folder import TrainingError
-from forecast_train.llm.settings import LoraSettings, LossSettings, ScheduleSettings, SftRun
-from forecast_train.llm.sft import BinTrainer, collate, train, tree_mask
-from forecast_train.llm.training_clock import TrainingClock
+from forecast_train.llm.runs import LoraSettings, TrainingError
+from forecast_train.llm.settings import ScheduleSettings, SftRun
+from forecast_train.llm.sft import (
+    BinTrainer,
+    PackedSequence,
+    bin_loss,
+    collate,
+    expected_log2_ratio,
+    pack_example,
+    rank_loss,
+    train,
+    tree_mask,
+)
 from tests.integrations.models.tiny_models import PREFIX, saved
 from tests.integrations.models.tiny_models import tokenizer as tiny_tokenizer
 
@@ -61,19 +70,15 @@ def losses(done: dict[str, Any]) -> list[float]:
 
 
 def test_no_candidate_sees_another_and_all_continue_from_the_prefix() -> None:
-    import torch
-
     tokens = ForecastTokenizer(tiny_tokenizer())
     (packed,) = pack_example(example(0), tokens, most=4096, sigma=0.1)
-    seen, prefix = packed.attention_mask(), len(tokens.prefix(example(0).prefix))
+    seen = tree_mask(collate([packed])["segment"], torch.float32)[0, 0].numpy() == 0.0
+    prefix = len(tokens.prefix(example(0).prefix))
     for k, last in enumerate(packed.last):
         mine = packed.segment == k + 1
         assert packed.positions[mine].tolist() == list(range(prefix, prefix + int(mine.sum())))
         assert seen[last].tolist() == ((packed.segment == 0) | mine).tolist()
     assert not seen[0, 1:].any()
-    mask = tree_mask(collate([packed])["segment"], torch.float32)
-    np.testing.assert_array_equal(mask[0, 0].numpy() == 0.0, seen)
-    assert packed.label.tolist() == [a.label for a in example(0).candidates]
     assert packed.target[-1, BINS.failure_index] == 1.0
 
 
@@ -90,7 +95,6 @@ def test_long_examples_are_dealt_out_with_every_candidate_once() -> None:
 
 
 def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path) -> None:
-    import torch
     import transformers
 
     tokens = ForecastTokenizer(tiny_tokenizer())
@@ -118,7 +122,6 @@ def test_sequences_read_at_once_cost_the_mean_of_what_each_costs(
     base: dict[str, str], tmp_path: Path
 ) -> None:
     """Of different lengths, so that one of them is padded; and so are the gradients."""
-    import torch
     import transformers
 
     tokens = ForecastTokenizer(tiny_tokenizer())
@@ -131,7 +134,6 @@ def test_sequences_read_at_once_cost_the_mean_of_what_each_costs(
     trainer = BinTrainer(
         labels=tokens.labels([example(0).candidates[0].suffix], BINS.labels),
         run=run,
-        clock=TrainingClock(0.0, 1.0, lambda line: None),
         model=model.eval(),
         args=transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[]),
     )
@@ -210,11 +212,45 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(
         np.testing.assert_array_equal(a[key], b[key])
 
 
-def test_exact_rewards_rise(base: dict[str, str], tmp_path: Path) -> None:
-    run = run_of(base, tmp_path / "out", loss=LossSettings(reward="correctness_crps"))
-    found = losses(train(run))
-    assert np.mean(found[-3:]) < np.mean(found[:2]) - 0.1  # the loss is the negative reward
-    assert min(found) >= -2.0
+def test_a_run_that_diverges_ends_at_once(base: dict[str, str], tmp_path: Path) -> None:
+    """`transformers` would log a loss of 0 and go on."""
+    steps = ScheduleSettings(most=30, examples=1, rate=1e30, warmup=0.0, save=100, validate=100, tokens=1500)
+    with pytest.raises(TrainingError, match=r"after [1-4] steps.*lower steps\.rate"):
+        train(run_of(base, tmp_path / "out", steps=steps))
+    assert torch.backends.cuda.cudnn_sdp_enabled(), "only the training kept off cuDNN's attention"
+
+
+def test_bin_loss_is_least_at_the_target_and_grows_with_the_distance() -> None:
+    target = torch.as_tensor(BINS.soft_targets([0.3, math.nan], 0.1)).float()
+    at_target = bin_loss(target.clamp_min(1e-9).log(), target)
+    entropy = -(target * target.clamp_min(1e-9).log()).sum(-1).mean()
+    assert float(at_target) == pytest.approx(float(entropy), abs=1e-5)
+    near, far = (torch.full((1, len(BINS) + 1), -8.0) for _ in range(2))
+    k = int(BINS.index(0.3))
+    near[0, k + 1], far[0, k + 5] = 8.0, 8.0
+    hard = torch.nn.functional.one_hot(torch.tensor([k]), len(BINS) + 1).float()
+    assert bin_loss(near, hard) < bin_loss(far, hard)
+    assert float(bin_loss(near, hard, 0.0)) == pytest.approx(float(bin_loss(far, hard, 0.0)))
+
+
+def test_means_charge_failures() -> None:
+    centres = torch.tensor([-1.0, 0.0, 1.0])
+    logits = torch.tensor([[-50.0, -50.0, 50.0, -50.0], [-50.0, -50.0, -50.0, 50.0]])
+    assert expected_log2_ratio(logits, centres, 6.0).tolist() == pytest.approx([1.0, 6.0])
+
+
+def test_rank_loss_sees_only_pairs_that_were_told_apart() -> None:
+    truth = torch.tensor([0.0, 0.01, 1.0, math.nan])
+    right, wrong = torch.tensor([0.0, 0.01, 1.0, 5.0]), torch.tensor([1.0, 0.01, 0.0, -5.0])
+    assert rank_loss(right, truth) < 1e-6
+    assert rank_loss(wrong, truth) > 1.0
+    # The first two are within the noise: their order does not matter.
+    swapped = torch.tensor([0.01, 0.0, 1.0, 5.0])
+    assert float(rank_loss(swapped, truth)) == pytest.approx(float(rank_loss(right, truth)), abs=1e-6)
+    alone = torch.tensor([1.0], requires_grad=True)
+    rank_loss(alone, torch.tensor([0.5])).backward()
+    assert alone.grad is not None
+    assert alone.grad.item() == 0.0
 
 
 def test_a_folder_of_another_run_and_empty_data_are_refused(base: dict[str, str], tmp_path: Path) -> None:
@@ -272,8 +308,8 @@ def test_smollm2_learns_in_a_few_steps(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     short = [dataclasses.replace(example(i), prefix="Time of a kernel, A (fast) to O:\n") for i in (0, 3)]
-    write_examples(data / "train.jsonl.gz", short)
-    write_examples(data / "validation.jsonl.gz", [])
+    write_examples(data / "train.parquet", short)
+    write_examples(data / "validation.parquet", [])
     given = {"model": str(WEIGHTS), "data": str(data)}
     steps = ScheduleSettings(most=8, examples=1, rate=2e-3, warmup=0.0, save=100, validate=100, tokens=256)
     found = losses(train(run_of(given, tmp_path / "out", lora=LoraSettings(rank=8), steps=steps)))

@@ -10,13 +10,9 @@ import pytest
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import ALL_GROUPS, INFORMED, UNINFORMED, SurrogateCalibration
-from forecast_train.evaluation.splits import SplitError
-from forecast_train.surrogate.cross_device_calibration import (
-    TOLERANCES,
-    calibrate_cross_device,
-    device_replays,
-    run_device_replay,
-)
+from forecast_train.splits import SplitError
+from forecast_train.surrogate.calibrate import calibrate_cross_device
+from forecast_train.surrogate.replays import DEVICE_TOLERANCES, device_replays, run_device_replay
 
 
 def space(device: str, best: int, kernel: str, key: str = "1") -> Table:
@@ -60,7 +56,7 @@ def test_one_family_is_not_enough() -> None:
 def test_replays_say_what_they_went_by() -> None:
     for job in device_replays(TABLES, 0)[:2]:
         seen = run_device_replay(job, seed=0)
-        assert len(seen) == len(TOLERANCES)
+        assert len(seen) == len(DEVICE_TOLERANCES)
         assert {s.group for s in seen} == {INFORMED if len(job[1]) > 1 else UNINFORMED}
         assert {s.family for s in seen} == {"conv"}
         assert all(len(step.p_within) <= 40 for s in seen for step in s.steps)

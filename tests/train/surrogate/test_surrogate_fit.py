@@ -27,8 +27,7 @@ from forecast_autotune.surrogates.training_corpus import TrainingCorpus
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.surrogate import fit, fit_model
-from forecast_train.surrogate.errors import FitError
-from forecast_train.surrogate.fit import FitSettings, summed_forest
+from forecast_train.surrogate.fit import FitError, FitSettings, summed_forest
 from forecast_train.surrogate.hyperparameters import fit_hyper
 
 SMALL = FitSettings(trees=12, leaf=8, rounds=60, rate=0.2, jobs=1)

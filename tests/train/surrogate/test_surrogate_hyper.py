@@ -20,10 +20,9 @@ from forecast_autotune.surrogates.covariance import (
 )
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_train.evaluation.splits import kernel_identities
+from forecast_train.splits import kernel_identities
 from forecast_train.surrogate import hyperparameters
-from forecast_train.surrogate.errors import FitError
-from forecast_train.surrogate.fit import FitSettings
+from forecast_train.surrogate.fit import FitError, FitSettings
 
 SMALL = FitSettings(trees=12, leaf=8, rounds=60, rate=0.2, jobs=1)
 FAMILIES = {"transpose_kernel": "layout", "swiglu_kernel": "activation", "online_softmax": "reduction"}

@@ -21,7 +21,7 @@ from forecast_autotune.surrogates.prior import formula_prior
 from forecast_autotune.testing import TableMeasurer
 from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_train.evaluation.splits import kernel_of
+from forecast_train.splits import kernel_of
 from forecast_train.surrogate.fit import FitSettings, fit_model
 from forecast_train.surrogate.model_refresh import is_held_out, refresh_model
 

@@ -10,8 +10,7 @@ import pytest
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.learned import LearnedModel
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_train.surrogate.errors import FitError
-from forecast_train.surrogate.fit import FitSettings, fit_model
+from forecast_train.surrogate.fit import FitError, FitSettings, fit_model
 from forecast_train.surrogate.model_refresh import (
     ForecastScore,
     RefreshState,

@@ -13,24 +13,18 @@ from forecast_autotune.llm.providers import provider
 from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forecast_autotune.llm.calibration import LLMCalibration
     from forecast_autotune.records.table import Table
-    from forecast_autotune.surrogates.formula import AnalyticSurrogate
-    from forecast_train.llm.calibration.answer_collection import FitSurrogate, ModelAnswers
+    from forecast_train.llm.calibration.answers import ModelAnswers
 
 
 def calibrate(options: argparse.Namespace, output: Output) -> int:
     """Ask a model about tables, fit its calibration, replay what it saves, and write one JSON file."""
     from dataclasses import replace
 
-    from forecast_autotune.llm.calibration import write
-    from forecast_autotune.report.table import shown_text
-    from forecast_train.evaluation.splits import SplitError
-    from forecast_train.llm.calibration.calibrate import fit_calibration as fitted
-    from forecast_train.llm.calibration.measured_evidence import measured_evidence
-    from forecast_train.llm.calibration.saving_estimate import replay_pairs, with_saving
+    from forecast_train.llm.calibration.fit import fit_calibration
+    from forecast_train.llm.calibration.saving import estimate_saving, replay_pairs
+    from forecast_train.splits import SplitError
 
     settings = Settings.from_environment()
     if options.noted:
@@ -38,55 +32,57 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     kept = _answers_path(options)
     provider().check(options.llm)
     tables = load_tables(options)
-    begin = time.perf_counter()
+    start = time.perf_counter()
     try:
-        heard = ask_about_tables(tables, options.llm, output, sample=options.sample, kept=kept)
-        learn, saving = _fit_once(), None
-        with output.progress("comparing them after measurements"):
-            made = fitted(heard, later=measured_evidence(tables, heard, learn))
-        if made.skilled:
+        answers = ask_about_tables(tables, options.llm, output, sample=options.sample, kept=kept)
+        calibration, saving = fit_calibration(answers), None
+        if calibration.skilled:
             with output.progress("replaying with and without it"):
-                seeds = range(options.seeds)
-                made, saving = with_saving(made, replay_pairs(tables, heard, learn=learn, seeds=seeds))
+                pairs = replay_pairs(tables, answers, seeds=range(options.seeds))
+                saving = estimate_saving(pairs)
+                calibration = replace(calibration, saved=saving.expected)
     except SplitError as error:
         raise UsageError(str(error)) from error
-    seconds = round(time.perf_counter() - begin, 1)
-    about = {**made.about, "seconds": seconds, "saving": saving.to_json() if saving else None}
-    made = replace(made, about=about)
-    out = _output_path(options, heard[0].model, settings)
-    write(out, made)
-    found = {"path": str(out), "skilled": made.skilled, **made.to_json()}
-    output.emit(found, shown_text(_summary_text(made, out), lines=True))
+    seconds = round(time.perf_counter() - start, 1)
+    about = {**calibration.about, "seconds": seconds, "saving": saving.to_json() if saving else None}
+    path = _output_path(options, answers[0].model, settings)
+    _write(replace(calibration, about=about), path, output)
     return 0
+
+
+def _write(calibration: LLMCalibration, path: Path, output: Output) -> None:
+    """Write a calibration, and say what the model is worth."""
+    from forecast_autotune.llm.calibration import write
+    from forecast_autotune.report.table import shown_text
+
+    write(path, calibration)
+    about = {"path": str(path), "skilled": calibration.skilled, **calibration.to_json()}
+    output.emit(about, shown_text(_summary_text(calibration, path), lines=True))
 
 
 def _refit(options: argparse.Namespace, settings: Settings, output: Output) -> int:
     """Fit the calibration anew to what was noted with measurements; nothing is asked."""
-    from forecast_autotune.llm.calibration import find_calibration, write
+    from forecast_autotune.llm.calibration import find_calibration
     from forecast_autotune.llm.prompt import FORECAST_VERSION
-    from forecast_autotune.report.table import shown_text
     from forecast_autotune.surrogates.factory import calibration_paths, open_backend
-    from forecast_train.evaluation.splits import SplitError
-    from forecast_train.llm.calibration.stored_answers import recalibrate, stored_answers
+    from forecast_train.llm.calibration.stored import recalibrate, stored_answers
+    from forecast_train.splits import SplitError
 
     if not options.tables:
         raise UsageError("--noted needs TABLE files of your own measurements, as `export` writes them")
     provider().check(options.llm, contact=False)
     name = open_backend(options.llm, settings.cache_dir).name
     old = find_calibration(name, FORECAST_VERSION, calibration_paths(options.llm, name, settings.cache_dir))
-    if not old.weights:
+    if not old.fitted:
         raise UsageError(f"--noted: {name} has no calibration to correct: run this without --noted first")
-    heard = stored_answers(load_tables(options), name)
-    if not heard:
+    answers = stored_answers(load_tables(options), name)
+    if not answers:
         raise UsageError(f"--noted: {name} was asked about none of these measurements")
     try:
-        made = recalibrate(heard, old)
+        calibration = recalibrate(answers, old)
     except SplitError as error:
         raise UsageError(f"--noted: {error}") from error
-    out = _output_path(options, name, settings)
-    write(out, made)
-    found = {"path": str(out), "skilled": made.skilled, **made.to_json()}
-    output.emit(found, shown_text(_summary_text(made, out), lines=True))
+    _write(calibration, _output_path(options, name, settings), output)
     return 0
 
 
@@ -95,7 +91,7 @@ def ask_about_tables(
 ) -> list[ModelAnswers]:
     """Everything that a model says of these tables, with a progress bar. Raises as `collect_answers` does."""
     from forecast_autotune.surrogates.factory import open_backend
-    from forecast_train.llm.calibration.answer_collection import collect_answers
+    from forecast_train.llm.calibration.answers import collect_answers
 
     backend = open_backend(spec, Settings.from_environment().cache_dir)
     with output.progress(f"asking {backend.name}", len(tables)) as progress:
@@ -125,40 +121,20 @@ def _output_path(options: argparse.Namespace, model: str, settings: Settings) ->
     return calibration_paths(options.llm, model, settings.cache_dir)[-1]
 
 
-def _fit_once() -> FitSurrogate:
-    """`fit`, once per training side."""
-    from forecast_train.surrogate.fit import fit
-
-    made: dict[frozenset[str], AnalyticSurrogate] = {}
-
-    def learn(tables: Sequence[Table]) -> AnalyticSurrogate:
-        key = frozenset(t.problem.id for t in tables)
-        if key not in made:
-            made[key] = fit(tables)
-        return made[key]
-
-    return learn
-
-
-def _summary_text(made: LLMCalibration, path: Path) -> str:
-    """The weights by kind of question, with what they are fitted to and gain; what asking saves; the file."""
-    if not made.skilled:
-        worth = "it knows nothing that the learned surrogate does not: it will not be asked"
-    else:
-        weight = made.weights["pooled"].mean
+def _summary_text(calibration: LLMCalibration, path: Path) -> str:
+    """The weight, with what it is fitted to and gains; what asking saves; the file."""
+    about = calibration.about
+    worth = "it knows nothing that the learned surrogate does not: it will not be asked"
+    if calibration.skilled:
         worth = (
-            f"weight {weight:.2f} beside the learned surrogate; saves {made.saved:.0%} of the measurements"
+            f"weight {calibration.weight.mean:.2f} beside the learned surrogate; "
+            f"saves {calibration.saved:.0%} of the measurements"
         )
-    lines = [f"{made.model}: {worth}"]
-    if made.questions:
-        lines.append("question        weight  problems  families  log score gained  measurements saved")
-    for name, q in made.questions.items():
-        saved = "" if q.saved is None else f"{q.saved:.0%}"
-        row = f"{name:<14}{q.mean:>8.3f}{q.problems:>10}{q.families:>10}{q.log_score:>18.4f}{saved:>20}"
-        lines.append(row.rstrip())
-    if made.known:
-        factors = ", ".join(f"{made.weights['pooled'].mean * f:.3f}" for f in made.known)
-        lines.append(f"weight with 0, 1 to 3, and more measurements known: {factors}")
-    if made.pace.answer_s:
-        lines.append(f"an answer takes {made.pace.answer_s:.3g} s (median)")
+    lines = [
+        f"{calibration.model}: {worth}",
+        f"fitted to {about['problems']} problems of {len(about['families'])} families; "
+        f"log score gained: {about['log_score']:.4f} nats per candidate",
+    ]
+    if calibration.pace.answer_s:
+        lines.append(f"an answer takes {calibration.pace.answer_s:.3g} s (median)")
     return "\n".join([*lines, f"written: {path}"])

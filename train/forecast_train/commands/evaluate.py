@@ -1,4 +1,4 @@
-"""`eval`: how good surrogates are on kernels they have not seen, from recorded tables and without a GPU."""
+"""`eval` and `replay --leave-out`: surrogates on kernels that they have not seen, from tables and without a GPU."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.output import Output, UsageError, require_packages
+from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forecast_autotune.policy import Policy
     from forecast_autotune.records.table import Table
-    from forecast_train.evaluation.baselines import FitSurrogate
-    from forecast_train.evaluation.splits import LeaveOut
+    from forecast_train.evaluation.methods import FitSurrogate
     from forecast_train.evaluation.summary import Summary
+    from forecast_train.splits import LeaveOut
 
 
 def evaluate(options: argparse.Namespace, output: Output) -> int:
     """Evaluate methods on tables, print the report, and write it to a folder if asked to."""
-    from forecast_train.evaluation.language_models import LEARNED_WITH_LLM, LLM_ONLY
-    from forecast_train.evaluation.report import shown, write_report
-    from forecast_train.evaluation.splits import SplitError, spread_over_kernels
+    from forecast_train.evaluation.methods import LEARNED_WITH_LLM, LLM_ONLY
+    from forecast_train.evaluation.summary import shown
+    from forecast_train.splits import SplitError, spread_over_kernels
 
     methods = _methods(options.methods)
     models = (LLM_ONLY, LEARNED_WITH_LLM) if options.llm is not None else ()
@@ -31,8 +34,6 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     out = None if options.out is None else Path(options.out)
     if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: that is a file; name a directory")
-    if out is not None:
-        require_packages("eval --out", "matplotlib")  # before the figures, which take their time
     if options.llm is not None:
         provider().check(options.llm)
     tables = load_tables(options)
@@ -55,14 +56,69 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     width = 0 if output.as_json else output.console.width
     output.emit(summary.to_json(), *(() if output.as_json else (shown(summary, width=width),)))
     if out is not None:
-        # Last, as it may fail: the figures took longer to get.
-        for path in write_report(summary, out):
-            output.remark(f"written: {path}")
+        output.remark(f"written: {summary.write(out)}")
+    return 0
+
+
+def left_out(
+    tables: list[Table],
+    options: argparse.Namespace,
+    settings: Settings,
+    policy: Callable[[Table], Policy | None],
+    output: Output,
+) -> int:
+    """Replay every problem with a surrogate that never saw its group; print the replay and the scores."""
+    from forecast_autotune.report.table import replay_panel, replay_table
+    from forecast_autotune.tuning.replays.replay import ReplayReport, replay_one
+    from forecast_train.evaluation.methods import learned, methods
+    from forecast_train.evaluation.summary import shown
+    from forecast_train.splits import SplitError, make_folds
+
+    try:
+        split = make_folds(tables, options.leave_out)
+    except SplitError as error:
+        raise UsageError(f"--leave-out {options.leave_out}: {error}") from error
+    every = [m for m in methods if m != "learned"]
+    given = every if options.baselines is None else [b for b in options.baselines.split(",") if b]
+    if unknown := [name for name in given if name not in every]:
+        raise UsageError(f"--baselines {','.join(unknown)}: choose from {','.join(every)}")
+    report = ReplayReport("default", "", options.leave_out, settings.tolerance, settings.risk)
+    for fold in split:
+        surrogate = learned(fold.train)
+        report.surrogate = f"{surrogate.name}/{surrogate.version}"
+        for table in fold.test:
+            chosen = policy(table)
+            report.policy = "default" if chosen is None else chosen.name
+            row, _ = replay_one(
+                table,
+                surrogate=surrogate,
+                policy=chosen,
+                settings=settings,
+                relatives=fold.relatives(table),
+                workers=options.workers,
+            )
+            report.rows.append(row)
+        output.remark(f"{fold.name}: {len(fold.test)} problems replayed")
+    summary = run_evaluation(
+        tables,
+        ["learned", *given],
+        output,
+        leave_out=options.leave_out,
+        seeds=options.seeds or 5,
+        jobs=options.jobs or 1,
+        out=None,
+    )
+    plain = not output.as_json and output.console.options.ascii_only
+    width = 0 if output.as_json else output.console.width
+    parts = () if output.as_json else (replay_table(report, width=width, plain=plain), replay_panel(report))
+    scores = () if output.as_json else (shown(summary, width=width),)
+    data = {**report.to_json(), "leave_out": options.leave_out, "evaluation": summary.to_json()}
+    output.emit(data, *parts, *scores)
     return 0
 
 
 def _methods(given: str | None) -> list[str]:
-    from forecast_train.evaluation.baselines import methods, methods_by_name
+    from forecast_train.evaluation.methods import methods, methods_by_name
 
     names = list(methods) if given is None else [name.strip() for name in given.split(",") if name.strip()]
     try:
@@ -86,7 +142,7 @@ def run_evaluation(
     """Score methods with a progress bar. Raises `SplitError`; see `forecast_train.evaluation.evaluate`."""
     from forecast_train.evaluation import evaluate as run
     from forecast_train.evaluation import summarize
-    from forecast_train.evaluation.baselines import methods_by_name
+    from forecast_train.evaluation.methods import methods_by_name
 
     fits = methods_by_name(methods)
     if llm is not None:
@@ -110,7 +166,7 @@ def _language_model_fits(
 ) -> dict[str, FitSurrogate]:
     """The language model's methods; it is asked first, and its answers are kept with the results."""
     from forecast_train.commands.calibrate_llm import ask_about_tables
-    from forecast_train.evaluation.language_models import llm_methods
+    from forecast_train.evaluation.methods import llm_methods
 
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

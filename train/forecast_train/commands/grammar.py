@@ -20,7 +20,7 @@ def train(commands: Commands) -> None:
     kinds = commands.group("train", "turn measurements into better surrogates", "what to train", "WHAT")
     forest = kinds.add(
         "surrogate",
-        "forecast_train.commands.surrogate:surrogate",
+        "forecast_train.commands.models:surrogate",
         "fit the learned surrogate to recorded tables, in seconds",
     )
     forest.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
@@ -101,7 +101,7 @@ def evaluate(commands: Commands) -> None:
     evaluation.add_argument(
         "--out",
         metavar="DIR",
-        help="write summary.json and pictures there; a second run takes up the rows found there",
+        help="write rows and summary.json there; a second run takes up the rows found there",
     )
 
 

@@ -1,10 +1,11 @@
-"""`train data`, `train llm`, `train grpo`, `train export`, `train online`: from measurements to models."""
+"""`train surrogate`, `train data`, `train llm`, `train grpo`, `train export`, ...: from measurements to models."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +18,55 @@ if TYPE_CHECKING:
     from forecast_train.surrogate.model_refresh import RefreshResult
 
 
+def surrogate(options: argparse.Namespace, output: Output) -> int:
+    """Fit the learned surrogate to tables, and write it as one npz file."""
+    from forecast_autotune.report.table import shown_text
+    from forecast_train.surrogate import fit_model
+    from forecast_train.surrogate.fit import FitSettings
+
+    require_packages("fitting", "sklearn", "lightgbm")
+    out = Path(options.out)
+    if out.suffix != ".npz" or not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out}: the name must end in .npz, in a directory that exists")
+    tables = load_tables(options)
+    begin = time.perf_counter()
+    recipe = FitSettings(trees=options.trees, leaf=options.leaf)
+    with output.progress("fitting"):
+        if options.hyper:
+            from forecast_train.surrogate.hyperparameters import fit_all
+
+            hyper, _ = fit_all(tables, seed=options.seed, recipe=recipe)
+            recipe = replace(recipe, hyper=hyper)
+        model = fit_model(tables, seed=options.seed, recipe=recipe)
+    model.save(out)
+    seconds = time.perf_counter() - begin
+    about = dict(model.about or {})
+    found = {**about, "path": str(out), "bytes": out.stat().st_size, "seconds": round(seconds, 2)}
+    output.emit(
+        found,
+        shown_text(
+            f"fitted to {about['rows']} rows of {about['problems']} problems of {about['kernels']} kernels "
+            f"in {seconds:.1f} s: {out} ({out.stat().st_size / 1e6:.2f} MB)\n"
+            f"use it with FORECAST_AUTOTUNE_MODEL={out}",
+            lines=True,
+        ),
+    )
+    return 0
+
+
 def data(options: argparse.Namespace, output: Output) -> int:
     """Turn tables, caches of others or the store into a data set: three Parquet files and a card."""
     from forecast_autotune import __version__
     from forecast_autotune.report.table import shown_text
-    from forecast_train.evaluation.splits import LeakageError, SplitError
-    from forecast_train.llm.data.build import ExampleSettings, build_examples
-    from forecast_train.llm.data.cross_fitting import SurrogateFor, cross_fit_sides, formula_surrogate
-    from forecast_train.llm.data.dataset_card import dataset_card, dataset_summary
-    from forecast_train.llm.data.examples import write_examples
-    from forecast_train.llm.data.split import split
+    from forecast_train.llm.data.build import (
+        ExampleSettings,
+        SurrogateFor,
+        build_examples,
+        cross_fit_sides,
+        formula_surrogate,
+    )
+    from forecast_train.llm.data.examples import dataset_card, dataset_summary, write_examples
+    from forecast_train.splits import SplitError, split_sides
 
     require_packages("a data set", "pyarrow")
     out = Path(options.out)
@@ -36,10 +76,10 @@ def data(options: argparse.Namespace, output: Output) -> int:
     recipe = ExampleSettings(moments=options.moments, most=options.most, per_bin=options.per_bin)
     hold_out = [name for name in (options.hold_out or "").split(",") if name]
     try:
-        sides = split(tables, options.by, hold_out=hold_out, seed=options.seed)
-    except (SplitError, LeakageError) as error:
+        sides = split_sides(tables, options.by, hold_out=hold_out, seed=options.seed)
+    except SplitError as error:
         raise UsageError(str(error)) from error
-    made = {}
+    examples = {}
     believe: dict[str, SurrogateFor] = dict.fromkeys(sides, formula_surrogate)
     if options.guess == "learned":
         with output.progress("fitting what guesses", 1) as progress:
@@ -55,9 +95,11 @@ def data(options: argparse.Namespace, output: Output) -> int:
 
             # Even bins are for learning; what is judged stays as it is met.
             plain = recipe if side == "train" else ExampleSettings(moments=options.moments, most=options.most)
-            made[side] = build_examples(some, plain, believe=believe[side], seed=options.seed, progress=step)
+            examples[side] = build_examples(
+                some, plain, believe=believe[side], seed=options.seed, progress=step
+            )
     out.mkdir(parents=True, exist_ok=True)
-    rows = {side: write_examples(out / f"{side}.parquet", found) for side, found in made.items()}
+    rows = {side: write_examples(out / f"{side}.parquet", some) for side, some in examples.items()}
     about = {"by": options.by, "hold_out": hold_out, "seed": options.seed, "recipe": vars(recipe)}
     about |= {
         "guess": options.guess,
@@ -65,8 +107,8 @@ def data(options: argparse.Namespace, output: Output) -> int:
         "problems": sorted(t.problem.id for t in tables),
     }
     with open_named_output(out / "README.md") as stream:
-        stream.write(dataset_card(made, about).encode("utf-8", "replace"))
-    counted = dataset_summary(made)
+        stream.write(dataset_card(examples, about).encode("utf-8", "replace"))
+    counted = dataset_summary(examples)
     shown = ", ".join(
         f"{side}: {n} rows of {len(counted[side]['kernels'])} kernels" for side, n in rows.items()
     )
@@ -191,8 +233,6 @@ def _stored(options: argparse.Namespace) -> list[Table]:
 
 def _settings(kind: Any, options: argparse.Namespace) -> Any:
     """The run of the file, with what was given on the command line in its place."""
-    from dataclasses import replace
-
     run = kind.load(Path(options.config))
     given = {name: getattr(options, name) for name in ("model", "data", "out", "seed")}
     return replace(run, **{name: value for name, value in given.items() if value is not None})
@@ -200,7 +240,7 @@ def _settings(kind: Any, options: argparse.Namespace) -> Any:
 
 def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> int:
     from forecast_autotune.report.table import shown_text
-    from forecast_train.llm.loss_curves import draw_curves
+    from forecast_train.llm.runs import draw_curves
 
     draw_curves(out / "curves.png", done["log"])
     found = {"path": str(out), **{k: v for k, v in done.items() if k != "log"}}

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import multiprocessing
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from threadpoolctl import threadpool_limits
-
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.file_access import open_named_output
+from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.settings import Mode, Settings
-from forecast_train.evaluation.baselines import FitSurrogate, methods_by_name, with_seed
-from forecast_train.evaluation.problem_evaluation import TableArrays, judge_problem
-from forecast_train.evaluation.rows import EvaluationRow
-from forecast_train.evaluation.splits import Fold, LeaveOut, make_folds
+from forecast_train.evaluation.judging import EvaluationRow, judge_problem
+from forecast_train.evaluation.methods import FitSurrogate, RandomOrder, methods_by_name
+from forecast_train.splits import Fold, LeaveOut, make_folds
 
-ROW_VERSION = 2
+ROW_VERSION = 3
 """Counts up when rows change their meaning: older results are then not taken up."""
 
 
@@ -54,40 +50,24 @@ class Evaluation:
 class _WorkUnit:
     """What one process does at a time: fit once, then judge with every seed that is missing."""
 
-    fold: int
+    fold: Fold
     method: str
+    fit: FitSurrogate
     seeds: tuple[int, ...]
+    settings: Settings
 
-
-class _WorkerState:
-    """The state of a process: tables and folds, read and split once."""
-
-    def __init__(
-        self,
-        tables: Sequence[Table],
-        leave_out: LeaveOut,
-        methods: Mapping[str, FitSurrogate],
-        settings: Settings,
-    ) -> None:
-        self.folds = make_folds(tables, leave_out)
-        self._methods = methods
-        self._settings = settings
-        self._cases: dict[str, TableArrays] = {}
-
-    def run(self, unit: _WorkUnit) -> list[EvaluationRow]:
-        """The rows of one unit."""
-        fold = self.folds[unit.fold]
-        surrogate = self._methods[unit.method](fold.train)
-        return [
-            judge_problem(
-                self._case(table), fold, unit.method, with_seed(surrogate, seed), seed, self._settings
-            )
-            for seed in unit.seeds
-            for table in fold.test
-        ]
-
-    def _case(self, table: Table) -> TableArrays:
-        return self._cases.setdefault(table.problem.id, TableArrays(table))
+    def run(self) -> list[EvaluationRow]:
+        """The unit's rows. The matrices are small: threads that wait for each other take longer than one alone."""
+        rows = []
+        with single_threaded_blas():
+            surrogate = self.fit(self.fold.train)
+            for seed in self.seeds:
+                drawn = RandomOrder(seed) if isinstance(surrogate, RandomOrder) else surrogate
+                rows += [
+                    judge_problem(table, self.fold, self.method, drawn, seed, self.settings)
+                    for table in self.fold.test
+                ]
+        return rows
 
 
 def evaluate(
@@ -105,11 +85,11 @@ def evaluate(
 
     `methods` are names of the registry, or fits by name (functions of a module when `jobs` > 1, as they
     travel to other processes). With `out`, rows are written per fold, method and seed as they come, and
-    those of an earlier run on the same tables, split and settings are taken up. `progress` hears (done,
+    those of an earlier run on the same tables, split and settings are taken up. `progress` gets (done,
     total, what) in units of a fold and method. Rows come in the order of folds, methods, seeds, problems.
 
-    Raises `SplitError`, `LeakageError`, `MissingLearningLibrary`, `MixedResults`, and `ValueError` for an
-    unknown method, no seeds or no jobs.
+    Raises `SplitError`, `LeakageError`, `MixedResults`, and `ValueError` for an unknown method, no seeds or no
+    jobs.
     """
     if seeds < 1 or jobs < 1:
         raise ValueError(f"seeds and jobs must be at least 1, got {seeds} and {jobs}")
@@ -117,33 +97,32 @@ def evaluate(
     # Only tolerance and risk: limits from the environment of whoever runs this would change the scores.
     base = settings or Settings()
     plain = Settings(mode=Mode.TUNE, tolerance=base.tolerance, risk=base.risk)
-    bench = _WorkerState(tables, leave_out, fits, plain)
+    folds = make_folds(tables, leave_out)
     mark = evaluation_digest(tables, leave_out, plain)
-    split = {f.name: {"test": len(f.test), "train": len(f.train), "dropped": f.dropped} for f in bench.folds}
-    result = Evaluation(leave_out, mark, list(range(seeds)), list(fits), split, plain.tolerance, plain.risk)
-    shelf = None if out is None else _RowStore(out / "rows" / mark)
-    found: dict[tuple[int, str], list[EvaluationRow]] = {}
+    sizes = {f.name: {"test": len(f.test), "train": len(f.train), "dropped": f.dropped} for f in folds}
+    result = Evaluation(leave_out, mark, list(range(seeds)), list(fits), sizes, plain.tolerance, plain.risk)
+    store = None if out is None else _RowStore(out / "rows" / mark)
+    found: dict[tuple[str, str], list[EvaluationRow]] = {}
     units = []
-    for i, fold in enumerate(bench.folds):
-        for method in fits:
+    for fold in folds:
+        for method, fit in fits.items():
             missing = []
             for seed in result.seeds:
-                rows = None if shelf is None else shelf.read(fold, method, seed)
-                found.setdefault((i, method), []).extend(rows or [])
+                rows = None if store is None else store.read(fold, method, seed)
+                found.setdefault((fold.name, method), []).extend(rows or [])
                 result.reused += len(rows or [])
                 missing += [seed] if rows is None else []
             if missing:
-                units.append(_WorkUnit(i, method, tuple(missing)))
-    for done, (unit, rows) in enumerate(_run_units(bench, tables, leave_out, fits, plain, units, jobs), 1):
-        found[unit.fold, unit.method] += rows
-        fold = bench.folds[unit.fold]
-        if shelf is not None:
+                units.append(_WorkUnit(fold, method, fit, tuple(missing), plain))
+    for done, (unit, rows) in enumerate(_run_units(units, jobs), 1):
+        found[unit.fold.name, unit.method] += rows
+        if store is not None:
             for seed in unit.seeds:
-                shelf.write(fold, unit.method, seed, [r for r in rows if r.seed == seed])
+                store.write(unit.fold, unit.method, seed, [r for r in rows if r.seed == seed])
         if progress is not None:
-            progress(done, len(units), f"{fold.name}: {unit.method}")
-    for key in sorted(found, key=lambda k: (k[0], list(fits).index(k[1]))):
-        result.rows += sorted(found[key], key=lambda r: (r.seed, r.label, r.problem))
+            progress(done, len(units), f"{unit.fold.name}: {unit.method}")
+    for rows in found.values():
+        result.rows += sorted(rows, key=lambda r: (r.seed, r.label, r.problem))
     _check_one_version(result.rows, out)
     return result
 
@@ -198,71 +177,18 @@ class _RowStore:
             stream.write(json.dumps([r.to_json() for r in rows], allow_nan=False).encode())
 
 
-_bench: _WorkerState | None = None
-"""Of this process, when it is a worker."""
-
-
-def _start_worker(
-    tables: Sequence[Table], leave_out: LeaveOut, methods: Mapping[str, FitSurrogate], settings: Settings
-) -> None:
-    global _bench
-    _bench = _WorkerState(tables, leave_out, methods, settings)
-
-
-def _run_unit(unit: _WorkUnit) -> list[EvaluationRow]:
-    if _bench is None:
-        raise RuntimeError("a worker process was given work before its tables")
-    return _bench.run(unit)
-
-
-def _run_units(
-    bench: _WorkerState,
-    tables: Sequence[Table],
-    leave_out: LeaveOut,
-    methods: Mapping[str, FitSurrogate],
-    settings: Settings,
-    units: Sequence[_WorkUnit],
-    jobs: int,
-) -> Iterator[tuple[_WorkUnit, list[EvaluationRow]]]:
+def _run_units(units: Sequence[_WorkUnit], jobs: int) -> Iterator[tuple[_WorkUnit, list[EvaluationRow]]]:
     """Results as they come: in this process for one job, else in processes of their own."""
-    jobs = min(jobs, len(units))
-    if jobs <= 1:
-        with _single_threaded():
-            for unit in units:
-                yield unit, bench.run(unit)
+    if min(jobs, len(units)) <= 1:
+        for unit in units:
+            yield unit, unit.run()
         return
     # Spawned, not forked: this process has threads (progress), and numerical libraries have theirs.
-    context = multiprocessing.get_context("spawn")
-    with (
-        _single_threaded(),
-        ProcessPoolExecutor(
-            jobs, context, _start_worker, (list(tables), leave_out, dict(methods), settings)
-        ) as pool,
-    ):
+    with ProcessPoolExecutor(min(jobs, len(units)), multiprocessing.get_context("spawn")) as pool:
         try:
-            waiting = {pool.submit(_run_unit, unit): unit for unit in units}
+            waiting = {pool.submit(unit.run): unit for unit in units}
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
         finally:
             # After an error or an interruption, what has not begun must not hold up the end.
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-@contextlib.contextmanager
-def _single_threaded() -> Iterator[None]:
-    """Numerical libraries of this process, and of those started inside, run on one thread.
-
-    The matrices are small: threads that wait for each other take many times longer than one alone. The
-    variables, unless set by the user, reach libraries that are not loaded yet; threadpoolctl those that are.
-    """
-    mine = [name for name in _THREAD_VARIABLES if name not in os.environ]
-    os.environ.update(dict.fromkeys(mine, "1"))
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        for name in mine:
-            os.environ.pop(name, None)

@@ -1,60 +1,108 @@
-"""Rows -> figures, each with its interval, and what the surrogate under test does not beat."""
+"""Rows -> figures, each with its interval, and what the surrogate under test does not beat; as JSON and as tables."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 
-from forecast_train.evaluation import metrics
-from forecast_train.evaluation.bootstrap import BOOTSTRAP_DRAWS, cluster_bootstrap, paired_bootstrap
-from forecast_train.evaluation.figures import FIGURES, Columns, columns_of
-from forecast_train.evaluation.metrics import RELIABILITY_BINS, BootstrapInterval, FloatArray, RowIndices
-from forecast_train.evaluation.rows import (
-    ADAPTIVE_BUDGETS,
-    BUDGETS,
-    STATIC_BUDGETS,
-    WITHIN_SHARE,
-    EvaluationRow,
-)
+from forecast_autotune.file_access import open_named_output
+from forecast_autotune.numerics import INTERVAL_LEVELS
+from forecast_autotune.report.table import key_value_table, plain_table, shown_text
+from forecast_autotune.surrogates.calibration import LONG_LIST
+from forecast_train import metrics
+from forecast_train.evaluation.judging import BUDGETS, STATIC_BUDGETS, EvaluationRow
 from forecast_train.evaluation.run import Evaluation
+from forecast_train.metrics import (
+    BOOTSTRAP_DRAWS,
+    BootstrapInterval,
+    FloatArray,
+    RowIndices,
+    cluster_bootstrap,
+    paired_bootstrap,
+)
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 HEADLINE_FIGURES = (
-    "static.top1.geomean_regret",
-    f"static.{STATIC_BUDGETS[4]}.geomean_regret",
-    f"adaptive.{ADAPTIVE_BUDGETS[0]}.geomean_regret",
-    f"adaptive.{ADAPTIVE_BUDGETS[1]}.geomean_regret",
-    f"adaptive.{ADAPTIVE_BUDGETS[2]}.geomean_regret",
+    "static.top1",
+    f"static.{STATIC_BUDGETS[2]}",
+    *(f"adaptive.{name}" for name in BUDGETS),
     "default.beyond_tolerance",
 )
 """Figures by which one method beats another; smaller is better in all of them."""
 
+Value = float | tuple[float, float] | None
+"""Of one row; None leaves it out."""
+
 
 @dataclass(frozen=True)
-class Figure:
-    """One number of a report."""
+class FigureSpec:
+    """A statistic of a value of each row; it is given the values [rows, ...] and is NaN when there are none."""
 
-    interval: BootstrapInterval
-    by_seed: tuple[float, ...]
-    kernels: int
-    problems: int
+    value: Callable[[EvaluationRow], Value]
+    statistic: Callable[[FloatArray], float]
 
-    def to_json(self) -> dict[str, Any]:
-        """The value, its 95 % interval, its value with each seed alone, and what it rests on."""
-        return {
-            "value": _rounded_or_none(self.interval.value),
-            "low": _rounded_or_none(self.interval.low),
-            "high": _rounded_or_none(self.interval.high),
-            "n": self.interval.rows,
-            "problems": self.problems,
-            "kernels": self.kernels,
-            "seeds": len(self.by_seed),
-            "by_seed": [_rounded_or_none(v) for v in self.by_seed],
-        }
+
+def _mean(values: FloatArray) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _median(values: FloatArray) -> float:
+    return float(np.median(values)) if len(values) else math.nan
+
+
+def _ece(pairs: FloatArray) -> float:
+    return metrics.ece_of(metrics.bin_sums(pairs[:, 0], pairs[:, 1] > 0)) if len(pairs) else math.nan
+
+
+def _regret(row: EvaluationRow, part: str, name: str) -> float:
+    return float(getattr(row, part)[name])
+
+
+def _slow(row: EvaluationRow) -> float:
+    return float(row.default_regret > row.tolerance + 1e-9)
+
+
+def _measured_share(row: EvaluationRow, long: bool) -> float | None:
+    return row.default_measured / row.candidates if (row.candidates >= LONG_LIST) == long else None
+
+
+def _coverage(row: EvaluationRow, place: int) -> float | None:
+    return None if row.coverage is None else row.coverage[place]
+
+
+FIGURES: dict[str, FigureSpec] = {
+    **{
+        f"static.{name}": FigureSpec(partial(_regret, part="static", name=name), metrics.geomean_regret)
+        for name in STATIC_BUDGETS
+    },
+    "static.spearman": FigureSpec(lambda row: row.spearman, _mean),
+    **{
+        f"static.coverage.{level:.0%}": FigureSpec(partial(_coverage, place=i), _mean)
+        for i, level in enumerate(INTERVAL_LEVELS)
+    },
+    **{
+        f"adaptive.{name}": FigureSpec(partial(_regret, part="adaptive", name=name), metrics.geomean_regret)
+        for name in BUDGETS
+    },
+    "default.regret": FigureSpec(lambda row: row.default_regret, metrics.geomean_regret),
+    "default.beyond_tolerance": FigureSpec(_slow, _mean),
+    "default.mean_stated_risk": FigureSpec(lambda row: row.default_risk, _mean),
+    "default.ece_risk": FigureSpec(lambda row: (row.default_risk, _slow(row)), _ece),
+    "default.measured_share.long": FigureSpec(partial(_measured_share, long=True), _median),
+    "default.measured_share.short": FigureSpec(partial(_measured_share, long=False), _median),
+}
+"""Every figure of a report, by name. Regrets, geometric means of them, and shares are fractions."""
 
 
 @dataclass(frozen=True)
@@ -68,39 +116,6 @@ class UnbeatenBaseline:
     difference: BootstrapInterval
     """Other minus subject on the same problems."""
 
-    def to_json(self) -> dict[str, Any]:
-        """All three intervals."""
-        parts = {"subject": self.subject, "other": self.other, "other_minus_subject": self.difference}
-        shown = {
-            k: {n: _rounded_or_none(getattr(v, n)) for n in ("value", "low", "high")}
-            for k, v in parts.items()
-        }
-        return {"method": self.method, "figure": self.figure, **shown}
-
-
-@dataclass(frozen=True)
-class PlotCurves:
-    """What is drawn of one method."""
-
-    within: list[metrics.ReliabilityBin]
-    """P(within 5 % of the best), per candidate and before any measurement, against what was so."""
-    risk: list[metrics.ReliabilityBin]
-    """The default policy's stated risk against regrets beyond the tolerance."""
-    coverage: tuple[list[float], list[float]]
-    """Share of problems decided without a clock, most confident first, and the share of those that are
-    slower than the best by more than 5 %."""
-    budget: tuple[list[float], list[float]]
-    """Share of candidates measured, and geometric mean regret of adaptive measuring."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Bins as objects, curves as pairs of lists."""
-        bins = {name: [vars(b) for b in getattr(self, name)] for name in ("within", "risk")}
-        return {
-            **bins,
-            "risk_coverage": {"coverage": self.coverage[0], "risk": self.coverage[1]},
-            "regret_budget": {"measured_share": self.budget[0], "geomean_regret": self.budget[1]},
-        }
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -108,9 +123,10 @@ class Summary:
 
     evaluation: Evaluation
     subject: str
-    figures: dict[str, dict[str, Figure]]
+    figures: dict[str, dict[str, BootstrapInterval]]
     """By method and name."""
-    curves: dict[str, PlotCurves]
+    reliability: dict[str, list[metrics.ReliabilityBin]]
+    """By method: the default policy's stated risk against regrets beyond the tolerance."""
     unbeaten: list[UnbeatenBaseline]
 
     def to_json(self) -> dict[str, Any]:
@@ -130,13 +146,36 @@ class Summary:
             "methods": {
                 name: {
                     "surrogate": surrogates[name],
-                    "figures": {key: figure.to_json() for key, figure in found.items()},
-                    "curves": self.curves[name].to_json(),
+                    "figures": {key: _interval_json(interval) for key, interval in figures.items()},
+                    "risk": [vars(b) for b in self.reliability[name]],
                 }
-                for name, found in self.figures.items()
+                for name, figures in self.figures.items()
             },
-            "not_beaten": [u.to_json() for u in self.unbeaten],
+            "not_beaten": [
+                {
+                    "method": u.method,
+                    "figure": u.figure,
+                    "subject": _interval_json(u.subject),
+                    "other": _interval_json(u.other),
+                    "other_minus_subject": _interval_json(u.difference),
+                }
+                for u in self.unbeaten
+            ],
         }
+
+    def write(self, folder: Path) -> Path:
+        """Write `summary.json` into a folder, made if need be; returns the file. Raises `OSError`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "summary.json"
+        with open_named_output(path) as stream:
+            stream.write(f"{json.dumps(self.to_json(), indent=1, allow_nan=False)}\n".encode())
+        return path
+
+
+def _interval_json(interval: BootstrapInterval) -> dict[str, Any]:
+    shown = {name: getattr(interval, name) for name in ("value", "low", "high")}
+    numbers = {name: round(v, 5) if math.isfinite(v) else None for name, v in shown.items()}
+    return {**numbers, "n": interval.rows, "kernels": interval.clusters}
 
 
 def summarize(evaluation: Evaluation, *, subject: str | None = None, draws: int = BOOTSTRAP_DRAWS) -> Summary:
@@ -152,74 +191,127 @@ def summarize(evaluation: Evaluation, *, subject: str | None = None, draws: int 
     if chosen not in names:
         raise ValueError(f"subject {chosen!r} was not evaluated: it must be one of {', '.join(names)}")
     rows = {name: [r for r in evaluation.rows if r.method == name] for name in names}
-    columns = {name: columns_of(rows[name]) for name in names}
-    figures = {name: _figures(rows[name], columns[name], draws) for name in names}
-    curves = {name: _curves(rows[name]) for name in names}
-    kernels = [r.kernel for r in rows[chosen]]
+    figures = {name: _intervals(rows[name], draws) for name in names}
+    reliability = {name: _reliability(rows[name]) for name in names}
     unbeaten = [
         UnbeatenBaseline(
             name,
             key,
-            figures[chosen][key].interval,
-            figures[name][key].interval,
-            _unbeaten_baselines(key, kernels, columns[chosen], columns[name], draws),
+            figures[chosen][key],
+            figures[name][key],
+            _difference(key, rows[chosen], rows[name], draws),
         )
         for name in names
         for key in HEADLINE_FIGURES
-        if name != chosen and not figures[name][key].interval.above(figures[chosen][key].interval)
+        if name != chosen and not figures[name][key].above(figures[chosen][key])
     ]
-    return Summary(evaluation, chosen, figures, curves, unbeaten)
+    return Summary(evaluation, chosen, figures, reliability, unbeaten)
 
 
-def _figures(rows: Sequence[EvaluationRow], columns: Columns, draws: int) -> dict[str, Figure]:
-    kernels, seeds = [r.kernel for r in rows], np.array([r.seed for r in rows])
-    found = {}
+def _intervals(rows: Sequence[EvaluationRow], draws: int) -> dict[str, BootstrapInterval]:
+    intervals = {}
     for name, spec in FIGURES.items():
-        values = columns[spec.column]
-        there = [i for i, v in enumerate(values) if v is not None]
-        picked = np.array([values[i] for i in there], dtype=float)
-        clusters = [kernels[i] for i in there]
-        interval = cluster_bootstrap(partial(_on_rows, spec.statistic, picked), clusters, draws=draws)
-        by_seed = tuple(spec.statistic(picked[seeds[there] == seed]) for seed in sorted(set(seeds.tolist())))
-        problems = len({rows[i].problem for i in there})
-        found[name] = Figure(interval, by_seed, len(set(clusters)), problems)
-    return found
+        pairs = [(row.kernel, value) for row in rows if (value := spec.value(row)) is not None]
+        values = np.array([value for _, value in pairs], dtype=float)
+        statistic = partial(_on_rows, spec.statistic, values)
+        intervals[name] = cluster_bootstrap(statistic, [kernel for kernel, _ in pairs], draws=draws)
+    return intervals
 
 
 def _on_rows(statistic: Callable[[FloatArray], float], values: FloatArray, rows: RowIndices) -> float:
     return statistic(values[rows])
 
 
-def _unbeaten_baselines(
-    key: str, kernels: Sequence[str], mine: Columns, theirs: Columns, draws: int
+def _difference(
+    key: str, subject: Sequence[EvaluationRow], other: Sequence[EvaluationRow], draws: int
 ) -> BootstrapInterval:
-    spec = FIGURES[key]
-    one, other = (np.array(columns[spec.column], dtype=float) for columns in (theirs, mine))
-    return paired_bootstrap(spec.statistic, one, other, kernels, draws=draws)
+    spec, kernels = FIGURES[key], [r.kernel for r in subject]
+    theirs, mine = (np.array([spec.value(r) for r in rows], dtype=float) for rows in (other, subject))
+    return paired_bootstrap(spec.statistic, theirs, mine, kernels, draws=draws)
 
 
-def _curves(rows: Sequence[EvaluationRow]) -> PlotCurves:
-    told = [r for r in rows if r.stated.confidence is not None]
-    p = np.array([x for r in told for x in r.stated.p_within], dtype=float)
-    within = np.array([x for r in told for x in r.stated.within], dtype=bool)
+def _reliability(rows: Sequence[EvaluationRow]) -> list[metrics.ReliabilityBin]:
     stated = np.array([r.default_risk for r in rows])
-    slow = np.array([r.default_regret > r.tolerance + 1e-9 for r in rows])
-    confidence = np.array([r.stated.confidence for r in told], dtype=float)
-    missed = np.array([r.first_regret > WITHIN_SHARE + 1e-9 for r in told], dtype=float)
-    coverage, risk = metrics.risk_coverage(confidence, missed)
-    shares = [round(x, 2) for x in np.arange(0.01, BUDGETS[-1][1] + 1e-9, 0.01).tolist()]
-    paths = [(np.array(r.adaptive_path), r.candidates) for r in rows]
-    regrets = [
-        metrics.geomean_regret(np.array([metrics.regret_at(p, math.ceil(share * n)) for p, n in paths]))
-        for share in shares
+    return metrics.reliability_of(metrics.bin_sums(stated, np.array([_slow(r) for r in rows]) > 0))
+
+
+_STATIC_COLUMNS = {
+    **{name.replace("_", ", "): f"static.{name}" for name in ("top1", "top3", STATIC_BUDGETS[2])},
+    "rank corr.": "static.spearman",
+    "in 90 %": "static.coverage.90%",
+}
+_MEASURED_COLUMNS = {
+    **{name.replace("_", ", "): f"adaptive.{name}" for name in BUDGETS},
+    "beyond": "default.beyond_tolerance",
+    "stated": "default.mean_stated_risk",
+    "ECE risk": "default.ece_risk",
+    f"share n>={LONG_LIST}": "default.measured_share.long",
+    f"n<{LONG_LIST}": "default.measured_share.short",
+}
+_PLAIN_COLUMNS = ("static.spearman", "default.ece_risk")
+"""Not shown in percent."""
+
+
+def shown(summary: Summary, *, width: int = 132) -> RenderableType:
+    """Two tables and the list of what is not beaten; intervals where the terminal has `width` for them."""
+    e = summary.evaluation
+    dropped = sum(f["dropped"] for f in e.folds.values())
+    pairs: list[tuple[str, str | Text]] = [
+        ("problems", f"{len({r.problem for r in e.rows})} of {len({r.kernel for r in e.rows})} kernels"),
+        ("left out", f"one {e.leave_out} at a time, {len(e.folds)} folds"),
+        ("seeds", f"{len(e.seeds)}; 95 % intervals from resampling kernels"),
+        ("tables", e.digest),
     ]
-    return PlotCurves(
-        metrics.reliability_of(metrics.bin_sums(p, within, metrics.width_bins(p), RELIABILITY_BINS)),
-        metrics.reliability_of(metrics.bin_sums(stated, slow, metrics.width_bins(stated), RELIABILITY_BINS)),
-        (coverage.tolist(), risk.tolist()),
-        (shares, regrets),
+    if dropped:
+        pairs.append(("dropped", f"{dropped} training tables in all, as they share a kernel with the tests"))
+    if e.reused:
+        pairs.append(("taken up", f"{e.reused} of {len(e.rows)} rows from an earlier run"))
+    before, after = (
+        _table(summary, f"{when} (regrets, risks and shares in %)", columns, wide=width >= 120)
+        for when, columns in (
+            ("before any measurement", _STATIC_COLUMNS),
+            ("with measurements", _MEASURED_COLUMNS),
+        )
     )
+    return Group(Padding(key_value_table(pairs), (1, 0)), before, after, _unbeaten_text(summary))
 
 
-def _rounded_or_none(value: float) -> float | None:
-    return round(value, 5) if math.isfinite(value) else None
+def _table(summary: Summary, title: str, columns: dict[str, str], *, wide: bool) -> RenderableType:
+    table = plain_table("method", *(f">{name}" for name in columns), title=title)
+    for name, figures in summary.figures.items():
+        cells = [_cell(key, figures[key], wide=wide and key in HEADLINE_FIGURES) for key in columns.values()]
+        table.add_row(shown_text(name), *cells, style="bold" if name == summary.subject else "")
+    return table
+
+
+def _cell(key: str, interval: BootstrapInterval, *, wide: bool) -> Text:
+    scale, digits = (1.0, 2) if key in _PLAIN_COLUMNS else (100.0, 1)
+    if not math.isfinite(interval.value):
+        return shown_text("-", style="dim")
+    text = shown_text(f"{scale * interval.value:.{digits}f}")
+    if wide and math.isfinite(interval.low):
+        text.append(f" {scale * interval.low:.{digits}f}-{scale * interval.high:.{digits}f}", style="dim")
+    return text
+
+
+def _unbeaten_text(summary: Summary) -> RenderableType:
+    others = [name for name in summary.figures if name != summary.subject]
+    if not others:
+        return shown_text("Nothing to compare with: one method was evaluated.", style="dim")
+    if not summary.unbeaten:
+        return shown_text(
+            f"{summary.subject} beats {', '.join(others)} in all {len(HEADLINE_FIGURES)} headline figures."
+        )
+    table = plain_table("not beaten", "figure", f">{summary.subject}", ">other", ">other - mine, paired")
+    for u in summary.unbeaten:
+        cells = [(100 * i.value, 100 * i.low, 100 * i.high) for i in (u.subject, u.other, u.difference)]
+        table.add_row(
+            shown_text(u.method),
+            shown_text(u.figure),
+            *(shown_text(f"{v:.1f} [{a:.1f}, {b:.1f}]") for v, a, b in cells),
+        )
+    note = (
+        f"Their intervals are not wholly above those of {summary.subject} (all in %, smaller is better). "
+        "A paired difference wholly above 0 still shows that it is better on the same kernels."
+    )
+    return Group(table, Padding(shown_text(note, style="dim"), (0, 0, 1, 0)))

@@ -18,7 +18,7 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE as CALIBRATION
 from forecast_autotune.llm.calibration import read as read_calibration
 from forecast_autotune.records.named_lines import read_document
-from forecast_train.llm.run_folder import WEIGHTS_FOLDER, TrainingError
+from forecast_train.llm.runs import WEIGHTS_FOLDER, TrainingError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 CARD_FILE = "README.md"
@@ -27,22 +27,22 @@ _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
 
 
 def export_model(
-    run: Path, out: Path, *, calibration: Path | None = None, half: bool = False, most_bytes: int = 0
+    run: Path, out: Path, *, calibration: Path | None = None, half: bool = False
 ) -> dict[str, Any]:
     """Write the folder `out` from a finished run; returns what was written, with sizes in bytes.
 
     `calibration` is a file of `train calibrate-llm`; without one the model is not asked until it has one,
     and the card says so. `half` stores an adapter's weights as bfloat16, half the size: fit a calibration to
     what was exported then. An adapter goes without the tokenizer, which is its base model's. Raises
-    `TrainingError` where the run is not finished, its weights are in a format that could execute code or
-    exceed `most_bytes` (0: any size), or `out` holds something else already.
+    `TrainingError` where the run is not finished, its weights are in a format that could execute code, or `out`
+    holds something else already.
     """
     done, trained = run / "run.json", run / WEIGHTS_FOLDER
     if not done.is_file() or not trained.is_dir():
         raise TrainingError(f"{run} holds no finished run: there is no run.json beside {WEIGHTS_FOLDER}/")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} is there already and not empty: choose another folder")
-    told = _run_record(done)
+    record = _run_record(done)
     files = [p for p in sorted(trained.iterdir()) if p.is_file() and p.name != CARD_FILE]
     if unsafe := [p.name for p in files if p.suffix in _UNSAFE_SUFFIXES and p.name != "training_args.bin"]:
         raise TrainingError(f"{trained} holds {', '.join(unsafe)}: save weights as safetensors")
@@ -51,12 +51,6 @@ def export_model(
         raise TrainingError(f"{trained} holds no .safetensors file")
     known = None if calibration is None else read_calibration(calibration)
     adapter = (trained / ADAPTER_FILES[0]).is_file()
-    size = sum(p.stat().st_size for p in weights) / (2 if half else 1)
-    if most_bytes and size > most_bytes:
-        raise TrainingError(
-            f"the weights take {size / 1e6:.1f} MB, and {most_bytes / 1e6:.1f} MB are allowed: train with a "
-            "lower lora.rank" + ("" if half else ", or store them in half precision")
-        )
     out.mkdir(parents=True, exist_ok=True)
     for path in files:
         if half and path in weights:
@@ -66,7 +60,7 @@ def export_model(
     if calibration is not None:
         shutil.copy2(calibration, out / CALIBRATION)
     with open_named_output(out / CARD_FILE) as stream:
-        stream.write(_adapter_card(told, known, adapter).encode())
+        stream.write(_adapter_card(record, known, adapter).encode())
     sizes = {p.name: p.stat().st_size for p in sorted(out.iterdir())}
     return {"path": str(out), "files": sizes, "bytes": sum(sizes.values()), "calibrated": known is not None}
 
@@ -74,24 +68,12 @@ def export_model(
 def _run_record(path: Path) -> dict[str, Any]:
     """What a finished run says of itself. Raises `RecordError` for a file that is none."""
     try:
-        told = json.loads(read_document(path))
+        record = json.loads(read_document(path))
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path}: not JSON ({error}): train again") from error
-    if not isinstance(told, dict):
+    if not isinstance(record, dict):
         raise RecordError(f"{path}: it must be a JSON object: train again")
-    return told
-
-
-def add_calibration(folder: Path, calibration: Path) -> None:
-    """Put a calibration beside exported weights that had none, and say so in the card.
-
-    Raises `RecordError` for a file that is none.
-    """
-    read_calibration(calibration)
-    shutil.copy2(calibration, folder / CALIBRATION)
-    card = (folder / CARD_FILE).read_text(encoding="utf-8")
-    with open_named_output(folder / CARD_FILE) as stream:
-        stream.write(card.replace(_UNCALIBRATED_TEXT, _CALIBRATED_TEXT).encode())
+    return record
 
 
 def _to_bfloat16(path: Path, to: Path) -> None:
@@ -99,8 +81,8 @@ def _to_bfloat16(path: Path, to: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    found = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in load_file(path).items()}
-    save_file(found, to, metadata={"format": "pt"})
+    halved = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in load_file(path).items()}
+    save_file(halved, to, metadata={"format": "pt"})
 
 
 _UNCALIBRATED_TEXT = (
@@ -111,15 +93,15 @@ _CALIBRATED_TEXT = (
 )
 
 
-def _adapter_card(told: Mapping[str, Any], calibration: Any, adapter: bool) -> str:
-    settings = told["settings"]
-    losses = [row["loss"] for row in told["log"] if "loss" in row]
-    checked = [row["eval_loss"] for row in told["log"] if "eval_loss" in row]
+def _adapter_card(record: Mapping[str, Any], calibration: Any, adapter: bool) -> str:
+    settings = record["settings"]
+    losses = [row["loss"] for row in record["log"] if "loss" in row]
+    checked = [row["eval_loss"] for row in record["log"] if "eval_loss" in row]
     use = f"transformers:{settings['model']}?adapter=FOLDER" if adapter else "transformers:FOLDER"
     honest = _UNCALIBRATED_TEXT if calibration is None else _CALIBRATED_TEXT
     front = f"base_model: {settings['model']}\nlibrary_name: peft\n" if adapter else ""
     shown = {
-        "steps": told["steps"],
+        "steps": record["steps"],
         "training loss, first and last": [round(x, 4) for x in (losses[:1] + losses[-1:])],
         "validation loss, first and last": [round(x, 4) for x in (checked[:1] + checked[-1:])],
     }
@@ -150,7 +132,7 @@ Everything that reproduces the run:
 {json.dumps(settings, indent=1, sort_keys=True)}
 ```
 
-Versions: {", ".join(f"{k} {v}" for k, v in told["versions"].items())}.
+Versions: {", ".join(f"{k} {v}" for k, v in record["versions"].items())}.
 
 ## Calibration
 

@@ -1,41 +1,165 @@
 """Reinforcement learning with the paper's rewards, for models that speak (TRL's GRPOTrainer).
 
-Stage 2, if at all: with finitely many bins the expectation of these rewards has an exact gradient
-(`losses.expected_reward`, `loss.reward` of a supervised run), which needs no sampling. This is for models
-that reason before they answer, and for replicating the paper (arXiv 2605.31464, section on RL).
+A chatting or reasoning model is asked for a bin and a distribution in JSON, and rewarded by what is recorded (arXiv
+2605.31464, section on RL). The tokenizer's own chat template puts a dialogue into tokens.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from forecast_autotune.errors import SettingsError
-from forecast_train.llm.data.dialogue import (
-    forecast_messages,
-    order_messages,
-    parse_distribution,
-    parse_fastest,
-)
-from forecast_train.llm.data.examples import Example, read_examples
-from forecast_train.llm.rewards import REWARDS
-from forecast_train.llm.run_folder import (
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.replies import MAX_TOTAL, MIN_TOTAL, InvalidResponse, extract_json, weights
+from forecast_train.llm.data.examples import Example, ExampleCandidate, read_examples
+from forecast_train.llm.runs import (
     WEIGHTS_FOLDER,
+    LoraSettings,
     TrainingError,
     claim_run_folder,
+    load_toml,
     run_trainer,
     write_json,
 )
-from forecast_train.llm.settings import LoraSettings, load_toml
+
+Array = npt.NDArray[np.float64]
 
 REGRET_REWARD = "regret"
 """Reward of naming the fastest of several candidates: 2^-slowdown of the one that was named."""
+ANSWER_INSTRUCTION = """\
+Name the most probable letter, and say how probable each is; leave out letters below 0.01. Reply with JSON:
+{"label": "F", "distribution": {"E": 0.2, "F": 0.6, "G": 0.2}}
+"""
+ORDER_INSTRUCTION = """\
+Say which of the numbered candidates is the fastest. Reply with JSON:
+{"fastest": 3}
+"""
+THINK_INSTRUCTION = (
+    "Think about memory traffic, occupancy, pipelining and the last wave first, in a few sentences.\n"
+)
+_CLOSING_QUESTION = re.compile(r"\n[^\n]{1,40}:\s*$")
+_FINAL_CHANNEL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|end\|>|<\|return\|>|$)", re.DOTALL)
+"""Where gpt-oss puts its answer; a reply without this channel has none."""
+
+
+@dataclass(frozen=True)
+class StatedDistribution:
+    """What a model said of one candidate."""
+
+    probabilities: tuple[float, ...]
+    """Over the labels in their order, summing to 1."""
+    predicted: int
+    """The label it named; need not be the most probable one."""
+
+    def __post_init__(self) -> None:
+        total = sum(self.probabilities)
+        if not (abs(total - 1.0) < 1e-6 and min(self.probabilities) >= 0.0):
+            raise ValueError(f"a distribution is not negative and sums to 1, got {self.probabilities}")
+        if not 0 <= self.predicted < len(self.probabilities):
+            raise ValueError(f"label {self.predicted} of {len(self.probabilities)}")
+
+
+def brier(probabilities: Array, truth: int) -> float:
+    """Half the squared distance of `probabilities` [K] to the truth, in [0, 1]."""
+    hit = np.arange(len(probabilities)) == truth
+    return float(0.5 * ((probabilities - hit) ** 2).sum())
+
+
+def crps(probabilities: Array, truth: int) -> float:
+    """Ranked probability score over K - 1, in [0, 1]: labels are ordered, "fails" slowest of all."""
+    happened = np.arange(len(probabilities) - 1) >= truth
+    return float(((probabilities.cumsum()[:-1] - happened) ** 2).mean())
+
+
+def correctness(stated: StatedDistribution | None, truth: int) -> float:
+    """1 if the named bin is the true one, else 0; 0 for what could not be parsed."""
+    return 0.0 if stated is None else float(stated.predicted == truth)
+
+
+def correctness_brier(stated: StatedDistribution | None, truth: int) -> float:
+    """`correctness` + 1 - Brier."""
+    if stated is None:
+        return 0.0
+    return correctness(stated, truth) + 1.0 - brier(np.array(stated.probabilities), truth)
+
+
+def correctness_crps(stated: StatedDistribution | None, truth: int) -> float:
+    """`correctness` + 1 - CRPS."""
+    if stated is None:
+        return 0.0
+    return correctness(stated, truth) + 1.0 - crps(np.array(stated.probabilities), truth)
+
+
+REWARDS: Mapping[str, Callable[[StatedDistribution | None, int], float]] = {
+    "correctness": correctness,
+    "correctness_brier": correctness_brier,
+    "correctness_crps": correctness_crps,
+}
+"""The paper's three, by its names: they lie in [0, 2], and a text that cannot be parsed earns 0."""
+
+
+def forecast_messages(example: Example, candidate: ExampleCandidate, *, think: bool) -> list[dict[str, str]]:
+    """Messages that ask for one candidate."""
+    question = f"Candidate: {_CLOSING_QUESTION.sub('', candidate.suffix)}"
+    return _messages(example, question, ANSWER_INSTRUCTION, think)
+
+
+def order_messages(
+    example: Example, candidates: Sequence[ExampleCandidate], *, think: bool
+) -> list[dict[str, str]]:
+    """Messages that ask which of several candidates is the fastest."""
+    listed = [f"{n}. {_CLOSING_QUESTION.sub('', a.suffix)}" for n, a in enumerate(candidates, start=1)]
+    return _messages(example, "\n".join(listed), ORDER_INSTRUCTION, think)
+
+
+def _messages(example: Example, question: str, instruction: str, think: bool) -> list[dict[str, str]]:
+    thoughts = THINK_INSTRUCTION if think else ""
+    return [{"role": "user", "content": f"{example.prefix}{question}\n\n{thoughts}{instruction}"}]
+
+
+def parse_distribution(text: str) -> StatedDistribution | None:
+    """What a reply states; None where it cannot be read: no JSON, no letters, or sums far from 1."""
+    answer = _answer(text)
+    if answer is None or not isinstance(answer.get("distribution"), Mapping):
+        return None
+    try:
+        stated = weights(answer["distribution"], labels=BINS.labels)
+    except (InvalidResponse, TypeError, ValueError, AttributeError):
+        return None
+    total = sum(stated)
+    tokens = [label.token for label in BINS.labels]
+    named = str(answer.get("label", "")).strip().upper()
+    if not MIN_TOTAL <= total <= MAX_TOTAL or named not in tokens:
+        return None
+    return StatedDistribution(tuple(p / total for p in stated), tokens.index(named))
+
+
+def parse_fastest(text: str, count: int) -> int | None:
+    """The candidate that a reply names, from 0; None where it names none of the `count`."""
+    number = (_answer(text) or {}).get("fastest")
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= count:
+        return None
+    return number - 1
+
+
+def _answer(text: str) -> dict[str, Any] | None:
+    if "<|channel|>" in text:
+        final = _FINAL_CHANNEL.findall(text)
+        text = final[-1] if final else ""
+    try:
+        answer = extract_json(text)
+    except InvalidResponse:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 @dataclass(frozen=True)
@@ -96,10 +220,10 @@ def rollout_prompts(examples: Sequence[Example], run: GrpoRun) -> list[dict[str,
     The reference implementation reads its pool in stored order, so that a short run sees one kernel only.
     """
     generator = np.random.default_rng(run.seed)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for e in examples:
         if run.reward != REGRET_REWARD:
-            found += [
+            rows += [
                 {"prompt": forecast_messages(e, a, think=run.rollouts.think), "truth": a.label, "times": []}
                 for a in e.candidates
             ]
@@ -112,14 +236,14 @@ def rollout_prompts(examples: Sequence[Example], run: GrpoRun) -> list[dict[str,
                 continue
             times = [None if math.isnan(a.log2_ratio) else a.log2_ratio for a in some]
             message = order_messages(e, some, think=run.rollouts.think)
-            found.append({"prompt": message, "truth": -1, "times": times})
-    return [found[i] for i in generator.permutation(len(found))]
+            rows.append({"prompt": message, "truth": -1, "times": times})
+    return [rows[i] for i in generator.permutation(len(rows))]
 
 
 def reward_function(reward: str) -> Callable[..., list[float]]:
     """The reward function in TRL's form: replies and the rows' columns -> one number per reply."""
 
-    def judged(
+    def rewards(
         completions: Sequence[Any], truth: Sequence[int], times: Sequence[Any], **_: Any
     ) -> list[float]:
         texts = [_completion_text(completion) for completion in completions]
@@ -127,18 +251,18 @@ def reward_function(reward: str) -> Callable[..., list[float]]:
             return [_named_candidate(text, seen) for text, seen in zip(texts, times, strict=True)]
         return [REWARDS[reward](parse_distribution(text), t) for text, t in zip(texts, truth, strict=True)]
 
-    judged.__name__ = reward
-    return judged
+    rewards.__name__ = reward
+    return rewards
 
 
 def parse_reward(completions: Sequence[Any], times: Sequence[Any], **_: Any) -> list[float]:
     """1 for a reply that can be read: shown beside the reward, with no weight in it."""
     texts = [_completion_text(completion) for completion in completions]
-    read_ = [
+    replies = [
         parse_fastest(text, len(seen)) if seen else parse_distribution(text)
         for text, seen in zip(texts, times, strict=True)
     ]
-    return [float(found is not None) for found in read_]
+    return [float(reply is not None) for reply in replies]
 
 
 parse_reward.__name__ = "parsed"  # the name under which the trainer logs it
@@ -166,8 +290,6 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
         import torch
         import transformers
         import trl
-
-        from forecast_train.llm.training_clock import StopOnNonFinite
     except ImportError as error:
         raise TrainingError(f"GRPO needs trl ({error}): pip install 'forecast-autotune[train]'") from error
     out = Path(run.out)
@@ -181,10 +303,9 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
         reward_funcs=[reward_function(run.reward), parse_reward],
         args=trainer_arguments(run, out),
         train_dataset=datasets.Dataset.from_list(rows),
-        peft_config=_lora(run.lora),
-        callbacks=[StopOnNonFinite("lower rate")],
+        peft_config=run.lora.config(),
     )
-    newest, _ = run_trainer(trainer, out, resume=resume)
+    newest, _ = run_trainer(trainer, out, resume=resume, remedy="lower rate")
     trainer.save_model(str(out / WEIGHTS_FOLDER))
     done = {
         "settings": asdict(run),
@@ -234,18 +355,4 @@ def trainer_arguments(run: GrpoRun, out: Path) -> Any:
         report_to=[],
         disable_tqdm=not os.isatty(2),
         **serving,
-    )
-
-
-def _lora(lora: LoraSettings) -> Any:
-    if not lora.rank:
-        return None
-    import peft
-
-    return peft.LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
     )

@@ -1,29 +1,32 @@
 """Supervised training on measured distributions: exact bin loss, ranking term, LoRA or all weights.
 
 `transformers.Trainer` does the loop: checkpoints that resume to the same numbers, several GPUs through
-`accelerate launch`, logging. Ours are the sequences (`packing`), the loss (`losses`) and the clock
-(`timing`). Neither trl nor datasets nor pyarrow is needed.
+`accelerate launch`, logging. Ours are the sequences and the loss. An example is one sequence: the prefix once,
+every candidate behind it, none seeing another. Training so reads as forecasting does: the same tokens, positions
+that continue from the prefix for every suffix, and the labels' logits at each suffix' last token.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as functional
 import transformers
+from torch import Tensor
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
-from forecast_train.llm import losses
-from forecast_train.llm.data.examples import Example, read_examples, side_path
-from forecast_train.llm.data.packing import PackedSequence, pack_example
-from forecast_train.llm.run_folder import (
+from forecast_train.llm.data.examples import Example, read_examples
+from forecast_train.llm.runs import (
     WEIGHTS_FOLDER,
     TrainingError,
     claim_run_folder,
@@ -31,82 +34,72 @@ from forecast_train.llm.run_folder import (
     write_json,
 )
 from forecast_train.llm.settings import SftRun
-from forecast_train.llm.training_clock import TrainingClock, peak_bytes, rate_schedule, reset_peak
 
 FAILURE_LOG2_RATIO = float(BINS.bounds[-1, 1] + 1.0)
 """log2 slowdown that a failure counts as in the ranking term: slower than the slowest bin."""
 
-
-class BinTrainer(transformers.Trainer):
-    """A `Trainer` whose batches are `PackedSequence`s and whose loss is ours."""
-
-    def __init__(self, *, labels: Sequence[int], run: SftRun, clock: TrainingClock, **options: Any) -> None:
-        super().__init__(callbacks=[clock], **options)
-        # The loss is a mean over candidates: steps with several examples average those means.
-        self.model_accepts_loss_kwargs = False
-        self.run, self.label_ids, self.clock = run, list(labels), clock
-        self.centres = torch.as_tensor(BINS.bounds.mean(axis=1), dtype=torch.float32)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The cosine of `transformers`; under a time limit, one in the time that has passed."""
-        if not self.run.steps.seconds:
-            return super().create_scheduler(num_training_steps, optimizer)
-        if getattr(self, "lr_scheduler", None) is None:
-            clock, warmup = self.clock, self.run.steps.warmup
-
-            def share(step: int) -> float:
-                return rate_schedule(max(step / max(1, num_training_steps), clock.share()), warmup)
-
-            chosen = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler: Any = torch.optim.lr_scheduler.LambdaLR(chosen, share)
-        return self.lr_scheduler
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """Mean of the sequences' losses; `inputs` from `collate`."""
-        every = model(
-            input_ids=inputs["input_ids"],
-            attention_mask=tree_mask(inputs["segment"], _attention_dtype(model)),
-            position_ids=inputs["position_ids"],
-            logits_to_keep=inputs["kept"],
-            use_cache=False,
-        ).logits[:, :, self.label_ids]
-        logits = every[inputs["row"], inputs["column"]]
-        rows = [inputs["row"] == row for row in range(len(inputs["input_ids"]))]
-        loss = torch.stack([self._loss(logits[mine], _of_sequence(inputs, mine)) for mine in rows]).mean()
-        return (loss, {"logits": logits}) if return_outputs else loss
-
-    def _loss(self, logits: Any, inputs: dict[str, Any]) -> Any:
-        wanted = self.run.loss
-        if wanted.reward:
-            kind: Any = wanted.reward
-            if wanted.replies:
-                several = {"replies": wanted.replies, "draws": wanted.draws}
-                return -losses.sampled_reward(logits, inputs["label"], kind, **several)
-            return -losses.expected_reward(logits, inputs["label"], kind)
-        loss = losses.bin_loss(logits, inputs["target"].to(logits.device), wanted.rps)
-        if wanted.rank:
-            mean = losses.expected_log2_ratio(logits, self.centres.to(logits.device), FAILURE_LOG2_RATIO)
-            group = torch.zeros_like(inputs["label"])
-            loss = loss + wanted.rank * losses.rank_loss(mean, inputs["log2_ratio"], group)
-        return loss
-
-    def prediction_step(
-        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> tuple[Any, None, None]:
-        """The loss alone: what a model states is scored through the backends that serve it."""
-        with torch.no_grad():
-            loss = self.compute_loss(model, self._prepare_inputs(inputs))
-        return loss.detach(), None, None
+TokenIds = npt.NDArray[np.int64]
 
 
-_CANDIDATE_FIELDS = ("target", "log2_ratio", "label")
+@dataclass(frozen=True)
+class PackedSequence:
+    """One sequence of `length` tokens with n candidates."""
+
+    ids: TokenIds
+    """[length]"""
+    positions: TokenIds
+    """[length]"""
+    segment: TokenIds
+    """[length]: 0 for the prefix, k + 1 for candidate k."""
+    last: TokenIds
+    """[n]: where each candidate's answer is read."""
+    target: npt.NDArray[np.float64]
+    """[n, bins + 1] soft targets."""
+    log2_ratio: npt.NDArray[np.float64]
+    """[n], NaN: failed."""
 
 
-def _of_sequence(inputs: dict[str, Any], mine: Any) -> dict[str, Any]:
-    """What belongs to the candidates of one sequence."""
-    return {name: inputs[name][mine] for name in _CANDIDATE_FIELDS}
+def pack_example(
+    example: Example, tokens: ForecastTokenizer, *, most: int, sigma: float
+) -> list[PackedSequence]:
+    """The example as sequences of at most `most` tokens; each repeats the prefix.
+
+    `sigma` is the width of soft targets; where a measurement's own noise is larger, that is used. Raises
+    `RecordError` where the prefix and one candidate are longer than `most`.
+    """
+    prefix = tokens.prefix(example.prefix)
+    suffixes = tokens.suffixes([a.suffix for a in example.candidates])
+    room = most - len(prefix)
+    if max(map(len, suffixes)) > room:
+        raise RecordError(
+            f"an example of {example.origin.kernel} needs {len(prefix)} + {max(map(len, suffixes))} tokens, "
+            f"more than steps.tokens = {most}: raise it"
+        )
+    dealt: list[list[int]] = [[]]
+    for i, suffix in enumerate(suffixes):
+        if sum(len(suffixes[k]) for k in dealt[-1]) + len(suffix) > room:
+            dealt.append([])
+        dealt[-1].append(i)
+    return [_pack_candidates(example, prefix, suffixes, rows, sigma) for rows in dealt]
+
+
+def _pack_candidates(
+    example: Example, prefix: TokenIds, suffixes: Sequence[TokenIds], rows: Sequence[int], sigma: float
+) -> PackedSequence:
+    chosen = [suffixes[i] for i in rows]
+    lengths = np.array([len(s) for s in chosen])
+    behind = [np.arange(len(s)) + len(prefix) for s in chosen]
+    candidates = [example.candidates[i] for i in rows]
+    widths = [sigma if math.isnan(a.log2_sd) else max(sigma, a.log2_sd) for a in candidates]
+    target = [BINS.soft_targets([a.log2_ratio], width) for a, width in zip(candidates, widths, strict=True)]
+    return PackedSequence(
+        np.concatenate([prefix, *chosen]),
+        np.concatenate([np.arange(len(prefix)), *behind]),
+        np.repeat(np.arange(len(chosen) + 1), [len(prefix), *lengths]),
+        len(prefix) + lengths.cumsum() - 1,
+        np.concatenate(target),
+        np.array([a.log2_ratio for a in candidates]),
+    )
 
 
 def collate(batch: Sequence[PackedSequence]) -> dict[str, Any]:
@@ -127,7 +120,6 @@ def collate(batch: Sequence[PackedSequence]) -> dict[str, Any]:
         "row": torch.as_tensor(np.repeat(np.arange(len(batch)), [len(p.last) for p in batch])),
         "target": torch.as_tensor(np.concatenate([p.target for p in batch]), dtype=torch.float32),
         "log2_ratio": torch.as_tensor(np.concatenate([p.log2_ratio for p in batch]), dtype=torch.float32),
-        "label": torch.as_tensor(np.concatenate([p.label for p in batch])),
     }
 
 
@@ -139,14 +131,94 @@ def _padded(rows: Sequence[Any], filler: int) -> Any:
 def tree_mask(segment: Any, dtype: Any) -> Any:
     """What each token may attend to, as an additive mask [B, 1, length, length]; `segment` [B, length].
 
-    As `PackedSequence.seen`; padding, a segment of its own, is seen by nobody else. It has 10^7 entries and more:
-    made on the host and sent over, it would take longer than a small model's pass.
+    The prefix sees what stands before; a candidate also itself. Padding, a segment of its own, is seen by nobody
+    else. The mask has 10^7 entries and more: made on the host and sent over, it would take longer than a small
+    model's pass.
     """
     order = torch.arange(segment.shape[1], device=segment.device)
     mine = (segment[:, None, :] == 0) | (segment[:, None, :] == segment[:, :, None])
     hidden = ~((order[None, :] <= order[:, None]) & mine)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=segment.device)
     return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
+
+
+def bin_loss(logits: Tensor, target: Tensor, rps_weight: float = 0.5) -> Tensor:
+    """Cross-entropy with soft targets + `rps_weight` x ranked probability score, mean over the rows.
+
+    `logits` and soft `target` are [n, labels], the bins in order and "fails" last. Cross-entropy alone is blind to
+    the order of the bins; the second term charges by distance.
+    """
+    log_p = functional.log_softmax(logits.float(), dim=-1)
+    entropy = -(target * log_p).sum(dim=-1)
+    gap = (log_p.exp().cumsum(dim=-1) - target.cumsum(dim=-1))[:, :-1]
+    return (entropy + rps_weight * gap.square().sum(dim=-1)).mean()
+
+
+def expected_log2_ratio(logits: Tensor, centres: Tensor, failure: float) -> Tensor:
+    """Expected log2(time / reference time) per row, [n]; `centres` [bins], a failure counts as `failure`."""
+    values = torch.cat([centres, centres.new_tensor([failure])])
+    return functional.softmax(logits.float(), dim=-1) @ values
+
+
+def rank_loss(mean: Tensor, log2_ratio: Tensor, *, noise: float = 0.04) -> Tensor:
+    """Pairwise logistic loss on candidates that are told apart by more than `noise` log2 units.
+
+    `mean` [n] is what the model expects, `log2_ratio` [n] what was measured (NaN: failed, slower than all)
+    (RankNet, Burges et al. 2005; the difference is in log2 units, scaled so that one `noise` apart is a logit
+    of 1). 0 where there is no such pair.
+    """
+    truth = torch.where(torch.isnan(log2_ratio), torch.full_like(log2_ratio, 1e3), log2_ratio)
+    faster = truth[None, :] - truth[:, None] > noise
+    if not bool(faster.any()):
+        return mean.sum() * 0.0
+    gap = (mean[None, :] - mean[:, None]) / noise
+    return functional.softplus(-gap)[faster].mean() * noise
+
+
+class BinTrainer(transformers.Trainer):
+    """A `Trainer` whose batches are `PackedSequence`s and whose loss is ours."""
+
+    def __init__(self, *, labels: Sequence[int], run: SftRun, **options: Any) -> None:
+        super().__init__(**options)
+        # The loss is a mean over candidates: steps with several examples average those means.
+        self.model_accepts_loss_kwargs = False
+        self.run, self.label_ids = run, list(labels)
+        self.centres = torch.as_tensor(BINS.bounds.mean(axis=1), dtype=torch.float32)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Mean of the sequences' losses; `inputs` from `collate`."""
+        every = model(
+            input_ids=inputs["input_ids"],
+            attention_mask=tree_mask(inputs["segment"], _attention_dtype(model)),
+            position_ids=inputs["position_ids"],
+            logits_to_keep=inputs["kept"],
+            use_cache=False,
+        ).logits[:, :, self.label_ids]
+        logits = every[inputs["row"], inputs["column"]]
+        losses = []
+        for sequence in range(len(inputs["input_ids"])):
+            rows = inputs["row"] == sequence
+            losses.append(self._loss(logits[rows], inputs["target"][rows], inputs["log2_ratio"][rows]))
+        loss = torch.stack(losses).mean()
+        return (loss, {"logits": logits}) if return_outputs else loss
+
+    def _loss(self, logits: Any, target: Any, log2_ratio: Any) -> Any:
+        settings = self.run.loss
+        loss = bin_loss(logits, target.to(logits.device), settings.rps)
+        if settings.rank:
+            mean = expected_log2_ratio(logits, self.centres.to(logits.device), FAILURE_LOG2_RATIO)
+            loss = loss + settings.rank * rank_loss(mean, log2_ratio)
+        return loss
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[Any, None, None]:
+        """The loss alone: what a model states is scored through the backends that serve it."""
+        with torch.no_grad():
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        return loss.detach(), None, None
 
 
 def _attention_dtype(model: Any) -> Any:
@@ -157,46 +229,42 @@ def _attention_dtype(model: Any) -> Any:
     return first.dtype
 
 
-def train(run: SftRun, *, resume: bool = False, say: Callable[[str], None] | None = None) -> dict[str, Any]:
+def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
     """Run it; writes checkpoints, `trained/` and `run.json` below `run.out`, and returns the latter.
 
-    With `resume` the newest checkpoint there is taken up, if there is one. `say` hears a line of progress
-    every few seconds. Raises `TrainingError` when `run.out` holds another run or the loss is no number any
-    more, `RecordError` for data that is none, `OSError` for a missing model.
+    With `resume` the newest checkpoint there is taken up, if there is one. Raises `TrainingError` when `run.out`
+    holds another run or the loss is no number any more, `RecordError` for data that is none, `OSError` for a
+    missing model.
     """
     out = Path(run.out)
     name = claim_run_folder(out, asdict(run), resume)
     transformers.set_seed(run.seed)
-    dtype = _dtype(run)
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.model)
     tokens = ForecastTokenizer(tokenizer)
-    sides = {side: read_examples(side_path(Path(run.data), side)) for side in ("train", "validation")}
-    begin = time.perf_counter()
-    packed = {side: _packed_examples(examples, tokens, run) for side, examples in sides.items()}
+    sides = {side: read_examples(Path(run.data) / f"{side}.parquet") for side in ("train", "validation")}
+    packed = {
+        side: [
+            sequence
+            for example in examples
+            for sequence in pack_example(example, tokens, most=run.steps.tokens, sigma=run.loss.sigma)
+        ]
+        for side, examples in sides.items()
+    }
     if not packed["train"]:
         raise TrainingError(f"{run.data}: the training side is empty: build it from more tables")
-    packed["validation"] = _spread_evenly(packed["validation"], run.steps.checked)
-    labels = tokens.labels([sides["train"][0].candidates[0].suffix], BINS.labels)
-    counts = {side: int(sum(len(p.ids) for p in packs)) for side, packs in packed.items()}
-    per_step = run.steps.examples * counts["train"] / len(packed["train"])
-    tell = say or (lambda line: None)
-    tell(
-        f"{len(packed['train'])} sequences, {counts['train']} tokens, in {time.perf_counter() - begin:.0f} s"
-    )
-    model = _model(run, dtype)
-    reset_peak()
-    clock = TrainingClock(run.steps.seconds, per_step, tell)
+    checked = packed["validation"]
+    if 0 < run.steps.checked < len(checked):
+        checked = [checked[i * len(checked) // run.steps.checked] for i in range(run.steps.checked)]
     trainer = BinTrainer(
-        labels=labels,
+        labels=tokens.labels([sides["train"][0].candidates[0].suffix], BINS.labels),
         run=run,
-        clock=clock,
-        model=model,
-        args=_arguments(run, out, dtype, bool(packed["validation"])),
+        model=_model(run),
+        args=_arguments(run, out, bool(checked)),
         train_dataset=packed["train"],
-        eval_dataset=packed["validation"] or None,
+        eval_dataset=checked or None,
         data_collator=collate,
     )
-    newest, found = run_trainer(trainer, out, resume=resume)
+    newest, result = run_trainer(trainer, out, resume=resume, remedy="lower steps.rate, or train in float32")
     trainer.save_model(str(out / WEIGHTS_FOLDER))
     tokenizer.save_pretrained(str(out / WEIGHTS_FOLDER))
     done = {
@@ -204,13 +272,9 @@ def train(run: SftRun, *, resume: bool = False, say: Callable[[str], None] | Non
         "settings": asdict(run),
         "steps": trainer.state.global_step,
         "resumed_from": newest,
-        "train_loss": found.training_loss,
-        "seconds": found.metrics.get("train_runtime", 0.0),
-        "tokens": counts,
-        "seconds_per_step": clock.pace(),
-        "tokens_per_s": per_step / clock.pace() if clock.pace() else 0.0,
-        "peak_bytes": peak_bytes(),
-        "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "train_loss": result.training_loss,
+        "seconds": result.metrics.get("train_runtime", 0.0),
+        "tokens": {side: int(sum(len(p.ids) for p in packs)) for side, packs in packed.items()},
         "log": trainer.state.log_history,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
@@ -219,28 +283,15 @@ def train(run: SftRun, *, resume: bool = False, say: Callable[[str], None] | Non
     return done
 
 
-def _spread_evenly(packs: list[PackedSequence], most: int) -> list[PackedSequence]:
-    """At most so many, evenly from first to last; 0: all."""
-    if not most or len(packs) <= most:
-        return packs
-    return [packs[i * len(packs) // most] for i in range(most)]
-
-
-def _packed_examples(
-    examples: Sequence[Example], tokens: ForecastTokenizer, run: SftRun
-) -> list[PackedSequence]:
-    return [p for e in examples for p in pack_example(e, tokens, most=run.steps.tokens, sigma=run.loss.sigma)]
-
-
 def _dtype(run: SftRun) -> Any:
     if run.dtype:
         return getattr(torch, run.dtype)
     return torch.bfloat16 if torch.cuda.is_available() else torch.float32
 
 
-def _model(run: SftRun, dtype: Any) -> Any:
+def _model(run: SftRun) -> Any:
     # What trains does so in float32, as small steps vanish in bfloat16: all weights, or the adapters only.
-    kept = dtype if run.lora.rank else torch.float32
+    kept = _dtype(run) if run.lora.rank else torch.float32
     model = transformers.AutoModelForCausalLM.from_pretrained(
         run.model, dtype=kept, attn_implementation="sdpa"
     )
@@ -252,26 +303,14 @@ def _model(run: SftRun, dtype: Any) -> Any:
         return model
     import peft
 
-    if run.adapter:
-        return _trainable_in_float32(peft.PeftModel.from_pretrained(model, run.adapter, is_trainable=True))
-    lora = peft.LoraConfig(
-        r=run.lora.rank,
-        lora_alpha=run.lora.alpha,
-        lora_dropout=run.lora.dropout,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
-    return _trainable_in_float32(peft.get_peft_model(model, lora))
-
-
-def _trainable_in_float32(adapted: Any) -> Any:
+    adapted = peft.get_peft_model(model, run.lora.config())
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return adapted
 
 
-def _arguments(run: SftRun, out: Path, dtype: Any, validate: bool) -> Any:
+def _arguments(run: SftRun, out: Path, validate: bool) -> Any:
     steps = run.steps
     cuda = torch.cuda.is_available()
     return transformers.TrainingArguments(
@@ -292,20 +331,12 @@ def _arguments(run: SftRun, out: Path, dtype: Any, validate: bool) -> Any:
         eval_steps=steps.validate,
         seed=run.seed,
         data_seed=run.seed,
-        bf16=cuda and dtype == torch.bfloat16,
+        bf16=cuda and _dtype(run) == torch.bfloat16,
         use_cpu=not cuda,
         remove_unused_columns=False,
-        label_names=["label"],
-        report_to=list(_reporters()),
+        label_names=["target"],
+        report_to=[],
         dataloader_pin_memory=cuda,
         disable_tqdm=not os.isatty(2),
         ddp_find_unused_parameters=False,
     )
-
-
-def _reporters() -> Iterator[str]:
-    import importlib.util
-
-    for name in ("tensorboard", "trackio"):
-        if importlib.util.find_spec(name) is not None:
-            yield name

@@ -1,18 +1,15 @@
 """Fit the curves of `forecast_autotune.surrogates.calibration`, for any surrogate.
 
-Every table is replayed by a surrogate fitted without the table's family: as recorded, with a few of its
-candidates, and with its IR taken away. `curves` fits the corrections; the reliability that is reported leaves
-each family out of them as well.
+Risk and P(within) get logistic curves in the log odds of what was stated (Platt 1999): with few kernels,
+isotonic ones follow single kernels, and left-out kernels pay for it. Intervals get split-conformal factors. The
+reliability that is reported leaves each family out of the curves as well.
 """
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from statistics import NormalDist
 from typing import Any
 
@@ -20,135 +17,32 @@ import numpy as np
 
 from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.policy import RiskBounded
-from forecast_autotune.records import Device, Measurement, Problem, digest
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import (
+    ALL_GROUPS,
     GROUPS,
     OWN_MEASUREMENT_BOUNDS,
     UNKNOWN,
+    CalibrationCurve,
     CalibrationGroup,
-    calibration_group,
+    SurrogateCalibration,
     interval_class,
     measurement_class,
 )
-from forecast_autotune.surrogates.protocol import Array, Relative, Surrogate
-from forecast_autotune.surrogates.relatives import kinship
-from forecast_train.evaluation import metrics
-from forecast_train.evaluation.splits import Fold, make_folds, nearest_relatives
-from forecast_train.surrogate.calibration_curves import ReplayRecord, fit_curves
-from forecast_train.surrogate.replay_files import read_replays, write_replays
-from forecast_train.surrogate.replay_observation import ReplayStep, observe_replay
+from forecast_autotune.surrogates.pooled import PooledSurrogate
+from forecast_autotune.surrogates.protocol import Array
+from forecast_train import metrics
+from forecast_train.surrogate.replays import (
+    FitSurrogate,
+    ReplayRecord,
+    ReplayStep,
+    collect_device_replays,
+    collect_replays,
+)
 
-FitSurrogate = Callable[[Sequence[Table]], Surrogate]
-"""Fits a surrogate to tables; a function of a module when several processes share the work."""
-
-_UNKNOWN_DEVICE = "a device that no table knows"
-_TUNED_MEASUREMENTS = 8
-"""Measurements that are known of a problem tuned before: half of all decisions make more."""
-_SHORT_LENGTHS = (10, 20)
-"""Lengths of the lists that a few of a table's candidates make."""
-
-
-def collect_replays(
-    tables: Sequence[Table], make: FitSurrogate, seeds: Sequence[int], *, jobs: int = 1, unseen: bool = False
-) -> tuple[str, list[ReplayRecord]]:
-    """(surrogate's `name/version`, all replays), each family forecast by a surrogate that never saw it.
-
-    `unseen`: only as recorded, of a kernel that nothing else is known of. Raises `SplitError` when there is
-    but one family.
-    """
-    split = make_folds(tables, "family")
-    if jobs <= 1:
-        made = [make(fold.train) for fold in split]
-        done = [_replay_share(work) for work in _replay_shares(split, made, seeds, unseen)]
-    else:
-        # Spawned: numerical libraries have threads, and a fork copies their locks.
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            made = list(pool.map(make, [fold.train for fold in split]))
-            done = list(pool.map(_replay_share, _replay_shares(split, made, seeds, unseen)))
-    return f"{made[0].name}/{made[0].version}", [seen for found in done for seen in found]
-
-
-@dataclass(frozen=True)
-class _ReplayShare:
-    """Work for one process: a seed's replays of a kernel, by the surrogate that never saw its family."""
-
-    fold: Fold
-    """Its test side holds this kernel's tables alone, and nothing is left to learn from."""
-    surrogate: Surrogate
-    seed: int
-    unseen: bool
-
-
-def _replay_shares(
-    split: Sequence[Fold], made: Sequence[Surrogate], seeds: Sequence[int], unseen: bool
-) -> Iterator[_ReplayShare]:
-    """Replays of a kernel know of no other kernel's: a family of forty kernels may be shared out."""
-    for fold, surrogate in zip(split, made, strict=True):
-        kernels: dict[str, list[Table]] = {}
-        for table in fold.test:
-            kernels.setdefault(table.problem.kernel.name, []).append(table)
-        for seed in seeds:
-            for some in kernels.values():
-                yield _ReplayShare(replace(fold, test=tuple(some), train=()), surrogate, seed, unseen)
-
-
-def _replay_share(share: _ReplayShare) -> list[ReplayRecord]:
-    return list(_replay_passes(share.fold, share.surrogate, share.seed, share.unseen))
-
-
-def _replay_passes(fold: Fold, surrogate: Surrogate, seed: int, unseen: bool) -> Iterator[ReplayRecord]:
-    """The kernel unseen, then tuned at others of its shapes, short lists, no IR, then on a renamed device."""
-    tuned: dict[str, Sequence[Measurement]] = {}
-
-    def play(table: Table, relatives: Sequence[Relative] = ()) -> ReplayRecord:
-        steps, seen = observe_replay(table, surrogate, seed=seed, relatives=relatives)
-        problem = table.problem
-        tuned.setdefault(problem.id, seen[:_TUNED_MEASUREMENTS])
-        count = len(table.by_candidate())
-        group = calibration_group(problem.device, bool(problem.ttir), count, kinship(problem, relatives))
-        # How strange a kernel is, the surrogate knows alone.
-        return ReplayRecord(fold.name, problem.id, steps[-1].group or group, count, tuple(steps))
-
-    for table in fold.test:
-        yield play(table)
-    if unseen:
-        return
-    for table in fold.test:
-        if others := _tuned_before(table.problem, fold.test, seed):
-            yield play(table, [Relative(problem, tuned[problem.id]) for problem in others])
-    for table in fold.test:
-        for length in _SHORT_LENGTHS:
-            if (few := shorten_table(table, length, seed)) is not None:
-                yield play(few)
-    for table in fold.test:
-        if table.problem.ttir:
-            yield play(Table(replace(table.problem, ttir={}), table.measurements))
-        if calibration_group(table.problem.device, True) != UNKNOWN:
-            strange = Device(_UNKNOWN_DEVICE, table.problem.device.backend)
-            yield play(Table(replace(table.problem, device=strange), table.measurements))
-
-
-def _tuned_before(problem: Problem, tables: Sequence[Table], seed: int) -> list[Problem]:
-    """What came before this problem, were its kernel's problems to come in an order drawn at random.
-
-    Nearest first, and at least one if there is another.
-    """
-    others = [r.problem for r in nearest_relatives(problem, tables)]
-    generator = np.random.default_rng([seed, int(digest(problem.id)[:12], 16)])
-    order = generator.permutation(len(others))
-    count = 1 + int(generator.integers(max(1, len(others))))
-    return [others[i] for i in sorted(order[:count])]
-
-
-def shorten_table(table: Table, length: int, seed: int) -> Table | None:
-    """A table of so many of its candidates, drawn at random; None if it has no more, or none of them runs."""
-    rows = list(table.by_candidate().values())
-    if len(rows) <= length:
-        return None
-    generator = np.random.default_rng([seed, length, int(digest(table.problem.id)[:12], 16)])
-    kept = [rows[i] for i in sorted(generator.permutation(len(rows))[:length])]
-    return Table(table.problem, kept) if any(m.ok for m in kept) else None
+KNOTS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
+_PROBABILITY_CLIP = 0.002
+"""A share of 512 draws is never nearer to certainty than this."""
 
 
 def calibrate_surrogate(
@@ -157,83 +51,193 @@ def calibrate_surrogate(
     seeds: Sequence[int] = (0, 1, 2),
     *,
     jobs: int = 1,
-    replays: Path | None = None,
     unseen: bool = False,
 ) -> dict[str, Any]:
     """`{"surrogate", "problems", "families", "calibration", "reliability"}`, JSON-able.
 
-    `calibration` is what `Calibration.from_json` reads; `reliability` is `reliability_report`'s. `replays` are kept in
-    that file, or read from it if it is there; `unseen` as in `collect_replays`. Raises `SplitError` when there is but
-    one family.
+    `calibration` is what `SurrogateCalibration.from_json` reads; `reliability` is `reliability_report`'s. `unseen` as
+    in `collect_replays`. Raises `SplitError` when there is but one family.
     """
-    if replays is not None and replays.exists():
-        surrogate, seen = read_replays(replays)
-    else:
-        surrogate, seen = collect_replays(tables, make, seeds, jobs=jobs, unseen=unseen)
-        if replays is not None:
-            write_replays(replays, surrogate, seen)
+    surrogate, records = collect_replays(tables, make, seeds, jobs=jobs, unseen=unseen)
+    return _calibration_report(surrogate, records, seeds)
+
+
+def calibrate_cross_device(
+    tables: Sequence[Table], seeds: Sequence[int] = (0, 1), *, jobs: int = 1
+) -> dict[str, Any]:
+    """What `calibrate_surrogate` returns, of `PooledSurrogate`: each device's table is forecast from the rest."""
+    records = collect_device_replays(tables, seeds, jobs=jobs)
+    return _calibration_report(f"{PooledSurrogate.name}/{PooledSurrogate.version}", records, seeds)
+
+
+def _calibration_report(
+    surrogate: str, records: Sequence[ReplayRecord], seeds: Sequence[int]
+) -> dict[str, Any]:
     return {
         "surrogate": surrogate,
-        "problems": len({s.problem for s in seen}),
-        "families": len({s.family for s in seen}),
+        "problems": len({r.problem for r in records}),
+        "families": len({r.family for r in records}),
         "seeds": len(seeds),
-        "calibration": fit_curves(seen).to_json(),
-        "reliability": reliability_report(seen),
+        "calibration": fit_curves(records).to_json(),
+        "reliability": reliability_report(records),
     }
+
+
+def fit_curves(seen: Sequence[ReplayRecord]) -> SurrogateCalibration:
+    """All groups that were recorded, and all of them together.
+
+    Renamed devices are no recorded group: their clocks and caches are still those of a known one, so
+    they check the pessimistic fallback and are not learnt from.
+    """
+    recorded = [s for s in seen if s.group != UNKNOWN]
+    groups = {name: [s for s in recorded if s.group == name] for name in GROUPS}
+    curves = {name: _fit_group(rows) for name, rows in groups.items() if rows}
+    return SurrogateCalibration({**curves, ALL_GROUPS: _fit_group(recorded)} if curves else {})
+
+
+def risk_curves(rows: Sequence[ReplayRecord]) -> tuple[CalibrationCurve, ...]:
+    """The correction of the stated risk that these replays call for, per class of `OWN_MEASUREMENT_BOUNDS`."""
+    told = (measurement_class(step.each) for s in rows for step in s.steps if step.beaten is not None)
+    return tuple(_risk_curve(rows, own) for own in _nearest_observed(told))
+
+
+def _risk_curve(rows: Sequence[ReplayRecord], own: int) -> CalibrationCurve:
+    stated, came_true, weight = risk_pairs(rows, own)
+    families = len({s.family for s in rows})
+    # Nothing ever went wrong in n families is no proof that it never does (Jeffreys' estimate).
+    return platt_curve(stated, came_true, weight, least=0.5 / (families + 1))
+
+
+def _fit_group(rows: Sequence[ReplayRecord]) -> CalibrationGroup:
+    steps = [step for s in rows for step in s.steps if len(step.z)]
+    near = tuple(
+        platt_curve(*within_pairs(rows, own))
+        for own in _nearest_observed(measurement_class(step.each) for step in steps)
+    )
+    wide = _nearest_observed(interval_class(step.own, step.each) for step in steps)
+    intervals = tuple(_width_factors(*z_scores(rows, own)) for own in wide)
+    return CalibrationGroup(risk_curves(rows), near, intervals, len({s.problem for s in rows}))
+
+
+def _nearest_observed(held: Iterable[int]) -> list[int]:
+    """Per class of `OWN_MEASUREMENT_BOUNDS` the class to learn from: itself, else the nearest observed one."""
+    some = sorted(set(held))
+    return [
+        min(some, key=lambda other: (abs(other - own), other)) for own in range(len(OWN_MEASUREMENT_BOUNDS))
+    ]
+
+
+def risk_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
+    """(stated, came true, weight) of a class's steps with an incumbent; every replay weighs the same."""
+    every = [[t for t in s.steps if t.beaten is not None and measurement_class(t.each) == own] for s in rows]
+    told = [steps for steps in every if steps]
+    return (
+        np.array([step.risk for steps in told for step in steps]),
+        np.array([float(bool(step.beaten)) for steps in told for step in steps]),
+        np.array([1.0 / len(steps) for steps in told for _ in steps]),
+    )
+
+
+def within_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
+    """(stated, came true, weight) per untried candidate at the steps of one class of `OWN_MEASUREMENT_BOUNDS`.
+
+    Every step weighs the same.
+    """
+    steps = [
+        step for s in rows for step in s.steps if measurement_class(step.each) == own and len(step.p_within)
+    ]
+    return (
+        np.concatenate([np.zeros(0), *(step.p_within for step in steps)]),
+        np.concatenate([np.zeros(0), *(step.within for step in steps)]),
+        np.concatenate([np.zeros(0), *(np.full(len(s.within), 1.0 / len(s.within)) for s in steps)]),
+    )
+
+
+def z_scores(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array]:
+    """(|z|, weight) per untried candidate that runs, at the steps of one class of intervals."""
+    every = [step for s in rows for step in s.steps if len(step.z)]
+    steps = [step for step in every if interval_class(step.own, step.each) == own]
+    return (
+        np.abs(np.concatenate([np.zeros(0), *(step.z for step in steps)])),
+        np.concatenate([np.zeros(0), *(np.full(len(s.z), 1.0 / len(s.z)) for s in steps)]),
+    )
+
+
+def _width_factors(score: Array, weight: Array) -> tuple[float, ...]:
+    """Weighted quantiles of |z| over those of a normal, per level of `INTERVAL_LEVELS`; widths never fall."""
+    order = np.argsort(score)
+    share = np.cumsum(weight[order]) / weight.sum()
+    place = np.minimum(np.searchsorted(share, INTERVAL_LEVELS), len(score) - 1)
+    widths = np.maximum.accumulate(score[order][place])
+    normal = [NormalDist().inv_cdf(0.5 + level / 2) for level in INTERVAL_LEVELS]
+    return tuple(round(float(w / z), 4) for w, z in zip(np.maximum(widths, 0.01), normal, strict=True))
+
+
+def platt_curve(stated: Array, came_true: Array, weight: Array, *, least: float = 0.0) -> CalibrationCurve:
+    """A logistic curve in the log odds of `stated`, as knots; never below `least`.
+
+    Newton's method with weak normal priors, slope 1 and intercept 0 (variance 4 each, in units of one
+    replay), so that few or one-sided data stay near what was stated. The slope is kept positive.
+    """
+    x = _log_odds(stated)
+    design = np.stack([np.ones_like(x), x], axis=1)
+    prior, theta = np.array([0.0, 1.0]), np.array([0.0, 1.0])
+    for _ in range(50):
+        p = 1.0 / (1.0 + np.exp(-np.clip(design @ theta, -30, 30)))
+        gradient = design.T @ (weight * (p - came_true)) + (theta - prior) / 4.0
+        curvature = (design.T * (weight * p * (1.0 - p))) @ design + np.eye(2) / 4.0
+        step = np.linalg.solve(curvature, gradient)
+        theta = theta - np.clip(step, -1.0, 1.0)
+        theta[1] = max(theta[1], 0.02)
+        if np.abs(step).max() < 1e-8:
+            break
+    observed = 1.0 / (1.0 + np.exp(-(theta[0] + theta[1] * _log_odds(np.array(KNOTS)))))
+    return CalibrationCurve(KNOTS, tuple(round(float(max(p, least)), 4) for p in observed))
+
+
+def _log_odds(p: Array) -> Array:
+    inside = _PROBABILITY_CLIP + (1.0 - 2.0 * _PROBABILITY_CLIP) * p
+    return np.asarray(np.log(inside) - np.log1p(-inside))
 
 
 def reliability_report(seen: Sequence[ReplayRecord], *, accepted: float = 0.1) -> dict[str, Any]:
     """Stated against observed by group, each family judged by curves that were fitted without it.
 
     `steps`: the risk at every step; `decisions`: only where the default policy would have stopped, at an
-    accepted risk of `accepted`, with the ECE that honesty itself would show; `within`: P(within 5 %) of
-    every untried candidate, at first and later; `raw_...`: the same without curves; `coverage`: share
-    inside the central intervals, by nominal level.
+    accepted risk of `accepted`; `within`: P(within 5 %) of every untried candidate, at first and later;
+    `coverage`: share inside the central intervals, by nominal level.
     """
     curves = {name: fit_curves([s for s in seen if s.family != name]) for name in {s.family for s in seen}}
-    made: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for group in GROUPS:
         rows = [s for s in seen if s.group == group]
         if rows:
-            made[group] = _reliability(rows, [curves[s.family].group(group) for s in rows], accepted)
-    return made
+            report[group] = _reliability(rows, [curves[s.family].group(group) for s in rows], accepted)
+    return report
 
 
 def _reliability(
     rows: Sequence[ReplayRecord], groups: Sequence[CalibrationGroup], accepted: float
 ) -> dict[str, Any]:
     pairs = list(zip(rows, groups, strict=True))
-    steps = [
-        (step.risk, stated(g, step), bool(step.beaten)) for s, g in pairs for step in _steps_with_truth(s)
-    ]
+    steps = [(stated(g, step), bool(step.beaten)) for s, g in pairs for step in _steps_with_truth(s)]
     stops = [
         (stated(g, step), bool(step.beaten)) for s, g in pairs for step in _stopping_step(s, g, accepted)
     ]
-    raw, said, true = zip(*steps, strict=True)
-    ended, failed = zip(*stops, strict=True)
-    found: dict[str, Any] = {
-        "raw_steps": table(raw, true),
-        "steps": table(said, true),
-        "decisions": {
-            **table(ended, failed),
-            "ece_if_honest": ece_by_chance(
-                ended, [s.problem for s, g in pairs for _ in _stopping_step(s, g, 0.0)]
-            ),
-            "measured_share": _measured_share(pairs, accepted),
-        },
+    report: dict[str, Any] = {
+        "steps": table(*zip(*steps, strict=True)),
+        "decisions": table(*zip(*stops, strict=True)),
     }
     for name, wanted in (("first", (0,)), ("later", tuple(range(1, len(OWN_MEASUREMENT_BOUNDS))))):
         held = [(step, g) for s, g in pairs for step in s.steps if measurement_class(step.each) in wanted]
         near = np.concatenate([np.zeros(0), *(step.within for step, _ in held)])
-        p = np.concatenate([np.zeros(0), *(step.p_within for step, _ in held)])
         honest = [g.within[measurement_class(step.each)].array(step.p_within) for step, g in held]
-        found[f"raw_within_{name}"] = table(p, near)
-        found[f"within_{name}"] = table(np.concatenate([np.zeros(0), *honest]), near)
+        report[f"within_{name}"] = table(np.concatenate([np.zeros(0), *honest]), near)
         wide = [
             (step, g) for s, g in pairs for step in s.steps if interval_class(step.own, step.each) in wanted
         ]
-        found[f"coverage_{name}"] = _coverage(wide)
-    return found
+        report[f"coverage_{name}"] = _coverage(wide)
+    return report
 
 
 def _steps_with_truth(seen: ReplayRecord) -> list[ReplayStep]:
@@ -247,33 +251,12 @@ def stated(group: CalibrationGroup, step: ReplayStep) -> float:
 
 def _stopping_step(seen: ReplayRecord, group: CalibrationGroup, accepted: float) -> list[ReplayStep]:
     """The step at which the default policy would have stopped; empty if nothing ran."""
-    policy, told = RiskBounded(), _steps_with_truth(seen)
+    policy, steps = RiskBounded(), _steps_with_truth(seen)
     cap = max(policy.floor, policy.of(policy.share, seen.candidates))
-    for step in told:
+    for step in steps:
         if step.new >= cap or (step.own >= policy.least and stated(group, step) <= accepted):
             return [step]
-    return told[-1:]
-
-
-def ece_by_chance(
-    stated: Sequence[float], problems: Sequence[str], *, draws: int = 200, seed: int = 0
-) -> float:
-    """The mean ECE that perfectly honest statements would show, with so few problems.
-
-    Replays of one problem come true together, so each problem has one lot per draw; an observed ECE near
-    this figure says nothing against the surrogate.
-    """
-    names, place = np.unique(np.array(problems), return_inverse=True)
-    p, generator = np.asarray(stated, float), np.random.default_rng(seed)
-    lots = generator.random((draws, len(names)))[:, place.reshape(-1)]
-    return float(np.mean([table(p, lot < p)["ece"] for lot in lots]))
-
-
-def _measured_share(pairs: Sequence[tuple[ReplayRecord, CalibrationGroup]], accepted: float) -> float:
-    """Median share of the candidates measured until then."""
-    return float(
-        np.median([step.new / s.candidates for s, g in pairs for step in _stopping_step(s, g, accepted)])
-    )
+    return steps[-1:]
 
 
 def _coverage(held: Sequence[tuple[ReplayStep, CalibrationGroup]]) -> dict[str, float]:
@@ -293,12 +276,12 @@ def _coverage(held: Sequence[tuple[ReplayStep, CalibrationGroup]]) -> dict[str, 
 def table(stated: Sequence[float] | Array, true: Sequence[bool] | Array) -> dict[str, Any]:
     """Reliability in bins of equal width: n, ECE, Brier score, that of the base rate, and the bins."""
     p, happened = np.asarray(stated, float), np.asarray(true, bool)
-    sums = metrics.bin_sums(p, happened, metrics.width_bins(p), metrics.RELIABILITY_BINS)
+    sums = metrics.bin_sums(p, happened)
     rate = float(happened.mean())
     return {
         "n": len(p),
         "ece": metrics.ece_of(sums),
-        "brier": metrics.brier(p, happened),
+        "brier": float(((p - happened) ** 2).mean()) if len(p) else math.nan,
         "brier_of_base_rate": rate * (1.0 - rate),
         "bins": [asdict(b) for b in metrics.reliability_of(sums)],
     }

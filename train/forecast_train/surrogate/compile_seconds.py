@@ -22,7 +22,7 @@ from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Array
 from forecast_autotune.tuning.replays.table_measurer import LEAST_COMPILE_S
-from forecast_train.evaluation.splits import family_of
+from forecast_train.splits import family_of
 
 PENALTY = 10.0
 """Of squared weights: small beside thousands of compilations."""

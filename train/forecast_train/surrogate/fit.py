@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.features.feature_vectors import feature_matrix
 from forecast_autotune.records import Candidate, Problem
@@ -25,7 +26,10 @@ from forecast_autotune.surrogates.learned import LEARNED_HYPERPARAMETERS, Learne
 from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.surrogates.protocol import Array
 from forecast_autotune.surrogates.training_corpus import TrainingCorpus
-from forecast_train.surrogate.errors import FitError
+
+
+class FitError(ForecastAutotuneError, ValueError):
+    """Nothing can be fitted to these tables; the message says why."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.covariance import Hyperparameters, forest_proximity
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Array, Query
-from forecast_train.evaluation.splits import family_groups, family_of, tables_without
-from forecast_train.surrogate.errors import FitError
-from forecast_train.surrogate.fit import FitSettings, fit
+from forecast_train.splits import family_groups, family_of, tables_without
+from forecast_train.surrogate.fit import FitError, FitSettings, fit
 
 FITTED_PARAMETERS = (
     *("slope", "additive", "joint", "rough", "forest", "noise"),

@@ -23,9 +23,8 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Query
-from forecast_train.evaluation.splits import kernel_of
-from forecast_train.surrogate.errors import FitError
-from forecast_train.surrogate.fit import FitSettings, fit_model
+from forecast_train.splits import kernel_of
+from forecast_train.surrogate.fit import FitError, FitSettings, fit_model
 
 HOLD_OUT_EVERY = 5
 """One kernel in so many is held out."""

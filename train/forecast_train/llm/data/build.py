@@ -1,17 +1,21 @@
-"""Recorded tables -> examples: the questions that decisions on these problems would have asked.
+"""Recorded tables -> examples: the questions that decisions on these problems would have question.
 
 A decision asks early, when nothing of its problem is known, or late, when some of it is; with or without
 other shapes of the kernel in the store. Each problem gives several such moments, drawn from a seed. The
-candidates of all examples are thinned so that every bin is about as frequent (`sampling.balanced`).
+candidates of all examples are thinned so that every bin is about as frequent: most configs of a space are slow,
+and a plain sample teaches a model those. A model that is shown the guesses of a surrogate on that surrogate's own
+training problems learns to copy them, so every guess is of a surrogate that has not seen the family (stacked
+generalisation, Wolpert 1992).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.bins import BINS
@@ -21,10 +25,22 @@ from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.questions import ForecastQuestion, build_question
 from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.tuning.replays.replay import tables_of_other_shapes
-from forecast_train.evaluation.splits import family_of, hand_of, kernel_of, source_hash
-from forecast_train.llm.data.cross_fitting import SurrogateFor, formula_surrogate
 from forecast_train.llm.data.examples import Example, ExampleCandidate, ExampleOrigin
-from forecast_train.llm.data.sampling import Index, balanced_rows
+from forecast_train.splits import (
+    family_groups,
+    family_of,
+    hand_of,
+    kernel_of,
+    source_hash,
+    tables_without,
+)
+from forecast_train.surrogate.fit import FitError, fit
+
+Index = npt.NDArray[np.intp]
+FitSurrogate = Callable[[Sequence[Table]], AnalyticSurrogate]
+"""Training tables -> surrogate."""
+SurrogateFor = Callable[[Table], AnalyticSurrogate]
+"""Table -> a surrogate that has seen neither it nor its family."""
 
 _CENTRAL_60_WIDTH = 1.6832424671458284
 """Distance of a normal's 20th and 80th percentile in standard deviations."""
@@ -48,6 +64,11 @@ class ExampleSettings:
     """Rows per bin over the whole set; 0: as they come."""
 
 
+def formula_surrogate(table: Table) -> AnalyticSurrogate:
+    """The cost formula, which has seen nothing."""
+    return AnalyticSurrogate()
+
+
 def build_examples(
     tables: Sequence[Table],
     recipe: ExampleSettings | None = None,
@@ -59,24 +80,27 @@ def build_examples(
     """The examples of these tables, in their order; the same for the same seed.
 
     What is shown as known of other shapes comes from `tables` as well, so give one side of a split only.
-    `believe` gives what guesses are made by: it must not have seen the table, see `believing`.
+    `believe` gives what guesses are made by: it must not have seen the table, see `cross_fit`.
     Infrastructure failures are not labels and are left out. A problem where nothing ran gives nothing.
     """
     recipe = recipe or ExampleSettings()
-    found: list[Example] = []
+    examples: list[Example] = []
     for table in tables:
         if any(m.ok for m in table.by_candidate().values()):
-            found += _examples_of_table(table, tables, believe(table), recipe, seed)
+            examples += _examples_of_table(table, tables, believe(table), recipe, seed)
         if progress is not None:
             progress(table)
     # Two moments at which nothing is known ask the same.
-    found = list({e.id: e for e in found}.values())
+    examples = list({e.id: e for e in examples}.values())
     if not recipe.per_bin:
-        return found
-    generator = np.random.default_rng([seed, len(found)])
-    labels = [e.labels() for e in found]
+        return examples
+    generator = np.random.default_rng([seed, len(examples)])
+    labels = [e.labels() for e in examples]
     kept = balanced_rows(labels, recipe.per_bin, len(BINS) + 1, generator)
-    thinned = [_keep_rows(e, rows) for e, rows in zip(found, kept, strict=True)]
+    thinned = [
+        replace(e, candidates=tuple(e.candidates[i] for i in rows))
+        for e, rows in zip(examples, kept, strict=True)
+    ]
     return [e for e in thinned if e.candidates]
 
 
@@ -90,7 +114,7 @@ def _examples_of_table(
     before, believed = AnalyticSurrogate().prior(query), surrogate.prior(query).mean
     log2_ms = np.array(table.log2_ms())
     shapes = tables_of_other_shapes(table.problem, tables)
-    made = []
+    examples = []
     for moment in range(recipe.moments):
         # Named by the problem, so that adding tables changes no other problem's examples.
         generator = np.random.default_rng([seed, moment, int(digest(table.problem.id)[:12], 16)])
@@ -103,12 +127,14 @@ def _examples_of_table(
                 for t in shapes
             ]
             others = [Relative(t.problem, m) for t, m in zip(shapes, some, strict=True)]
-        asked = build_question(
+        question = build_question(
             replace(query, measured=own, relatives=others), before, believed, most=len(candidates)
         )
-        if (example := _example(table, candidates, rows, asked, own, log2_ms, recipe, generator)).candidates:
-            made.append(example)
-    return made
+        if (
+            example := _example(table, candidates, rows, question, own, log2_ms, recipe, generator)
+        ).candidates:
+            examples.append(example)
+    return examples
 
 
 def _draw_measurements(
@@ -123,23 +149,23 @@ def _example(
     table: Table,
     candidates: CandidateList,
     rows: dict[Candidate, Measurement],
-    asked: ForecastQuestion,
+    question: ForecastQuestion,
     own: Sequence[Measurement],
     log2_ms: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
     recipe: ExampleSettings,
     generator: np.random.Generator,
 ) -> Example:
     shown = {m.candidate for m in own}
-    ratios = asked.ratios(log2_ms)
+    ratios = question.ratios(log2_ms)
     # What the prompt tells is no question.
-    places = [i for i, row in enumerate(asked.rows) if candidates[row] not in shown]
+    places = [i for i, row in enumerate(question.rows) if candidates[row] not in shown]
     places = sorted(generator.permutation(places)[: recipe.most].tolist())
-    found = []
+    answers = []
     for i in places:
-        m = rows[candidates[asked.rows[i]]]
-        found.append(
+        m = rows[candidates[question.rows[i]]]
+        answers.append(
             ExampleCandidate(
-                asked.prompt.suffixes[i],
+                question.prompt.suffixes[i],
                 m.candidate.variant,
                 str(m.candidate.config),
                 str(m.outcome),
@@ -150,12 +176,12 @@ def _example(
         )
     return Example(
         _origin(table),
-        asked.prompt.version,
-        asked.prompt.prefix,
-        asked.log2_ms,
-        asked.measured,
+        question.prompt.version,
+        question.prompt.prefix,
+        question.log2_ms,
+        question.measured,
         len(own),
-        tuple(found),
+        tuple(answers),
     )
 
 
@@ -179,5 +205,85 @@ def _origin(table: Table) -> ExampleOrigin:
     )
 
 
-def _keep_rows(example: Example, rows: Index) -> Example:
-    return replace(example, candidates=tuple(example.candidates[i] for i in rows))
+def even_counts(available: Sequence[int], target: int) -> list[int]:
+    """How many to take from each group so that together they are `target`, as evenly as they can be.
+
+    No group gives more than it has; where all together have less, all give everything. What does not divide
+    goes to the first groups that still have some.
+    """
+    if target < 0 or min(available, default=0) < 0:
+        raise ValueError(f"counts cannot be negative: {target} of {list(available)}")
+    taken = [0] * len(available)
+    left = min(target, sum(available))
+    while left:
+        open_groups = [i for i, (have, t) in enumerate(zip(available, taken, strict=True)) if have > t]
+        share = max(1, left // len(open_groups))
+        for i in open_groups:
+            step = min(share, available[i] - taken[i], left)
+            taken[i] += step
+            left -= step
+    return taken
+
+
+def balanced_rows(
+    bins: Sequence[Index], per_bin: int, labels: int, generator: np.random.Generator
+) -> list[Index]:
+    """Rows to keep of each group, sorted; `bins[g]` holds the label of each row of group g.
+
+    Each of the `labels` gets at most `per_bin` rows over all groups, shared by `even_counts`. Which groups
+    get the indivisible rest, and which rows of a group are kept, is drawn.
+    """
+    order = generator.permutation(len(bins))
+    kept: list[list[int]] = [[] for _ in bins]
+    for label in range(labels):
+        rows = [np.flatnonzero(bins[g] == label) for g in order]
+        for g, mine, count in zip(order, rows, even_counts([len(r) for r in rows], per_bin), strict=True):
+            kept[g] += generator.permutation(mine)[:count].tolist()
+    return [np.array(sorted(rows), dtype=np.intp) for rows in kept]
+
+
+def cross_fit(
+    tables: Sequence[Table],
+    *,
+    learn: FitSurrogate = fit,
+    parts: int = 4,
+    progress: Callable[[int, int], None] | None = None,
+) -> SurrogateFor:
+    """Surrogates fitted to all but a part of the families each, for the tables of that part.
+
+    Families go to `parts` parts of about equal numbers of problems; tables that share a kernel with a part
+    are left out of its fit. Fewer than two families, or a part that leaves nothing to learn from, are
+    believed by the formula. Raises `FitError` where a package is missing.
+    """
+    groups = family_groups(tables, parts)
+    if len(groups) < 2:
+        return formula_surrogate
+    fits: dict[str, AnalyticSurrogate] = {}
+    for done, group in enumerate(groups, 1):
+        surrogate = _fit_or_formula(tables_without(tables, group), learn)
+        fits |= {t.problem.id: surrogate for t in group}
+        if progress is not None:
+            progress(done, len(groups))
+    return lambda table: fits[table.problem.id]
+
+
+def cross_fit_sides(
+    sides: Mapping[str, Sequence[Table]],
+    *,
+    learn: FitSurrogate = fit,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, SurrogateFor]:
+    """What to guess by on each side: crosswise on `train`, on the others by what was fitted to all of it."""
+    train = sides["train"]
+    whole = _fit_or_formula(train, learn)
+    fits: dict[str, SurrogateFor] = {side: lambda _: whole for side in sides}
+    return fits | {"train": cross_fit(train, learn=learn, progress=progress)}
+
+
+def _fit_or_formula(tables: Sequence[Table], learn: FitSurrogate) -> AnalyticSurrogate:
+    try:
+        return learn(tables)
+    except FitError as error:
+        if error.__cause__ is not None:  # a package is missing
+            raise
+        return AnalyticSurrogate()

@@ -2,15 +2,14 @@
 
 An `Example` is what the surrogate would have asked at some point of a decision, with the answers. On disk
 it is one Parquet row per candidate, which `datasets` loads as it is; rows of one example share `example`
-and `prefix`. Where pyarrow is not to be had, the same rows are JSON Lines in a `.jsonl.gz`.
+and `prefix`.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
-import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,6 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.records import digest
 
 Array = npt.NDArray[np.float64]
-
-JSON_LINES_SUFFIX = ".jsonl.gz"
-"""Ending of the files that need no pyarrow."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class ExampleCandidate:
     @property
     def label(self) -> int:
         """Its bin, or "fails"."""
-        return BINS.failure_index if math.isnan(self.log2_ratio) else int(BINS.index(self.log2_ratio))
+        return int(BINS.labels_of(self.log2_ratio))
 
 
 @dataclass(frozen=True)
@@ -103,23 +99,21 @@ _SHARED_FIELDS = ("version", "prefix", "reference_log2_ms", "measured", "known")
 def example_columns(examples: Iterable[Example]) -> dict[str, list[Any]]:
     """One row per candidate, column by column; NaN becomes null, which every reader understands."""
     names = ("example", *_ORIGIN_FIELDS, *_SHARED_FIELDS, *_CANDIDATE_FIELDS, "label")
-    found: dict[str, list[Any]] = {name: [] for name in names}
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     for e in examples:
         shared = {"example": e.id, **vars(e.origin), **{n: getattr(e, n) for n in _SHARED_FIELDS}}
         for a in e.candidates:
             for name, value in {**shared, **vars(a), "label": a.label}.items():
-                found[name].append(None if isinstance(value, float) and math.isnan(value) else value)
-    return found
+                columns[name].append(None if isinstance(value, float) and math.isnan(value) else value)
+    return columns
 
 
 def write_examples(path: Path, examples: Sequence[Example]) -> int:
-    """Write a Parquet file, or JSON Lines for a name in `.jsonl.gz`, atomically; returns the rows' number."""
-    data = example_columns(examples)
-    if path.name.endswith(JSON_LINES_SUFFIX):
-        return _write_lines(path, data)
+    """Write a Parquet file, atomically; returns the rows' number."""
     import pyarrow
     from pyarrow import parquet
 
+    data = example_columns(examples)
     floats = {"log2_ratio", "log2_sd", "propensity", "reference_log2_ms"}
     fields = [(n, pyarrow.float64()) for n in data if n in floats]
     types = {**dict(fields), "known": pyarrow.int64(), "label": pyarrow.int64(), "measured": pyarrow.bool_()}
@@ -129,25 +123,14 @@ def write_examples(path: Path, examples: Sequence[Example]) -> int:
     return len(data["example"])
 
 
-def _write_lines(path: Path, data: Mapping[str, Sequence[Any]]) -> int:
-    # mtime=0: the same examples give the same bytes.
-    with open_named_output(path) as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
-        for row in zip(*data.values(), strict=True):
-            packed.write(json.dumps(dict(zip(data, row, strict=True)), allow_nan=False).encode() + b"\n")
-    return len(data["example"])
-
-
-def side_path(folder: Path, side: str) -> Path:
-    """The file of one side of a data set: Parquet, or JSON Lines where that is there instead."""
-    lines = folder / f"{side}{JSON_LINES_SUFFIX}"
-    return lines if lines.is_file() else folder / f"{side}.parquet"
-
-
 def read_examples(path: Path) -> list[Example]:
     """Read what `write_examples` wrote. Raises `RecordError` for anything else, naming the remedy."""
+    import pyarrow
+    from pyarrow import parquet
+
     try:
-        rows = _read_lines(path) if path.name.endswith(JSON_LINES_SUFFIX) else _read_parquet(path)
-    except (OSError, ValueError, EOFError, zlib.error) as error:
+        rows = list(parquet.read_table(path).to_pylist())
+    except (OSError, pyarrow.ArrowException) as error:
         raise RecordError(f"{path}: no data set ({error}): write one with `train data`") from error
     if rows and (
         missing := {"example", *_ORIGIN_FIELDS, *_SHARED_FIELDS, *_CANDIDATE_FIELDS} - rows[0].keys()
@@ -159,29 +142,94 @@ def read_examples(path: Path) -> list[Example]:
     return [_example(group) for group in groups.values()]
 
 
-def _read_lines(path: Path) -> list[Any]:
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        return [json.loads(line) for line in stream]
-
-
-def _read_parquet(path: Path) -> list[Any]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        return list(parquet.read_table(path).to_pylist())
-    except pyarrow.ArrowException as error:
-        raise ValueError(error) from error
-
-
 def _example(rows: Sequence[Mapping[str, Any]]) -> Example:
-    asked = []
+    candidates = []
     for row in rows:
         known: dict[str, Any] = {n: math.nan if row[n] is None else row[n] for n in _CANDIDATE_FIELDS}
-        asked.append(ExampleCandidate(**known))
+        candidates.append(ExampleCandidate(**known))
     first = rows[0]
     return Example(
         ExampleOrigin(**{n: first[n] for n in _ORIGIN_FIELDS}),
         **{n: first[n] for n in _SHARED_FIELDS},
-        candidates=tuple(asked),
+        candidates=tuple(candidates),
     )
+
+
+def dataset_summary(sides: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
+    """Counts by side: examples, rows, kernels, families, devices, rows per label, outcomes."""
+    return {side: _counts(examples) for side, examples in sides.items()}
+
+
+def _counts(examples: Sequence[Example]) -> dict[str, Any]:
+    rows = [a for e in examples for a in e.candidates]
+    labels = Counter(a.label for a in rows)
+    return {
+        "examples": len(examples),
+        "rows": len(rows),
+        "problems": len({e.origin.problem for e in examples}),
+        "kernels": sorted({e.origin.kernel for e in examples}),
+        "families": sorted({e.origin.family for e in examples}),
+        "devices": sorted({e.origin.device for e in examples}),
+        "labels": {BINS.labels[k].token: labels[k] for k in range(len(BINS) + 1)},
+        "outcomes": dict(sorted(Counter(a.outcome for a in rows).items())),
+        "measured references": sum(e.measured for e in examples),
+        "versions": sorted({e.version for e in examples}),
+    }
+
+
+def dataset_card(sides: Mapping[str, Sequence[Example]], about: Mapping[str, Any]) -> str:
+    """A data set card in Markdown, with the header that `datasets` reads.
+
+    `about` says how the set was made: split, seed, recipe, releases, the digests of its tables.
+    """
+    counted = dataset_summary(sides)
+    files = "\n".join(f"  - split: {side}\n    path: {side}.parquet" for side in sides)
+    table = [
+        "| side | examples | rows | problems | kernels | families | devices |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for side, c in counted.items():
+        shown = [
+            c["examples"],
+            c["rows"],
+            c["problems"],
+            *(len(c[n]) for n in ("kernels", "families", "devices")),
+        ]
+        table.append(f"| {side} | {' | '.join(map(str, shown))} |")
+    bins = ["| label | meaning | " + " | ".join(sides) + " |", "|---|---|" + "---|" * len(sides)]
+    for label in BINS.labels:
+        counts = " | ".join(str(c["labels"][label.token]) for c in counted.values())
+        bins.append(f"| {label.token} | {label.meaning} | {counts} |")
+    held = "\n".join(
+        f"- {side}: kernels {', '.join(c['kernels']) or 'none'}; devices {', '.join(c['devices']) or 'none'}"
+        for side, c in counted.items()
+    )
+    return f"""---
+configs:
+- config_name: default
+  data_files:
+{files}
+tags:
+- gpu-kernels
+- autotuning
+---
+# Kernel run times as questions to a language model
+
+Each row is one candidate of a question: `prefix` + `suffix` is the prompt, `label` the index of the letter
+that was right, `log2_ratio` the measured log2(time / reference time), null where the candidate failed.
+Rows with the same `example` share their prefix. `propensity` is the probability with which an audit drew
+the candidate; null where a policy chose it or where everything was measured. Failures of the harness are no
+labels and are left out. Sides share no {about.get("by", "group")}: the writer refuses to write otherwise.
+
+{chr(10).join(table)}
+
+{chr(10).join(bins)}
+
+{held}
+
+Made with:
+
+```json
+{json.dumps(dict(about), indent=1, sort_keys=True)}
+```
+"""

@@ -1,4 +1,7 @@
-"""Folds over tables: what is left out, what may be learnt from, and a check that the two are apart."""
+"""Folds and sides over tables: what is left out, what may be learnt from, and a check that the two are apart.
+
+Nothing is split by row: rows of one kernel repeat each other.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,22 @@ import ast
 import hashlib
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.records import Problem
+from forecast_autotune.records import Problem, digest
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Relative
 from forecast_autotune.tuning.replays.replay import tables_of_other_shapes
 
 LeaveOut: TypeAlias = Literal["family", "hand", "kernel", "shape", "device"]
-LEAVE_OUT_KINDS: tuple[LeaveOut, ...] = get_args(LeaveOut)
+SplitBy: TypeAlias = Literal["family", "device", "time"]
+Sides: TypeAlias = Mapping[str, list[Table]]
+SIDES = ("train", "validation", "test")
 
 
 class LeakageError(ForecastAutotuneError, ValueError):
@@ -104,16 +109,16 @@ def make_folds(tables: Sequence[Table], leave_out: LeaveOut) -> list[Fold]:
             f"leaving out one {leave_out} at a time needs two or more, and all {len(tables)} problems are of "
             f"{', '.join(groups) or 'none'}: add tables, or leave out something else"
         )
-    made = []
+    folds = []
     for group, test in sorted(groups.items()):
         taken = {i for t in test for i in kernel_identities(t.problem)}
         others = [t for other, rows in groups.items() if other != group for t in rows]
         # Another device may know the kernel: that is what is asked there.
         apart = leave_out != "device"
         train = [t for t in others if not (apart and taken & kernel_identities(t.problem))]
-        made.append(Fold(group, leave_out, tuple(test), tuple(train), len(others) - len(train)))
-        check_leakage(made[-1])
-    return made
+        folds.append(Fold(group, leave_out, tuple(test), tuple(train), len(others) - len(train)))
+        check_leakage(folds[-1])
+    return folds
 
 
 def _shape_folds(tables: Sequence[Table]) -> list[Fold]:
@@ -126,23 +131,23 @@ def _shape_folds(tables: Sequence[Table]) -> list[Fold]:
             f"leaving out one shape at a time needs a kernel with two problems, and the {len(kernels)} "
             "kernels have one each: add tables, or leave out the kernel"
         )
-    made = []
+    folds = []
     for i in range(max(map(len, several))):
         test = tuple(rows[i] for rows in several if i < len(rows))
         ids = {t.problem.id for t in test}
-        made.append(Fold(f"shape-{i}", "shape", test, tuple(t for t in tables if t.problem.id not in ids)))
-        check_leakage(made[-1])
-    return made
+        folds.append(Fold(f"shape-{i}", "shape", test, tuple(t for t in tables if t.problem.id not in ids)))
+        check_leakage(folds[-1])
+    return folds
 
 
 def kernel_identities(problem: Problem) -> frozenset[str]:
     """Names under which two problems count as one kernel: label, function, normalised source."""
-    found = {f"name {kernel_of(problem).lower()}", f"name {problem.kernel.name.lower()}"}
+    names = {f"name {kernel_of(problem).lower()}", f"name {problem.kernel.name.lower()}"}
     if problem.kernel.source.strip():
-        found.add(f"source {source_hash(problem.kernel.source)}")
+        names.add(f"source {source_hash(problem.kernel.source)}")
     elif problem.kernel.source_sha256:
-        found.add(f"sha256 {problem.kernel.source_sha256}")
-    return frozenset(found)
+        names.add(f"sha256 {problem.kernel.source_sha256}")
+    return frozenset(names)
 
 
 def family_groups(tables: Iterable[Table], count: int) -> list[list[Table]]:
@@ -174,7 +179,7 @@ def check_leakage(fold: Fold) -> None:
                 raise LeakageError(
                     f"fold {fold.name!r} leaves out one {fold.kind}, but {name} {shared!r} is on both sides: "
                     f"{_describe_table(table)} is tested, {_describe_table(known[shared])} was learnt "
-                    "from. Drop one of the two, or build folds with forecast_train.evaluation.splits.make_folds"
+                    "from. Drop one of the two, or build folds with forecast_train.splits.make_folds"
                 )
 
 
@@ -223,3 +228,60 @@ def spread_over_kernels(tables: Sequence[Table], limit: int) -> list[Table]:
     turns = range(max(map(len, kernels.values()), default=0))
     order = [rows[i] for i in turns for rows in kernels.values() if i < len(rows)]
     return order[:limit]
+
+
+def split_sides(
+    tables: Sequence[Table],
+    by: SplitBy = "family",
+    *,
+    shares: tuple[float, float] = (0.15, 0.15),
+    hold_out: Sequence[str] = (),
+    seed: int = 0,
+) -> Sides:
+    """`train`, `validation` and `test` tables.
+
+    family, device: whole groups go to one side, drawn from the seed until `shares` (validation, test) of the
+    tables are reached; groups named in `hold_out` are the test side instead. time: the latest tables are
+    tested, the ones before validate. Under `family`, tables of the training side whose kernel is one of another
+    side, by name or by normalised source, are dropped. Raises `SplitError` where a side would be empty.
+    """
+    groups = _side_groups(tables, by)
+    if unknown := set(hold_out) - groups.keys():
+        raise SplitError(f"no {by} is named {', '.join(sorted(unknown))}: there are {', '.join(groups)}")
+    order = list(groups) if by == "time" else sorted(groups, key=lambda name: digest(seed, name))
+    test = list(hold_out) or _last_groups(order, groups, shares[1] * len(tables))
+    rest = [name for name in order if name not in test]
+    validation = _last_groups(rest, groups, shares[0] * len(tables))
+    train = [name for name in rest if name not in validation]
+    names = dict(zip(SIDES, (train, validation, test), strict=True))
+    sides = {side: [t for name in names[side] for t in groups[name]] for side in SIDES}
+    if by == "family":
+        # Of each pair of sides, the one that is learnt from gives way.
+        for learnt, judged in (("train", "test"), ("train", "validation"), ("validation", "test")):
+            sides[learnt] = tables_without(sides[learnt], sides[judged])
+    if empty := [side for side in SIDES if not sides[side]]:
+        raise SplitError(
+            f"nothing is left for {', '.join(empty)}: {len(tables)} tables of {len(groups)} groups by {by} "
+            "are too few; add tables or take another split"
+        )
+    return sides
+
+
+def _side_groups(tables: Sequence[Table], by: SplitBy) -> dict[str, list[Table]]:
+    if by == "time":
+        when = sorted(tables, key=lambda t: (max((m.at for m in t.measurements), default=""), t.problem.id))
+        return {t.problem.id: [t] for t in when}
+    groups: dict[str, list[Table]] = {}
+    for table in tables:
+        groups.setdefault(_GROUP_KEYS[by](table.problem), []).append(table)
+    return groups
+
+
+def _last_groups(order: Sequence[str], groups: Mapping[str, list[Table]], most: float) -> list[str]:
+    """The last group and those before it, as long as they hold no more than `most` tables together."""
+    taken: list[str] = []
+    for name in reversed(order):
+        if taken and sum(len(groups[n]) for n in (*taken, name)) > most:
+            break
+        taken.append(name)
+    return taken

@@ -1,8 +1,8 @@
 """Calibrate anew from what a user's own store has noted: no model is asked, and no table need be complete.
 
 With every measurement the tuner keeps what a language model had said of the candidate. These answers belong
-to candidates that were worth measuring, so they correct what the model says (temperature, means, failures,
-intervals) and how far it is followed; what it saves can only be replayed on complete tables and is kept.
+to candidates that were worth measuring, so they correct what the model says (temperature, means) and how far it is
+followed; what it saves can only be replayed on complete tables and is kept.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import LLMCalibration
-from forecast_autotune.llm.question_kinds import QuestionWeight, question_kind
-from forecast_autotune.llm.similarity import UNKNOWN_KIND
 from forecast_autotune.records import Measurement
 from forecast_autotune.records.table import Table
-from forecast_train.evaluation.splits import family_of, kernel_of
-from forecast_train.llm.calibration.answer_collection import ModelAnswers
-from forecast_train.llm.calibration.calibrate import fit_calibration
+from forecast_train.llm.calibration.answers import ModelAnswers
+from forecast_train.llm.calibration.fit import fit_calibration
+from forecast_train.splits import family_of, kernel_of
 
 Array = npt.NDArray[np.float64]
 
@@ -34,40 +31,28 @@ FEWEST_CANDIDATES = 3
 
 def stored_answers(tables: Sequence[Table], model: str) -> list[ModelAnswers]:
     """What this model said of the measured candidates of tables, as `export` writes them."""
-    return [h for table in tables if (h := _answers_of_table(table, model)) is not None]
+    return [a for table in tables if (a := _answers_of_table(table, model)) is not None]
 
 
-def recalibrate(heard: Sequence[ModelAnswers], old: LLMCalibration) -> LLMCalibration:
+def recalibrate(answers: Sequence[ModelAnswers], old: LLMCalibration) -> LLMCalibration:
     """The calibration fitted to noted answers; scope, pace and saving are those of the old one.
 
     Raises `SplitError` for fewer than three families of kernels.
     """
-    fresh = fit_calibration(heard, {"noted": sum(len(h.rows) for h in heard)})
-
-    def with_saving(name: str, found: QuestionWeight) -> QuestionWeight:
-        before = old.questions.get(name)
-        return found if before is None else replace(found, saved=before.saved, regret=before.regret)
-
-    return replace(
-        fresh,
-        scope=old.scope,
-        pace=old.pace,
-        decay=old.decay,
-        known=old.known,
-        questions={name: with_saving(name, found) for name, found in fresh.questions.items()},
-        saved=old.saved if fresh.skilled else 0.0,
-    )
+    fresh = fit_calibration(answers, {"noted": sum(len(a.rows) for a in answers)})
+    return replace(fresh, scope=old.scope, pace=old.pace, saved=old.saved if fresh.skilled else 0.0)
 
 
 def _answers_of_table(table: Table, model: str) -> ModelAnswers | None:
     rows = list(table.by_candidate().values())
-    said = [(m, note) for m in rows if (note := _answer_of(m, model)) is not None]
-    if len(said) < FEWEST_CANDIDATES:
+    noted = [(m, note) for m in rows if (note := _note_of(m, model)) is not None]
+    if len(noted) < FEWEST_CANDIDATES:
         return None
-    first = said[0][1]["llm"]
+    first = noted[0][1]["llm"]
     times = {m.candidate.id: math.log2(m.ms) for m in rows if m.ok}
-    log2_ms = np.array([times.get(m.candidate.id, math.nan) for m, _ in said])
-    stated = _renormalised(np.array([n["llm"]["stated"] for _, n in said]))
+    log2_ms = np.array([times.get(m.candidate.id, math.nan) for m, _ in noted])
+    stated = np.array([n["llm"]["stated"] for _, n in noted])
+    stated = stated / stated.sum(axis=1, keepdims=True)  # they were rounded
     problem = table.problem
     return ModelAnswers(
         problem=problem.id,
@@ -76,14 +61,11 @@ def _answers_of_table(table: Table, model: str) -> ModelAnswers | None:
         family=family_of(problem),
         device=problem.device.slug,
         language=problem.kernel.language,
-        kind=str(first["kind"]),
-        place=None,
-        learned=np.array([n["learned_log2_ms"] for _, n in said]),
-        p_fail=np.array([n["p_fail"] for _, n in said]),
+        learned=np.array([n["learned_log2_ms"] for _, n in noted]),
         log2_ms=log2_ms,
-        rows=np.arange(len(said), dtype=np.intp),
+        rows=np.arange(len(noted), dtype=np.intp),
         stated=stated,
-        mass=np.ones(len(said)),
+        mass=np.ones(len(noted)),
         ratios=log2_ms - _reference_level(log2_ms, stated, times.get(first["reference"])),
         reference=str(first["reference"]),
         reference_log2_ms=float(first["reference_log2_ms"]),
@@ -92,24 +74,20 @@ def _answers_of_table(table: Table, model: str) -> ModelAnswers | None:
         characters=0,
         tokens=0,
         seconds=0.0,
-        question=question_kind(
-            problem.device, first["kind"] != UNKNOWN_KIND, CandidateList([m.candidate for m in rows]).sources
-        ),
     )
 
 
-def _answer_of(m: Measurement, model: str) -> Mapping[str, Any] | None:
+def _note_of(m: Measurement, model: str) -> Mapping[str, Any] | None:
     """What was noted of a candidate, if it is whole: stores are edited and merged by people."""
     note = m.extra.get("forecast")
-    said = note.get("llm") if isinstance(note, Mapping) else None
-    if not isinstance(note, Mapping) or not isinstance(said, Mapping) or said.get("model") != model:
+    answer = note.get("llm") if isinstance(note, Mapping) else None
+    if not isinstance(note, Mapping) or not isinstance(answer, Mapping) or answer.get("model") != model:
         return None
-    numbers = [note.get("learned_log2_ms"), note.get("p_fail"), said.get("reference_log2_ms")]
-    stated = said.get("stated")
+    numbers, stated = [note.get("learned_log2_ms"), answer.get("reference_log2_ms")], answer.get("stated")
     if not isinstance(stated, list) or len(stated) != len(BINS) + 1:
         return None
     fine = all(isinstance(x, int | float) and math.isfinite(x) for x in (*numbers, *stated))
-    named = isinstance(said.get("reference"), str) and {"kind", "prompt"} <= said.keys()
+    named = isinstance(answer.get("reference"), str) and "prompt" in answer
     return note if fine and named and min(stated) >= 0 and sum(stated) > 0.5 else None
 
 
@@ -123,8 +101,3 @@ def _reference_level(log2_ms: Array, stated: Array, reference: float | None) -> 
         return reference
     gap = log2_ms - BINS.moments(stated)[0]
     return float(np.median(gap[np.isfinite(gap)])) if np.isfinite(gap).any() else 0.0
-
-
-def _renormalised(stated: Array) -> Array:
-    """Rows that sum to 1 again, after they were rounded."""
-    return np.asarray(stated / stated.sum(axis=1, keepdims=True))

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_train.evaluation.splits import family_of
 from forecast_train.llm.data.build import ExampleSettings, build_examples
-from forecast_train.llm.data.dialogue import (
+from forecast_train.llm.grpo import (
+    REGRET_REWARD,
+    REWARDS,
+    GrpoRun,
+    RolloutSettings,
+    StatedDistribution,
+    brier,
+    crps,
     forecast_messages,
     order_messages,
     parse_distribution,
     parse_fastest,
-)
-from forecast_train.llm.grpo import (
-    REGRET_REWARD,
-    GrpoRun,
-    RolloutSettings,
     parse_reward,
     reward_function,
     rollout_prompts,
 )
+from forecast_train.splits import family_of
 
 F = [label.token for label in BINS.labels].index("F")
 GOOD = '{"label": "F", "distribution": {"E": 0.2, "F": 0.6, "G": 0.2}}'
@@ -122,3 +127,44 @@ def test_only_who_is_asked_to_think_is_told_to() -> None:
         assert "Think about" in thinking
         assert "Think about" not in plain
         assert "Bin:" not in plain
+
+
+UNIFORM = StatedDistribution((0.125,) * 8, 3)
+SURE = StatedDistribution((0, 0, 0, 1.0, 0, 0, 0, 0), 3)
+NEAR = StatedDistribution((0, 0, 0.25, 0.5, 0.25, 0, 0, 0), 2)
+
+
+@pytest.mark.parametrize(
+    ("stated", "truth", "expected"),
+    [
+        # (correctness, + 1 - Brier, + 1 - CRPS)
+        (SURE, 3, (1.0, 2.0, 2.0)),
+        # Brier: half of 1 + 1; CRPS: the cumulative is off on 3, 4, 5 and 6 of 7.
+        (SURE, 7, (0.0, 0.0, 1 - 4 / 7)),
+        # The paper's uniform forecast has Brier 0.4375.
+        (UNIFORM, 3, (1.0, 2 - 0.4375, 2 - sum([1, 4, 9, 16, 9, 4, 1]) / 64 / 7)),
+        # Named bin 2 is not the most probable: only the name counts as correct.
+        (NEAR, 2, (1.0, 2 - 0.5 * (0.75**2 + 0.5**2 + 0.25**2), 2 - (0.75**2 + 0.25**2) / 7)),
+        (NEAR, 3, (0.0, 1 - 0.5 * (0.25**2 + 0.5**2 + 0.25**2), 1 - (0.25**2 + 0.25**2) / 7)),
+        (None, 3, (0.0, 0.0, 0.0)),
+    ],
+)
+def test_rewards_are_the_papers(
+    stated: StatedDistribution | None, truth: int, expected: tuple[float, ...]
+) -> None:
+    assert [reward(stated, truth) for reward in REWARDS.values()] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("bad", [(0.5, 0.6), (1.5, -0.5), (0.2, 0.2)])
+def test_what_is_no_distribution_is_refused(bad: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="sums to 1"):
+        StatedDistribution(bad, 0)
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4), st.lists(st.floats(0.01, 1.0), min_size=4))
+def test_shaped_rewards_are_proper(belief: list[float], other: list[float]) -> None:
+    """Whoever states what they believe expects at least as much as whoever states something else."""
+    p, q = np.array(belief) / sum(belief), np.array(other[:4]) / sum(other[:4])
+    for score in (brier, crps):
+        honest, dishonest = (sum(p[k] * score(stated, k) for k in range(4)) for stated in (p, q))
+        assert honest <= dishonest + 1e-12

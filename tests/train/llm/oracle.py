@@ -46,7 +46,6 @@ class OracleBackend:
             for t in tables
         }
         self.asked = 0
-        """Questions answered."""
 
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float

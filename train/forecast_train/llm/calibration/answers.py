@@ -1,4 +1,4 @@
-"""Ask a language model about recorded problems, and keep every word: calibrations and scores are made of it.
+"""Ask a language model about recorded problems, and keep every answer: calibrations and scores are made of them.
 
 Each family's problems are asked about with a learned surrogate that has not seen the family, so that what
 the model is worth beside it is not measured on what it was fitted to.
@@ -6,6 +6,7 @@ the model is worth beside it is not measured on what it was fitted to.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.backend import Backend
-from forecast_autotune.llm.question_kinds import CONFIG, question_kind
-from forecast_autotune.llm.similarity import kernel_kind, problem_features
+from forecast_autotune.llm.open_question import OpenQuestion
 from forecast_autotune.records import digest
-from forecast_autotune.records.codec import Record, json_option, reader_of
+from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.files import append
@@ -34,7 +35,7 @@ from forecast_autotune.surrogates.language_model.questions import (
 )
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Query
-from forecast_train.evaluation.splits import family_of, kernel_of, make_folds
+from forecast_train.splits import family_of, kernel_of, make_folds
 from forecast_train.surrogate.fit import fit
 
 Array = npt.NDArray[np.float64]
@@ -48,13 +49,7 @@ def _read_array(value: Any) -> Array:
     return np.array(value, dtype=float)
 
 
-def _read_place(value: Any) -> tuple[float, ...] | None:
-    return None if value is None else reader_of(tuple[float, ...])(value)
-
-
 def _rounded_json(values: Any) -> Any:
-    if values is None:
-        return None
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if isinstance(values, list | tuple):
@@ -71,13 +66,8 @@ class ModelAnswers(
     Record,
     label="answer of a model",
     remedy="delete it, and ask again",
-    order=(
-        *("problem", "label", "kernel", "family", "device", "language", "kind", "place", "reference"),
-        *("reference_log2_ms", "model", "prompt", "characters", "tokens", "seconds"),
-        *("learned", "p_fail", "log2_ms", "stated", "mass", "ratios", "rows", "question"),
-    ),
 ):
-    """What a model said of one problem, and what was true. Of n candidates it was asked about m."""
+    """What a model answered about one problem, and what was true. Of n candidates it was asked about m."""
 
     problem: str
     label: str
@@ -86,13 +76,8 @@ class ModelAnswers(
     device: str
     """Slug."""
     language: str
-    kind: str
-    """See `llm.likeness`."""
-    place: tuple[float, ...] | None = field(metadata=json_option(read=_read_place, write=_rounded_json))
     learned: Array = field(metadata=_ARRAY)
     """log2 milliseconds as the learned surrogate has it, [n]."""
-    p_fail: Array = field(metadata=_ARRAY)
-    """P(failure) as the learned surrogate has it, [n]."""
     log2_ms: Array = field(metadata=_ARRAY)
     """The truth, [n]; NaN for failures."""
     rows: Rows = field(
@@ -117,8 +102,11 @@ class ModelAnswers(
     """Of the longest prompt: prefix and one suffix."""
     tokens: int
     seconds: float
-    question: str = CONFIG
-    """See `llm.question_kinds`."""
+
+    @property
+    def answered(self) -> npt.NDArray[np.bool_]:
+        """Of which of the candidates that it was asked about the model said anything, [m]."""
+        return np.asarray(self.stated.sum(axis=1) > 0.5)
 
 
 def collect_answers(
@@ -140,19 +128,19 @@ def collect_answers(
     when the model fails, and `RecordError` for a damaged file.
     """
     done = _read_collected(kept)
-    found: list[ModelAnswers] = []
-    for asked, (table, surrogate) in enumerate(cross_fitted(tables, learn), 1):
-        posed = question_about(table, surrogate.prior, sample=sample, seed=seed)
-        name = digest(backend.name, posed.question.prompt.prefix, *posed.question.prompt.suffixes)
+    answers: list[ModelAnswers] = []
+    for count, (table, surrogate) in enumerate(cross_fitted(tables, learn), 1):
+        question = question_about(table, surrogate.prior, sample=sample, seed=seed)
+        name = digest(backend.name, question.question.prompt.prefix, *question.question.prompt.suffixes)
         if name not in done:
-            done[name] = posed.ask(backend, timeout_s)
+            done[name] = question.ask(backend, timeout_s)
             if kept is not None:
                 line = json.dumps({"asked": name, **done[name].to_json()}, allow_nan=False)
                 append(kept, f"{line}\n".encode(), exclusive=True)
-        found.append(done[name])
+        answers.append(done[name])
         if progress is not None:
-            progress(asked, len(tables), done[name].label)
-    return found
+            progress(count, len(tables), done[name].label)
+    return answers
 
 
 def _read_collected(kept: Path | None) -> dict[str, ModelAnswers]:
@@ -186,13 +174,11 @@ class TableQuestion:
     table: Table
     prior: Prior
     question: ForecastQuestion
-    candidates: CandidateList
 
     def ask(self, backend: Backend, timeout_s: float) -> ModelAnswers:
         """The model's answer beside the truth. Raises `LLMError`."""
         prompt, problem = self.question.prompt, self.table.problem
         answer = backend.forecast(prompt.prefix, prompt.suffixes, prompt.labels, timeout_s=timeout_s)
-        place = problem_features(self.prior.facts, self.prior.costs, self.candidates, problem.device)
         log2_ms = np.array(self.table.log2_ms())
         usage = answer.usage
         return ModelAnswers(
@@ -202,10 +188,7 @@ class TableQuestion:
             family_of(problem),
             problem.device.slug,
             problem.kernel.language,
-            kernel_kind(self.prior.facts),
-            None if place is None else tuple(place.tolist()),
             self.prior.mean,
-            self.prior.p_fail,
             log2_ms,
             self.question.rows,
             answer.probabilities,
@@ -218,7 +201,6 @@ class TableQuestion:
             len(prompt.prefix) + max(map(len, prompt.suffixes)),
             usage.prompt_tokens + usage.output_tokens,
             usage.seconds,
-            question_kind(problem.device, self.prior.informed, self.candidates.sources),
         )
 
 
@@ -232,8 +214,7 @@ def question_about(
     rows = select_candidates(before, before.mean)
     if sample is not None and sample < len(rows):
         rows = _spread_rows(rows, before.mean, sample, int(digest(seed, table.problem.id)[:8], 16))
-    asked = build_formula_question(query, own=False, among=rows, believed=before.mean)
-    return TableQuestion(table, before, asked, candidates)
+    return TableQuestion(table, before, build_formula_question(query, among=rows, believed=before.mean))
 
 
 def _spread_rows(rows: Rows, believed: Array, count: int, seed: int) -> Rows:
@@ -242,3 +223,14 @@ def _spread_rows(rows: Rows, believed: Array, count: int, seed: int) -> Rows:
     lots = np.random.default_rng(seed)
     parts = np.array_split(order, count)
     return np.sort(np.array([part[0] if i == 0 else lots.choice(part) for i, part in enumerate(parts)]))
+
+
+def calibration_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:
+    """What `train calibrate-llm` asks, for answers that are given offline (`llm ask --export --kind calibration`).
+
+    Raises `SplitError` for a single family.
+    """
+    for table, surrogate in cross_fitted(load_tables(options), fit):
+        question = question_about(table, surrogate.prior).question
+        label = str(table.problem.extra.get("label") or table.problem.id)
+        yield OpenQuestion.of_prompt("calibration", question.prompt, table.problem.kernel.name, label)

@@ -16,13 +16,11 @@ import numpy as np
 
 from forecast_autotune.features.candidate_list import CandidateList, Codes
 from forecast_autotune.records import is_base_variant
+from forecast_autotune.surrogates.blend import MovedSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.learned import LearnedSurrogate
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 from forecast_autotune.variants.judgement import SourceJudgement
-
-VERSION = "judged-1"
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class JudgementWeights:
     """Differences (log2) beyond this are not told apart."""
 
 
-class JudgedSurrogate(AnalyticSurrogate):
+class JudgedSurrogate(MovedSurrogate):
     """See the module. Made for one decision's questions."""
 
     def __init__(
@@ -54,15 +52,9 @@ class JudgedSurrogate(AnalyticSurrogate):
         weights: JudgementWeights | None = None,
     ) -> None:
         """`judgements` by variant; `informed`: whether `base` has IR to read."""
+        super().__init__(base, informed, [1.0] * (1 + len(judgements)))
         self.weights = weights or JudgementWeights()
-        speaker = base if informed or not isinstance(base, LearnedSurrogate) else AnalyticSurrogate()
-        self.variants = tuple(sorted(judgements))
-        h = speaker.hyper
-        slopes = (*h.part_slopes, *[1.0] * (1 + len(self.variants)))
-        super().__init__(replace(h, part_slopes=slopes), relatives=base.relatives, rows=base.rows)
-        self.base, self.judgements, self.informed = base, dict(judgements), informed
-        self.name, self.trees = speaker.name, speaker.trees
-        self.version = speaker.version
+        self.variants, self.judgements = tuple(sorted(judgements)), dict(judgements)
         self._offsets: dict[str, tuple[float, float]] = {}
         """By judged variant: what its configs are moved by, and the spread of the rest; of the decision's problem."""
         self._last: tuple[Prior, Prior] | None = None
@@ -72,14 +64,12 @@ class JudgedSurrogate(AnalyticSurrogate):
         plain = self.base.prior(query)
         if self._last is not None and self._last[0] is plain:
             return self._last[1]
-        found = self._moved(query, plain)
-        self._last = plain, found
-        return found
+        self._last = plain, self._judged_prior(query, plain)
+        return self._last[1]
 
-    def _moved(self, query: Query, plain: Prior) -> Prior:
+    def _judged_prior(self, query: Query, plain: Prior) -> Prior:
         column = CandidateList.of(query.candidates).columns["variant"]
-        floor = float(plain.mean.min())
-        believed = self.hyper.compress(plain.mean, floor)
+        believed = self.hyper.compress(plain.mean, float(plain.mean.min()))
         if not self._offsets:
             self._offsets = self._offsets_of(column.values, column.codes, believed)
         shifts = np.zeros(len(column.values))
@@ -89,10 +79,8 @@ class JudgedSurrogate(AnalyticSurrogate):
                 shifts[code], spread = self._offsets[variant]
                 columns[code, 0] = self.weights.common
                 columns[code, 1 + self.variants.index(variant)] = spread
-        bent = believed + shifts[column.codes]
-        parts = np.concatenate([plain.parts, columns[column.codes]], axis=1)
-        leaves = plain.leaves if self.trees else None
-        return replace(plain, mean=self.hyper.expand(bent, float(bent.min())), parts=parts, leaves=leaves)
+        shift = shifts[column.codes]
+        return self.moved(plain, shift, columns[column.codes], floor=float((believed + shift).min()))
 
     def _offsets_of(
         self, variants: tuple[str, ...], codes: Codes, believed: Array

@@ -11,10 +11,10 @@ from forecast_autotune.records import Device, Kernel, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_train.evaluation.splits import (
-    LEAVE_OUT_KINDS,
+from forecast_train.splits import (
     Fold,
     LeakageError,
+    LeaveOut,
     SplitError,
     check_leakage,
     kernel_of,
@@ -23,6 +23,7 @@ from forecast_train.evaluation.splits import (
     spread_over_kernels,
 )
 
+KINDS: tuple[LeaveOut, ...] = ("family", "hand", "kernel", "shape", "device")
 SOURCE = '''
 @triton.jit
 def scale(x, n, BLOCK: tl.constexpr):
@@ -119,7 +120,7 @@ def test_leakage_is_found(known: Table) -> None:
 
 def test_the_same_problem_is_leakage_everywhere() -> None:
     table = numbered("a", 1)
-    for kind in LEAVE_OUT_KINDS:
+    for kind in KINDS:
         with pytest.raises(LeakageError):
             check_leakage(Fold("x", kind, (table,), (table,)))
 
@@ -144,7 +145,7 @@ def test_devices() -> None:
 
 
 def test_one_group_cannot_be_left_out() -> None:
-    for kind in LEAVE_OUT_KINDS:
+    for kind in KINDS:
         with pytest.raises(SplitError, match="two"):
             make_folds([numbered("a", 1)], kind)
 

@@ -1,12 +1,13 @@
-"""What a language model says, in the learned surrogate's belief: how far it is followed, and how long.
+"""Another belief in the learned surrogate's: how far it is followed, and how long. Pure functions, no clock.
 
-The arithmetic of `ensemble`: pure functions, no model and no clock.
+A language model's forecasts, its advice and its judgements of sources all enter in the same way: they move the
+prior mean, and how far they should is a slope of the Gaussian process, which measurements correct.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,8 +27,43 @@ PRIOR_LOG_ODDS = 0.7
 """Log odds, before anything was measured, that the model's part belongs into the forecast at all: 2 to 1."""
 
 
-class BlendedSurrogate(AnalyticSurrogate):
-    """An analytic surrogate whose prior mean is moved by what a language model said of some candidates.
+class MovedSurrogate(AnalyticSurrogate):
+    """An analytic surrogate whose prior mean is moved, with a slope for each way in which it is."""
+
+    def __init__(
+        self,
+        base: AnalyticSurrogate,
+        informed: bool,
+        slopes: Sequence[float],
+        additive: float = 1.0,
+        joint: float = 1.0,
+    ) -> None:
+        """`informed`: whether `base` has IR to read. `slopes` are standard deviations of the columns of `moved`;
+        `additive` and `joint` are what is left of the process' own doubt about these effects."""
+        # Without IR the forest has nothing to read and its hyperparameters mislead: see `LearnedSurrogate.answer`.
+        speaker = base if informed or not isinstance(base, LearnedSurrogate) else AnalyticSurrogate()
+        h = speaker.hyper
+        parts = (*h.part_slopes, *slopes)
+        hyper = replace(h, part_slopes=parts, additive=additive * h.additive, joint=joint * h.joint)
+        super().__init__(hyper, relatives=base.relatives, rows=base.rows)
+        self.base, self.informed, self.speaker = base, informed, speaker
+        self.name, self.version, self.trees = speaker.name, speaker.version, speaker.trees
+
+    def moved(self, plain: Prior, shift: Array, columns: Array, floor: float | None = None) -> Prior:
+        """`plain`, its compressed mean moved by `shift` [n], with `columns` [n, slopes] that slopes multiply.
+
+        The mean is expanded again over `floor`, by default that of `plain`.
+        """
+        least = float(plain.mean.min())
+        bent = self.hyper.compress(plain.mean, least) + shift
+        parts = np.concatenate([plain.parts, columns], axis=1)
+        leaves = plain.leaves if self.trees else None
+        mean = self.hyper.expand(bent, least if floor is None else floor)
+        return replace(plain, mean=mean, parts=parts, leaves=leaves)
+
+
+class BlendedSurrogate(MovedSurrogate):
+    """A surrogate that follows what a language model said of some candidates.
 
     Made for one forecast: it remembers what is believed of relatives.
     """
@@ -36,40 +72,27 @@ class BlendedSurrogate(AnalyticSurrogate):
         self,
         base: AnalyticSurrogate,
         informed: bool,
-        moved: Mapping[Candidate, float],
+        disagreements: Mapping[Candidate, float],
         weight: BlendWeight,
-        remains: float = 1.0,
     ) -> None:
-        """`moved` is the disagreement of the model with `base`, log2, by candidate; see `Calibration`."""
-        # Without IR the forest has nothing to read and its hyperparameters mislead: see `LearnedSurrogate.answer`.
-        speaker = base if informed or not isinstance(base, LearnedSurrogate) else AnalyticSurrogate()
-        h = speaker.hyper
-        sizes = {name: remains * getattr(h, name) for name in ("additive", "joint", "rough", "forest")}
-        hyper = replace(h, part_slopes=(*h.part_slopes, weight.sd), **sizes)
-        super().__init__(hyper, relatives=base.relatives, rows=base.rows)
-        self.name, self.version, self.trees = speaker.name, speaker.version, speaker.trees
-        self.informed = informed
-        self.base, self.disagreements, self.weight, self.remains = base, moved, weight, remains
+        """`disagreements` of the model with `base`, log2, by candidate; see `disagreement`."""
+        super().__init__(base, informed, [weight.sd])
+        self.disagreements, self.weight = disagreements, weight
         self._base_priors: dict[tuple[str, tuple[Candidate, ...]], Prior] = {}
 
     def without_llm(self) -> BlendedSurrogate:
         """The belief that has none of the model in it."""
-        made = BlendedSurrogate(self.base, self.informed, self.disagreements, BlendWeight())
-        made._base_priors = self._base_priors  # the same relatives, believed of alike
-        return made
+        plain = BlendedSurrogate(self.base, self.informed, self.disagreements, BlendWeight())
+        plain._base_priors = self._base_priors  # the same relatives, believed of alike
+        return plain
 
     def prior(self, query: Query) -> Prior:
         """The belief of `base`, moved; of a relative too, as its residuals are of the same belief."""
         key = query.problem.id, tuple(query.candidates)
         if key not in self._base_priors:
             self._base_priors[key] = self.base.prior(query)
-        plain = self._base_priors[key]
         column = np.array([self.disagreements.get(c, 0.0) for c in query.candidates])
-        floor = float(plain.mean.min())
-        bent = self.hyper.compress(plain.mean, floor) + self.weight.mean * column
-        parts = np.concatenate([plain.parts, column[:, None]], axis=1)
-        leaves = plain.leaves if self.trees else None
-        return replace(plain, mean=self.hyper.expand(bent, floor), parts=parts, leaves=leaves)
+        return self.moved(self._base_priors[key], self.weight.mean * column, column[:, None])
 
 
 def disagreement(learned: Array, stated: Array, trust: Array, hyper: Hyperparameters) -> Array:
@@ -133,14 +156,3 @@ def mix_forecasts(first: Forecasts, second: Forecasts, share: float) -> Forecast
         sampler=sample,
         lower_bound=np.minimum(first.optimistic(), second.optimistic()),
     )
-
-
-def blend_failure(learned: Array, stated: Array, told: npt.NDArray[np.bool_], weight: float) -> Array:
-    """P(failure) at a weighted mean of both log odds, where the model said anything; [n] each.
-
-    Whoever is sure that a candidate fails may well be unsure of how long it would run.
-    """
-    share = weight * told
-    mine, theirs = (np.clip(p, 0.002, 0.995) for p in (learned, stated))
-    odds = (1.0 - share) * np.log(mine / (1.0 - mine)) + share * np.log(theirs / (1.0 - theirs))
-    return np.where(share > 0, 1.0 / (1.0 + np.exp(-odds)), learned)

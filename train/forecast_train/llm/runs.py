@@ -1,0 +1,180 @@
+"""What every training run shares: its TOML file, a folder that is its own, and a record of what was done."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forecast_autotune.errors import ForecastAutotuneError, RecordError, SettingsError
+from forecast_autotune.file_access import open_named_output
+from forecast_autotune.records import digest
+from forecast_autotune.records.named_lines import read_document
+
+WEIGHTS_FOLDER = "trained"
+"""Folder below a run's `out` that holds the adapter (or the model, for rank 0) and the tokenizer."""
+MAX_TOML_BYTES = 1_000_000
+"""Of the description of a run: a reader of TOML takes half a minute for a line of 32 MB."""
+
+SettingsT = TypeVar("SettingsT")
+
+
+class TrainingError(ForecastAutotuneError, RuntimeError):
+    """A run that cannot start, go on or be taken up; the message names the remedy."""
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Low-rank adapters (Hu et al., arXiv 2106.09685) on every linear layer; rank 0 trains all weights."""
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+
+    def config(self) -> Any:
+        """As peft takes it; None where all weights are trained."""
+        if not self.rank:
+            return None
+        import peft
+
+        return peft.LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            lora_dropout=self.dropout,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+
+
+def load_toml(kind: type[SettingsT], path: Path, parts: Mapping[str, type[Any]]) -> SettingsT:
+    """A run from a TOML file with tables `parts`; `data`, `out` and a local `model` count from its folder.
+
+    Raises `SettingsError` naming the file, the entry, its value and the rule.
+    """
+    try:
+        given = tomllib.loads(read_document(path, limit=MAX_TOML_BYTES))
+    except (OSError, RecordError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SettingsError(f"{path}: no TOML file that can be read ({error})") from error
+    here = path.absolute().parent
+    try:
+        inner: dict[str, Any] = {
+            k: _parse_table(part, given.pop(k), k) for k, part in parts.items() if k in given
+        }
+        for name in ("data", "out", "model"):
+            value = given.get(name)
+            # A model may also be a name on the hub.
+            if isinstance(value, str) and value and (name != "model" or (here / value).is_dir()):
+                given[name] = str(here / value)
+        return _parse_table(kind, {**given, **inner}, "")
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
+
+
+def _parse_table(kind: type[SettingsT], given: Any, where: str) -> SettingsT:
+    if not isinstance(given, Mapping):
+        raise SettingsError(f"[{where}] must be a table, got {given!r}")
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    place = f"{where}." if where else ""
+    if unknown := sorted(set(given) - known.keys()):
+        raise SettingsError(f"{place}{unknown[0]} is not known; known are {', '.join(known)}")
+    for name, value in given.items():
+        wanted = str(known[name].type)
+        right = isinstance(value, _TYPES.get(wanted, object)) and (wanted == "bool") == isinstance(
+            value, bool
+        )
+        if wanted in _TYPES and not right:
+            raise SettingsError(f"{place}{name} must be of type {wanted}, got {value!r}")
+    needed = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [n for n in needed if n not in given]:
+        raise SettingsError(f"{where or 'a run'} needs {', '.join(needed)}: add {', '.join(missing)}")
+    return kind(**given)
+
+
+def claim_run_folder(out: Path, settings: Mapping[str, Any], resume: bool) -> str:
+    """Mark the folder as this run's, so that two runs never mix their checkpoints; returns the run's name.
+
+    The name follows from the settings, but for where the run writes. Raises `TrainingError` where the folder
+    is another run's, or holds checkpoints of this one and `resume` is not asked for.
+    """
+    name = digest({**settings, "out": ""})
+    out.mkdir(parents=True, exist_ok=True)
+    mark = out / "settings.json"
+    if not mark.is_file():
+        write_json(mark, {"run": name, **settings})
+        return name
+    try:
+        holder = json.loads(mark.read_text(encoding="utf-8")).get("run")
+    except (ValueError, AttributeError):
+        holder = None
+    if holder != name:
+        raise TrainingError(f"{out} holds another run (its settings differ): choose another folder")
+    if any(out.glob("checkpoint-*")) and not resume:
+        raise TrainingError(f"{out} holds checkpoints of this run: resume it, or choose another folder")
+    return name
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write one JSON object, atomically."""
+    with open_named_output(path) as stream:
+        stream.write(f"{json.dumps(data, indent=1, default=str)}\n".encode())
+
+
+def run_trainer(trainer: Any, out: Path, *, resume: bool, remedy: str) -> tuple[str | None, Any]:
+    """Run a `transformers.Trainer`: (the checkpoint that was taken up, what its `train` returned).
+
+    It keeps off stdout, which belongs to the command (its bar goes to stderr). Raises `TrainingError` with the
+    `remedy` at the first loss or gradient that is no number: `transformers` would log 0 and go on. Attention goes
+    without cuDNN's kernels: where a mask is passed, a sequence ends 64 past a multiple of 128 and a row's scores
+    lie below -88, as Qwen2.5's biases make them, their backward pass gives NaN (torch 2.11 on Hopper,
+    pytorch#196678).
+    """
+    import transformers
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    class StopOnNonFinite(transformers.TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            watched = {k: logs[k] for k in ("loss", "eval_loss", "grad_norm") if k in (logs or {})}
+            if any(not math.isfinite(float(v)) for v in watched.values()):
+                raise TrainingError(
+                    f"no number any more after {state.global_step} steps, {watched}: {remedy}"
+                )
+
+    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+    trainer.add_callback(StopOnNonFinite())
+    trainer.args.logging_nan_inf_filter = False
+    newest = transformers.trainer_utils.get_last_checkpoint(str(out)) if resume else None
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return newest, trainer.train(resume_from_checkpoint=newest)
+
+
+def logged_series(log: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of every loss and reward that a run logged, by name."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for row in log:
+        for name, value in row.items():
+            drawn = name in ("loss", "eval_loss", "reward") or name.startswith("rewards/")
+            if drawn and isinstance(value, int | float):
+                series.setdefault(name, []).append((int(row["step"]), float(value)))
+    return series
+
+
+def draw_curves(path: Path, log: Sequence[Mapping[str, Any]]) -> None:
+    """Write a PNG of losses and rewards by step, one line per series."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="step")
+    for name, points in logged_series(log).items():
+        axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 30 else None)
+    if axes.lines:
+        axes.legend()
+    with open_named_output(path) as stream:
+        FigureCanvasAgg(figure).print_png(stream)
