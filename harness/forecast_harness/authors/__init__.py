@@ -11,31 +11,29 @@ from forecast_harness.records import SearchTarget
 if TYPE_CHECKING:
     from forecast_harness.authors.mechanical import Rewriter
 
-SPEC_FORMS = "mechanical, recorded:PATH, llm:SPEC or external:COMMAND"
+SPEC_FORMS = "mechanical, recorded:FOLDER, files:FOLDER, llm:SPEC or external:COMMAND"
 
 
 def open_author(spec: str, target: SearchTarget, *, rewriter: Rewriter | None = None) -> Author:
     """The author that `spec` names, for `target`; `rewriter`: see `mechanical.Rewriter`.
 
-    `spec`: `mechanical`; `recorded:` and a folder or a `.jsonl[.gz]` file; `llm:` and what
-    FORECAST_AUTOTUNE_LLM accepts; `external:` and a command line. Raises `SettingsError` for another, or
-    where what follows the colon cannot be used.
+    `spec`: `mechanical`; `llm:` and what FORECAST_AUTOTUNE_LLM accepts; `external:` and a command line, `files:` or
+    `recorded:` and a folder, see `external`. Raises `SettingsError` for another, or where what follows the colon cannot
+    be used.
     """
     kind, _, rest = spec.strip().partition(":")
     if kind == "mechanical" and not rest:
         from forecast_harness.authors.mechanical import RewriteAuthor
 
         return RewriteAuthor(target, rewriter=rewriter)
-    if kind == "recorded" and rest:
-        from forecast_harness.authors.recorded import RecordedAuthor
-
-        return RecordedAuthor(rest, target)
     if kind == "llm" and rest:
         from forecast_harness.authors.llm import open_llm_author
 
         return open_llm_author(rest, target)
-    if kind == "external" and rest:
-        from forecast_harness.authors.external import ExternalAuthor
+    if kind in ("external", "files", "recorded") and rest:
+        from forecast_harness.authors.external import AnswerFolder, ExternalAuthor, Program, RecordedSources
 
-        return ExternalAuthor(rest, target)
+        if kind == "recorded":
+            return ExternalAuthor(RecordedSources(rest, target))
+        return ExternalAuthor(Program(rest) if kind == "external" else AnswerFolder(rest))
     raise SettingsError(f"a proposer is given as {SPEC_FORMS}, not as {spec!r:.80}")

@@ -1,6 +1,6 @@
-"""Proposals of another program: `external:COMMAND`, one JSON object per line on its stdin and stdout.
+"""Sources of other programs, of whoever answers in files, and of a record: one request, and one answer.
 
-A request, as it is written to the child (one line; `schema` changes when fields change their meaning):
+A request, as an object in JSON (`schema` changes when fields change their meaning):
 
     {"type": "request", "schema": 1, "id": "<answer with it>", "n": 8, "seed": 1234, "style": "ask",
      "target": {"kind": "pack", "name": "softmax", "id": "...", "language": "torch", "entry": "run",
@@ -10,16 +10,26 @@ A request, as it is written to the child (one line; `schema` changes when fields
      "failures": [<like a parent, with outcome, stage and feedback in judged>],
      "score": <log2(time of the first parent / time of the first seed)>}
 
-The answer, one line:
+The answer:
 
     {"id": "<the request's>", "tokens": 0, "money": 0.0, "exhausted": false,
      "nodes": [{"source": "...", "note": "what was changed and why", "language": "<default: the target's>",
                 "author": "<model and version>", "origin": "llm" | "mechanical" | "hand"}],
      "problem": "<why there are none>"}
 
-Only `id` and `nodes` are needed. Requests come one at a time. What it writes to stderr is kept for
-problems. The child runs in a process group of its own, which is ended with the proposer (SIGTERM, then
-SIGKILL); one that dies, says nothing in time or answers otherwise is started again, once per request.
+Only `id` and `nodes` are needed. Requests come one at a time.
+
+`external:COMMAND` is a program that reads a request a line on its stdin and writes an answer a line to its stdout.
+What it writes to stderr is kept for problems. It runs in a process group of its own, which is ended with the author
+(SIGTERM, then SIGKILL); one that dies, says nothing in time or answers otherwise is started again, once per request.
+
+`files:FOLDER` is whoever answers in files: a coding agent, a person. Each request becomes a folder `FOLDER/0001`,
+`FOLDER/0002`, ... with `request.json`, and `request.md`, the same for reading. The nodes are the files `*.py` and
+`*.cu` beside them, whose first line may be a comment that is the note. A file `done` says that they are complete; it
+may hold the rest of the answer. A file `FOLDER/stop` says that there will be no more sources.
+
+`recorded:FOLDER` answers with the sources in all files `*.py` and `*.cu` below a folder, such as one that was answered
+in before, until each has been dealt.
 """
 
 from __future__ import annotations
@@ -27,6 +37,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import selectors
 import shlex
 import shutil
@@ -35,43 +46,114 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.printable import printable_line
 from forecast_autotune.records import codec
 from forecast_autotune.records.json_fields import decode_json, read_integer, read_list, read_number
+from forecast_autotune.records.named_lines import read_document
+from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.authors.author import Draft, new_nodes
-from forecast_harness.authors.target_facts import timed_work
+from forecast_harness.authors.author import Draft, defines_entry, draw_seed, new_nodes
 from forecast_harness.records import Node, ProposalRequest, Proposed, SearchCost, SearchTarget
+from forecast_harness.targets.novelty import node_identity
+from forecast_harness.targets.packs.load import make_solution
 from forecast_harness.targets.packs.schema import Language
+from forecast_harness.targets.statement import timed_work
 
 SCHEMA = 1
 TIMEOUT_S = 600.0
-"""Seconds that one answer may take."""
+"""Seconds that one answer of a program may take."""
 MAX_ANSWER_BYTES = 16 * 2**20
-"""Bytes of an answer."""
+"""Bytes of a program's answer."""
 _TERMINATION_GRACE_S = 2.0
 _KILL_GRACE_S = 10.0
 """Most seconds that the ends of killed processes are waited for; one that waits for a disk may take longer."""
+_POLL_S = 0.2
 _MAX_TEXT_CHARS = 400
 _MAX_NOTE_CHARS = 300
+_SOURCE_SUFFIXES = (".py", ".cu")
+_REQUEST, _READABLE, _DONE, _STOP = "request.json", "request.md", "done", "stop"
 
 
 class _ProtocolError(Exception):
-    """The child did not answer as it has to; the text says how."""
+    """There is no answer as it has to be; the text says how."""
+
+
+class Answers(Protocol):
+    """Who answers requests, and how both are carried."""
+
+    name: str
+    """As the author of what it answers is called."""
+    style: str
+
+    def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
+        """The answer to a request. Raises `_ProtocolError`."""
+        ...
+
+    def stop(self) -> None:
+        """Begin anew with the next request: the last answer was none."""
+        ...
+
+    def close(self) -> None:
+        """End what is asked, from another thread as well."""
+        ...
 
 
 class ExternalAuthor:
-    """See the module. Raises `SettingsError` for a command line that cannot be split or whose program is not there."""
+    """See the module."""
 
-    styles: Sequence[str] = ("ask",)
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self.name = answers.name
+        self.styles: Sequence[str] = (answers.style,)
+        self._mutex = threading.Lock()
 
-    def __init__(self, command: str, target: SearchTarget, *, timeout_s: float = TIMEOUT_S) -> None:
+    def propose(self, request: ProposalRequest) -> Proposed:
+        """See `Author`."""
+        begin = time.monotonic()
+        spent, problem = SearchCost(), ""
+        with self._mutex:
+            for _ in range(2):
+                try:
+                    answer = self._answers.answer(request)
+                    spent = _answer_cost(answer)
+                    proposed = _read_answer(answer, request)
+                except (_ProtocolError, RecordError) as error:
+                    problem = f"{self.name}: {error}"
+                    self._answers.stop()
+                    if spent.tokens or spent.money:
+                        break  # an answer that was paid for, and cannot be used, is not bought again
+                    continue
+                seconds = time.monotonic() - begin
+                return replace(proposed, spent=replace(spent, wall_seconds=seconds))
+        return Proposed(
+            request.id, (), spent=replace(spent, wall_seconds=time.monotonic() - begin), problem=problem
+        )
+
+    def close(self) -> None:
+        """End whoever answers. An answer under way is lost."""
+        self._answers.close()
+        with self._mutex:  # whoever waited for it has noticed its end
+            self._answers.stop()
+
+
+# --- a program ---
+
+
+class Program:
+    """A command line that answers on its stdout.
+
+    Raises `SettingsError` for one that cannot be split or whose program is not there.
+    """
+
+    style = "ask"
+
+    def __init__(self, command: str, *, timeout_s: float = TIMEOUT_S) -> None:
         try:
             self._command = shlex.split(command)
         except ValueError as error:
@@ -85,56 +167,33 @@ class ExternalAuthor:
             )
         self.name = f"external:{Path(self._command[0]).name}"
         self._timeout_s = timeout_s
-        self._mutex = threading.Lock()
         self._start_lock = threading.Lock()
         self._child: _ChildProcess | None = None
         self._closed = False
 
-    def propose(self, request: ProposalRequest) -> Proposed:
-        """See `Author`."""
-        begin = time.monotonic()
+    def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
+        """See `Answers`."""
         line = json.dumps(_request_json(request), allow_nan=False).encode() + b"\n"
-        spent, problem = SearchCost(), ""
-        with self._mutex:
-            for _ in range(2):
-                try:
-                    answer = self._ask_child(line)
-                    spent = _answer_cost(answer)
-                    found = _read_answer(answer, request)
-                except (_ProtocolError, RecordError) as error:
-                    problem = f"{self.name}: {error}"
-                    self._stop()
-                    if spent.tokens or spent.money:
-                        break  # an answer that was paid for, and cannot be used, is not bought again
-                    continue
-                seconds = time.monotonic() - begin
-                return replace(found, spent=replace(spent, wall_seconds=seconds))
-        return Proposed(
-            request.id, (), spent=replace(spent, wall_seconds=time.monotonic() - begin), problem=problem
-        )
-
-    def close(self) -> None:
-        """End the child and all processes that it started. An answer under way is lost."""
-        with self._start_lock:
-            self._closed = True
-            child = self._child
-        if child is not None:
-            child.end()
-        with self._mutex:  # whoever waited for the child has noticed its end
-            self._stop()
-
-    def _ask_child(self, line: bytes) -> Mapping[str, Any]:
         with self._start_lock:
             if self._closed:
                 raise _ProtocolError("it was closed")
             child = self._child = self._child or _ChildProcess(self._command)
         return child.ask(line, self._timeout_s)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End the child; the next request starts another."""
         if self._child is not None:
             self._child.end()
             self._child.release()
             self._child = None
+
+    def close(self) -> None:
+        """End the child and all processes that it started."""
+        with self._start_lock:
+            self._closed = True
+            child = self._child
+        if child is not None:
+            child.end()
 
 
 class _ChildProcess:
@@ -259,6 +318,182 @@ def _group_is_alive(group: int) -> bool:
             if int(of_group) == group and state not in "ZX":
                 return True
     return False
+
+
+# --- files ---
+
+
+class AnswerFolder:
+    """A folder in which somebody answers."""
+
+    style = "ask"
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder).expanduser()
+        self.name = f"files:{self._folder.name}"
+        self._closed = threading.Event()
+
+    def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
+        """See `Answers`. Waits as long as it takes: what was asked before is not asked again."""
+        place: Path | None = None
+        while not self._closed.is_set():
+            if (self._folder / _STOP).exists():
+                return {"id": request.id, "nodes": [], "exhausted": True}
+            place = place or self._place_for(request)
+            if (place / _DONE).exists():
+                return self._read(request, place)
+            self._closed.wait(_POLL_S)
+        raise _ProtocolError("it was closed")
+
+    def stop(self) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Wait no longer."""
+        self._closed.set()
+
+    def _place_for(self, request: ProposalRequest) -> Path:
+        """The request's folder: the one of an earlier run of the same search, or the next."""
+        data = _request_json(request)
+        try:
+            places = sorted(p for p in self._folder.glob("[0-9]*") if p.is_dir())
+            for place in places:
+                asked = place / _REQUEST
+                if asked.exists() and decode_json(asked.read_text(encoding="utf-8"))["id"] == request.id:
+                    return place
+            place = self._folder / f"{len(places) + 1:04d}"
+            place.mkdir(parents=True)
+            write_atomically(place / _READABLE, readable_request(data).encode())
+            write_atomically(place / _REQUEST, json.dumps(data, indent=1).encode())
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise _ProtocolError(f"{self._folder} cannot be asked in: {error}") from error
+        return place
+
+    def _read(self, request: ProposalRequest, place: Path) -> Mapping[str, Any]:
+        where = f"{place.name}/{_DONE}"
+        try:
+            about = decode_json((place / _DONE).read_text(encoding="utf-8").strip() or "{}")
+        except (OSError, ValueError, RecursionError) as error:
+            return _refusal(request, f"{where} must be empty or an object in JSON: {error}")
+        if not isinstance(about, dict):
+            return _refusal(
+                request, f"{where} must be empty or an object in JSON, not a {type(about).__name__}"
+            )
+        author = str(about.pop("author", ""))
+        nodes = list(_source_nodes(place.iterdir(), place))
+        nodes = [{**node, "author": author} for node in nodes]
+        nothing = {} if nodes else {"problem": f"no sources in {place.name}"}
+        return {**nothing, **about, "id": request.id, "nodes": nodes}
+
+
+class RecordedSources:
+    """Sources of a folder, dealt in a drawn order until each has been.
+
+    What was dealt is told by `ProposalRequest.known` alone, so that a resumed search deals the same. Requests of one
+    batch draw different orders and may still deal a source twice; it is one node all the same.
+
+    Raises `SettingsError` where no file can be read, or no source defines the target's entry.
+    """
+
+    style = "dealt"
+
+    def __init__(self, folder: str, target: SearchTarget) -> None:
+        path = Path(folder).expanduser()
+        self.name = f"recorded:{path.name}"
+        if not path.is_dir():
+            raise SettingsError(f"recorded:{folder} is no folder: name one of .py and .cu files")
+        try:
+            nodes = list(_source_nodes(path.rglob("*"), path))
+        except RecordError as error:
+            raise SettingsError(f"recorded:{folder}: {error}") from error
+        able = [n for n in nodes if defines_entry(n["source"], target.entry, n["language"])]
+        if not able:
+            raise SettingsError(
+                f"recorded:{folder} has {len(nodes)} sources, and none defines {target.entry!r}, as "
+                f"{target.name} needs"
+            )
+        self._nodes = {node_identity(target.id, n["language"], n["source"]): n for n in able}
+
+    def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
+        """See `Answers`."""
+        known = {*request.known, *(p.id for p in request.parents)}
+        left = [node for id, node in self._nodes.items() if id not in known]
+        random.Random(draw_seed(request)).shuffle(left)
+        nothing = {} if left else {"problem": "every recorded source is known already"}
+        return {**nothing, "id": request.id, "nodes": left, "exhausted": len(left) <= request.n}
+
+    def stop(self) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _refusal(request: ProposalRequest, problem: str) -> Mapping[str, Any]:
+    return {"id": request.id, "nodes": [], "problem": problem}
+
+
+def _source_nodes(paths: Iterable[Path], folder: Path) -> Iterable[dict[str, Any]]:
+    """The sources among files, in the order of their paths, as an answer holds them. Raises `RecordError`."""
+    for path in sorted(p for p in paths if p.suffix in _SOURCE_SUFFIXES and p.is_file()):
+        source = read_document(path)
+        cuda = path.suffix == ".cu"
+        yield {
+            "source": source,
+            "note": _note(source) or path.relative_to(folder).as_posix(),
+            "language": "cuda" if cuda else str(make_solution("", source).language),
+        }
+
+
+def _note(source: str) -> str:
+    first = source.lstrip().partition("\n")[0]
+    for mark in ("#", "//"):
+        if first.startswith(mark) and not first.startswith("#include"):
+            return first.removeprefix(mark).strip()
+    return ""
+
+
+def readable_request(request: Mapping[str, Any]) -> str:
+    """A request as Markdown: the statement, what is measured of the parents, and what went wrong lately."""
+    target = request["target"]
+    lines = [f"# {target['name']}: up to {request['n']} new sources", "", target["statement"], ""]
+    if request["work"]:
+        lines += [
+            "## Work of one launch",
+            "",
+            "| workload | sizes | bytes | flops |",
+            "| --- | --- | --- | --- |",
+        ]
+        for name, work in request["work"].items():
+            sizes = ", ".join(f"{k}={v}" for k, v in work["axes"].items())
+            lines.append(f"| {name} | {sizes} | {work['bytes']} | {work['flops']} |")
+        lines.append("")
+    for title, nodes in (("Parents, the best first", request["parents"]), ("Failures", request["failures"])):
+        if nodes:
+            lines += [f"## {title}", ""]
+        for node in nodes:
+            judged = node["judged"] or {}
+            lines += [f"### {node['note'] or node['id']}", ""]
+            lines += [f"- {text}" for text in _measured(judged)]
+            lines += [
+                "",
+                f"```{'cpp' if node['language'] == 'cuda' else 'python'}",
+                node["source"].strip(),
+                "```",
+                "",
+            ]
+    return "\n".join(lines)
+
+
+def _measured(judged: Mapping[str, Any]) -> list[str]:
+    found = [f"outcome: {judged['outcome']}"] if "outcome" in judged else []
+    if judged.get("log2_ratio") is not None:
+        found.append(f"time over that of the source it was timed beside: {2 ** judged['log2_ratio']:.3f}")
+    found += [f"{name}: {1e6 * seconds:.4g} us" for name, seconds in (judged.get("seconds") or {}).items()]
+    return found + ([f"said: {judged['feedback']}"] if judged.get("feedback") else [])
+
+
+# --- requests and answers ---
 
 
 def _request_json(request: ProposalRequest) -> dict[str, Any]:

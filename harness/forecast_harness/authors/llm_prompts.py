@@ -12,9 +12,9 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.authors.llm_writing import IDEAS as KERNEL_IDEAS
-from forecast_harness.authors.target_facts import timed_work
 from forecast_harness.records import Node, NodeResult, ProposalRequest, SearchTarget, TargetKind
 from forecast_harness.targets.search_target import is_cuda_kernel
+from forecast_harness.targets.statement import timed_work
 
 PROMPT_VERSION = "2"
 STYLES = ("rewrite", "diff", "crossover", "repair", "profile")

@@ -18,11 +18,12 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.authors import cuda_rewrites, triton_rewrites
 from forecast_harness.authors.author import Draft, draft_identity, draw_seed, new_nodes
-from forecast_harness.authors.target_facts import target_facts
-from forecast_harness.authors.torch.constants import cross_constants
+from forecast_harness.authors.torch.functions import cross_constants
 from forecast_harness.authors.torch.registry import RewrittenSource, rewrites_of
-from forecast_harness.authors.torch.source_code import ParsedSource
+from forecast_harness.authors.torch.source_code import InputFacts, ParsedSource
 from forecast_harness.records import Node, ProposalRequest, Proposed, SearchTarget, TargetKind
+from forecast_harness.targets.packs.schema import Pack, PackFormat
+from forecast_harness.targets.statement import own_pack
 
 _MAX_CACHED_PARENTS = 64
 """Parents whose rewrites are kept in memory."""
@@ -118,6 +119,32 @@ class RewriteAuthor:
         if parent.language == "triton":
             return triton_rewrites.module_rewrites(parent.source, self._target.entry)
         return rewrites_of(parent.source, self._target.entry, self._facts)
+
+
+def target_facts(target: SearchTarget) -> InputFacts:
+    """What is known of a target's inputs and outputs; nothing for kernels and foreign tasks."""
+    pack = own_pack(target)
+    return InputFacts() if pack is None else pack_facts(pack)
+
+
+def pack_facts(pack: Pack) -> InputFacts:
+    """Which arguments have rows, and how many results there are.
+
+    An argument has rows when its first axis is the first of every output and stands nowhere else in the
+    definition's shapes: what is computed for some of them may then depend on no others.
+    """
+    about = pack.definition
+    if about.format is not PackFormat.OWN:
+        return InputFacts()
+    firsts = {t.shape[0] for t in about.outputs.values() if t.shape}
+    outputs = 0 if about.destination else len(about.outputs)
+    if len(firsts) != 1 or len({t.shape[:1] for t in about.outputs.values()}) != 1:
+        return InputFacts((), outputs)
+    (axis,) = firsts
+    given = {**about.inputs, **(about.outputs if about.destination else {})}
+    elsewhere = [t for t in (*about.inputs.values(), *about.outputs.values()) if axis in t.shape[1:]]
+    rows = tuple(name for name, t in given.items() if t.shape[:1] == (axis,))
+    return InputFacts(() if elsewhere or axis not in about.axes else rows, outputs)
 
 
 def _cross_constants(parent: Node, other: Node) -> Iterator[RewrittenSource]:

@@ -17,10 +17,9 @@ from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
 from forecast_autotune.variants.records import Variant
-from forecast_harness.authors.torch.constants import vary_constants
-from forecast_harness.authors.torch.protocol import InputFacts
+from forecast_harness.authors.torch.functions import vary_constants
 from forecast_harness.authors.torch.registry import RewrittenSource
-from forecast_harness.authors.torch.source_code import ParsedSource
+from forecast_harness.authors.torch.source_code import InputFacts, ParsedSource
 from forecast_harness.authors.triton import variants_of
 from forecast_harness.authors.triton.analysis.source_unit import MAX_EDITS
 from forecast_harness.targets.kernels.base_kernel import BaseKernel

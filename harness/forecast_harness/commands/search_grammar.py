@@ -44,7 +44,7 @@ def _method_options(parser: argparse.ArgumentParser) -> None:
         "--proposer",
         action="append",
         metavar="SPEC",
-        help="mechanical (default), recorded:DIR, llm:SPEC or external:CMD; several share the budget",
+        help="mechanical (default), llm:SPEC, external:CMD, files:DIR or recorded:DIR; several share the budget",
     )
     group.add_argument(
         "--llm",

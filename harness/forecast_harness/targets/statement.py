@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from forecast_autotune.records import Argument, Config
+from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.targets.cuda.signature import KernelSignature
+from forecast_harness.targets.packs.expressions import evaluate
 from forecast_harness.targets.packs.schema import Definition, Pack, PackFormat
 from forecast_harness.targets.packs.specs import AxisSpec, TensorSpec
 
@@ -163,3 +167,44 @@ def _call_text(arguments: Sequence[Argument]) -> str:
         else:
             shown.append(f"{a.name}={a.value!r}")
     return ", ".join(shown)
+
+
+# --- the work of one launch ---
+
+_BYTES_OF_BITS = {"64": 8, "32": 4, "16": 2, "8": 1}
+
+
+def timed_work(target: SearchTarget) -> dict[str, dict[str, Any]]:
+    """What one launch of each workload of a pack of our own format has to do: `axes`, `bytes` and `flops`."""
+    if (pack := own_pack(target)) is None:
+        return {}
+    found = {}
+    for work in pack.workloads:
+        moved, flops = _traffic_and_operations(pack.definition, work.axes)
+        found[work.name] = {"axes": dict(work.axes), "bytes": moved, "flops": flops}
+    return found
+
+
+def own_pack(target: SearchTarget) -> Pack | None:
+    """A target's pack of our own format; None for kernels and foreign tasks."""
+    given: Mapping[str, Any] | None = target.payload.get("pack")
+    if target.kind is not TargetKind.PACK or given is None:
+        return None
+    pack = Pack.from_json(given)
+    return pack if pack.definition.format is PackFormat.OWN else None
+
+
+def _traffic_and_operations(about: Definition, axes: Mapping[str, int]) -> tuple[int, int]:
+    """Bytes that must be moved and useful operations at one size."""
+    known = {**{n: a.value for n, a in about.axes.items() if a.value is not None}, **axes}
+    if about.bytes:
+        moved = evaluate(about.bytes, known)
+    else:
+        every = (*about.inputs.values(), *about.outputs.values())
+        moved = sum(math.prod(t.sizes(known)) * _element_bytes(t.dtype) for t in every)
+    return moved, evaluate(about.flops, known)
+
+
+def _element_bytes(dtype: str) -> int:
+    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
+    return _BYTES_OF_BITS.get(digits, 1)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.errors import ForecastAutotuneError, SettingsError
-from forecast_harness.authors.target_facts import timed_work
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE, read_cuda_declaration
 from forecast_harness.targets.cuda.signature import KernelSignature
 from forecast_harness.targets.packs.schema import Pack
 from forecast_harness.targets.search_target import open_target
+from forecast_harness.targets.statement import timed_work
 from forecast_harness.verify.run import check_pack
 from tests.harness.cuda_kernels.declared_kernel import (
     DECLARATION,

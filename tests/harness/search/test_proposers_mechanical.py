@@ -13,9 +13,9 @@ import pytest
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.authors import open_author, triton_rewrites
 from forecast_harness.authors.cuda_rewrites import constants_of
-from forecast_harness.authors.target_facts import pack_facts
+from forecast_harness.authors.mechanical import pack_facts
 from forecast_harness.authors.torch import rewrites_of
-from forecast_harness.authors.torch.protocol import InputFacts
+from forecast_harness.authors.torch.source_code import InputFacts
 from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.cpu_lanes import CpuLanes

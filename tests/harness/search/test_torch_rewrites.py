@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from forecast_harness.authors.torch import REWRITES, rewrites_of
-from forecast_harness.authors.torch.protocol import InputFacts
+from forecast_harness.authors.torch.source_code import InputFacts
 
 
 def made(body: str, rewrite: str, facts: InputFacts | None = None, parameters: str = "x, y, z") -> list[str]:

@@ -6,15 +6,21 @@ import ast
 import copy
 from collections.abc import Iterator, Sequence
 
-from forecast_harness.authors.torch.matching import ExpressionTerm, term_of
-from forecast_harness.authors.torch.protocol import InputFacts, TorchEdit
+from forecast_harness.authors.torch.rules import ExpressionTerm, term_of
 from forecast_harness.authors.torch.source_code import (
     FunctionScope,
+    InputFacts,
     ParsedSource,
+    TorchEdit,
     is_arithmetic,
     read_expressions,
+    statement_lists,
 )
-from forecast_harness.authors.triton.analysis.source_unit import nodes_in_order, swap_expressions
+from forecast_harness.authors.triton.analysis.source_unit import (
+    nodes_in_order,
+    replace_statement,
+    swap_expressions,
+)
 
 _UNARY_OPERATIONS = frozenset(
     (
@@ -144,7 +150,8 @@ def write_with_out(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]
             draft.twin(statement).__dict__.update(value=call)
             twin = draft.twin(statement)
             if isinstance(twin, ast.Assign):
-                _replace_statement(draft.tree, twin, ast.Expr(call))
+                block = next(b for b in statement_lists(draft.tree) if any(s is twin for s in b))
+                replace_statement(block, twin, [ast.Expr(call)])
             yield TorchEdit(draft.text(), "the result goes where it belongs without a copy")
 
 
@@ -302,12 +309,3 @@ def _as_load(target: ast.expr) -> ast.expr:
     if isinstance(made, ast.Subscript):
         made.ctx = ast.Load()
     return made
-
-
-def _replace_statement(tree: ast.Module, old: ast.stmt, new: ast.stmt) -> None:
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
-            if isinstance(block, list) and any(s is old for s in block):
-                block[next(i for i, s in enumerate(block) if s is old)] = new
-                return

@@ -6,17 +6,18 @@ import ast
 import copy
 from collections.abc import Iterator, Sequence
 
-from forecast_harness.authors.torch.matching import term_of
-from forecast_harness.authors.torch.protocol import InputFacts, TorchEdit
+from forecast_harness.authors.torch.rules import term_of
 from forecast_harness.authors.torch.source_code import (
     FunctionScope,
+    InputFacts,
     ParsedSource,
+    TorchEdit,
     is_arithmetic,
     is_pure,
     root_name,
+    statement_lists,
 )
 from forecast_harness.authors.triton.analysis.source_unit import (
-    Block,
     assigned_names,
     fresh_name,
     names,
@@ -24,6 +25,7 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     parse_expression,
     parse_statements,
     read_names,
+    replace_statement,
     swap_expressions,
 )
 
@@ -52,19 +54,17 @@ def hoist_invariants(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdi
     """Expressions that are the same in every pass are evaluated once, before the loop."""
     for function in code.functions:
         scope = FunctionScope(code, function)
-        for block, loop in _loops_of(function):
+        for loop in _loops_of(function):
             found = _invariant_expressions(loop, scope)
             for some in [[one] for one in found] + ([found] if len(found) > 1 else []):
-                yield _evaluate_before_loop(
-                    code, function, block, loop, [(list(same), same[0]) for same in some]
-                )
+                yield _evaluate_before_loop(code, function, loop, [(list(same), same[0]) for same in some])
 
 
 def hoist_pointwise(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
     """`exp(x[part])` in a loop becomes a part of `exp(x)`, worked out for all parts at once."""
     for function in code.functions:
         scope = FunctionScope(code, function)
-        for block, loop in _loops_of(function):
+        for loop in _loops_of(function):
             changed = _changed_names(loop)
             for node in nodes_in_order(loop):
                 if not isinstance(node, ast.Call):
@@ -80,13 +80,13 @@ def hoist_pointwise(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit
                 twins = {ast.dump(n): n for n in ast.walk(every) if isinstance(n, ast.Subscript)}
                 at = twins[ast.dump(inner.node)]
                 every = swap_expressions(ast.Expression(every), {id(at): copy.deepcopy(whole)}).body
-                yield _evaluate_before_loop(code, function, block, loop, [([node], every)], inner.node)
+                yield _evaluate_before_loop(code, function, loop, [([node], every)], inner.node)
 
 
 def batch_rows(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
     """`for i in range(n)` over single rows takes `DEFAULT_ROWS` of them in each pass."""
     for function in code.functions:
-        for _, loop in _loops_of(function):
+        for loop in _loops_of(function):
             if not isinstance(loop, ast.For) or not _is_row_loop(loop, function):
                 continue
             draft = code.copy()
@@ -106,18 +106,15 @@ def batch_rows(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
                 joins = isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.stack"
                 if isinstance(node, ast.Call) and joins and root_name(node.args[0]) in lists:
                     node.func = parse_expression("torch.cat")
-            _insert_constant(draft, constant, DEFAULT_ROWS)
+            insert_definition(draft.tree, f"{constant} = {DEFAULT_ROWS}")
             yield TorchEdit(draft.text(), f"rows are taken {constant} at a time")
 
 
-def _loops_of(function: ast.FunctionDef) -> Iterator[tuple[Block, ast.For | ast.While]]:
-    for node in nodes_in_order(function):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
-            if isinstance(block, list):
-                for statement in block:
-                    if isinstance(statement, ast.For | ast.While):
-                        yield block, statement
+def _loops_of(function: ast.FunctionDef) -> Iterator[ast.For | ast.While]:
+    for block in statement_lists(function):
+        for statement in block:
+            if isinstance(statement, ast.For | ast.While):
+                yield statement
 
 
 def _changed_names(loop: ast.For | ast.While) -> set[str]:
@@ -159,7 +156,6 @@ def _invariant_expressions(loop: ast.For | ast.While, scope: FunctionScope) -> l
 def _evaluate_before_loop(
     code: ParsedSource,
     function: ast.FunctionDef,
-    block: Block,
     loop: ast.stmt,
     moved: Sequence[tuple[list[ast.expr], ast.expr]],
     part: ast.expr | None = None,
@@ -177,15 +173,10 @@ def _evaluate_before_loop(
         if isinstance(part, ast.Subscript):
             instead = ast.Subscript(instead, copy.deepcopy(part.slice), ast.Load())
         swaps |= {id(draft.twin(p)): copy.deepcopy(instead) for p in places}
-    for node in ast.walk(draft.twin(function)):
-        for field in ("body", "orelse", "finalbody"):
-            inside = getattr(node, field, None)
-            if isinstance(inside, list) and any(s is twin_loop for s in inside):
-                at = next(i for i, s in enumerate(inside) if s is twin_loop)
-                swap_expressions(twin_loop, swaps)
-                inside[at:at] = new
-                return TorchEdit(draft.text(), "worked out once, before the loop")
-    raise AssertionError("the loop stands in a block of its function")
+    block = next(b for b in statement_lists(draft.twin(function)) if any(s is twin_loop for s in b))
+    swap_expressions(twin_loop, swaps)
+    replace_statement(block, twin_loop, [*new, twin_loop])
+    return TorchEdit(draft.text(), "worked out once, before the loop")
 
 
 def _is_row_loop(loop: ast.For, function: ast.FunctionDef) -> bool:
@@ -218,11 +209,6 @@ def _appended_list(node: ast.AST) -> str:
     """The list that a call appends to; empty for anything else."""
     call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append"
     return root_name(node) if call and isinstance(node, ast.expr) else ""
-
-
-def _insert_constant(code: ParsedSource, constant: str, value: int) -> None:
-    """Put a constant at the top of the module, after its imports."""
-    insert_definition(code.tree, f"{constant} = {value}")
 
 
 def insert_definition(tree: ast.Module, text: str) -> None:

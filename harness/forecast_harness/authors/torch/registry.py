@@ -6,64 +6,50 @@ import ast
 import itertools
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
-from forecast_harness.authors.torch import (
-    algebra,
-    chunking,
-    constants,
-    fused_operations,
-    inplace,
-    loops,
-    matching,
-    products,
-    whole_functions,
-)
-from forecast_harness.authors.torch.protocol import InputFacts, TorchEdit, TorchRewrite
-from forecast_harness.authors.torch.source_code import ParsedSource
+from forecast_harness.authors.torch import functions, inplace, loops, rules
+from forecast_harness.authors.torch.source_code import InputFacts, ParsedSource, TorchEdit, TorchRewrite
 from forecast_harness.authors.triton.analysis.source_unit import MAX_EDITS
 
 MAX_PAIRS = 400
 """Most combinations of two rewrites that are made of one source."""
 
 
-def _apply_rules(
-    rules: Iterable[matching.RewriteRule],
-) -> Callable[[ParsedSource, InputFacts], Iterable[TorchEdit]]:
-    taken = tuple(rules)
-
-    def apply(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
-        for rule in taken:
-            yield from matching.apply_rule(code, rule)
-
-    return apply
-
-
 def _rule_rewrites() -> Iterator[TorchRewrite]:
-    grouped: dict[str, list[matching.RewriteRule]] = defaultdict(list)
-    for rule in (*fused_operations.RULES, *algebra.RULES):
+    """One rewrite for all rules of a name."""
+    grouped: dict[str, list[rules.RewriteRule]] = defaultdict(list)
+    for rule in rules.RULES:
         grouped[rule.name].append(rule)
-    for name, rules in grouped.items():
-        yield TorchRewrite(name, _apply_rules(rules))
+    for name, named in grouped.items():
+        yield TorchRewrite(name, partial(_apply_rules, tuple(named)))
+
+
+def _apply_rules(
+    taken: Iterable[rules.RewriteRule], code: ParsedSource, facts: InputFacts
+) -> Iterator[TorchEdit]:
+    for rule in taken:
+        yield from rules.apply_rule(code, rule)
 
 
 REWRITES: tuple[TorchRewrite, ...] = (
     # In the order in which they are applied to one another: what shows patterns first, what hides them last.
     *_rule_rewrites(),
-    TorchRewrite("einsum-to-matmul", products.einsum_to_matmul),
-    TorchRewrite("once", whole_functions.eliminate_common_subexpressions),
+    TorchRewrite("einsum-to-matmul", functions.einsum_to_matmul),
+    TorchRewrite("once", functions.eliminate_common_subexpressions),
     TorchRewrite("hoist", loops.hoist_invariants),
     TorchRewrite("pointwise-first", loops.hoist_pointwise),
     TorchRewrite("rows-together", loops.batch_rows),
-    TorchRewrite("contiguous-operands", products.contiguous_operands),
+    TorchRewrite("contiguous-operands", functions.contiguous_operands),
     TorchRewrite("overwrite", inplace.operate_in_place),
     TorchRewrite("destinations", inplace.write_with_out),
-    TorchRewrite("inference-mode", whole_functions.inference_mode),
-    TorchRewrite("chunk-rows", chunking.chunk_rows),
-    TorchRewrite("constants", constants.vary_constants),
+    TorchRewrite("inference-mode", functions.inference_mode),
+    TorchRewrite("chunk-rows", functions.chunk_rows),
+    TorchRewrite("constants", functions.vary_constants),
 )
 
 

@@ -1,11 +1,11 @@
-"""A Python source as a tree: its functions, what its names stand for, and copies to edit."""
+"""A Python source as a tree: its functions, what its names mean, and copies to edit; and what a rewrite of it is."""
 
 from __future__ import annotations
 
 import ast
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -16,6 +16,35 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     parse_to_rewrite,
     read_names,
 )
+
+
+@dataclass(frozen=True)
+class InputFacts:
+    """What is known besides the source; nothing has to be."""
+
+    rows: tuple[str, ...] = ()
+    """Inputs and destinations whose first axis is the first axis of every output, and of no other use."""
+    outputs: int = 0
+    """Number of outputs that the entry returns; 0 if it writes into destinations, or if not known."""
+
+
+@dataclass(frozen=True)
+class TorchEdit:
+    """One edited source."""
+
+    text: str = field(repr=False)
+    note: str
+    """What was changed and why, in a sentence."""
+
+
+@dataclass(frozen=True)
+class TorchRewrite:
+    """A named rewrite; see `registry`."""
+
+    name: str
+    apply: Callable[[ParsedSource, InputFacts], Iterable[TorchEdit]]
+    """Yields nothing where it does not apply. Never changes its argument."""
+
 
 T = TypeVar("T", bound=ast.AST)
 
@@ -250,7 +279,7 @@ def _drop_unused_assignments(function: ast.FunctionDef) -> None:
             n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
         )
         dropped = False
-        for block in _statement_lists(function):
+        for block in statement_lists(function):
             for statement in list(block):
                 if (
                     isinstance(statement, ast.Assign)
@@ -264,7 +293,8 @@ def _drop_unused_assignments(function: ast.FunctionDef) -> None:
             return
 
 
-def _statement_lists(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
+def statement_lists(function: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Every block of statements in a function, or in a module."""
     for node in ast.walk(function):
         for name in ("body", "orelse", "finalbody"):
             inner = getattr(node, name, None)

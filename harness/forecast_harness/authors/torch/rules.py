@@ -1,0 +1,534 @@
+"""Patterns of tensor expressions, and the rules that put cheaper or fused operations in their place.
+
+`_x * torch.sigmoid(_x)` finds `a.sigmoid() * a`, through local names. A pattern is Python in which `_a` to `_z` stand
+for any expression, the same one wherever the name occurs; `_k`, `_j` for a plain number. Methods and functions of torch
+are the same, as are operators and their functions, and sums and products match in either order.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from forecast_harness.authors.torch.source_code import (
+    FunctionScope,
+    ParsedSource,
+    TorchEdit,
+    read_expressions,
+)
+from forecast_harness.authors.triton.analysis.source_unit import parse_expression, swap_expressions
+
+Bindings = dict[str, "ExpressionTerm"]
+
+_PATTERN_NAME = re.compile(r"_[a-z]")
+_NUMBER_NAMES = ("_k", "_j")
+_OPERATORS = {
+    "mul": "Mult", "multiply": "Mult", "add": "Add", "sub": "Sub", "subtract": "Sub", "div": "Div",
+    "divide": "Div", "true_divide": "Div", "matmul": "MatMult", "mm": "MatMult", "bmm": "MatMult",
+}  # fmt: skip
+_SYNONYMS = {
+    "pow": "Pow",
+    "clip": "clamp",
+    "neg": "USub",
+    "negative": "USub",
+    "absolute": "abs",
+    "concat": "cat",
+}
+_REDUCTIONS = frozenset(
+    (
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "var",
+        "std",
+        "softmax",
+        "log_softmax",
+        "cumsum",
+        "logsumexp",
+    )
+) | frozenset(("argmax", "argmin", "prod", "norm"))
+_COMMUTATIVE = ("Mult", "Add")
+_MAX_DEPTH = 12
+
+
+@dataclass(frozen=True)
+class ExpressionTerm:
+    """An expression in a form in which equal things look alike; `node` is where it stands."""
+
+    head: str
+    parts: tuple[ExpressionTerm, ...] = ()
+    node: ast.expr = field(default_factory=lambda: ast.Constant(None), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class RewriteRule:
+    """A pattern and what may stand in its place."""
+
+    name: str
+    pattern: str
+    replacement: str
+    note: str
+    scalar: tuple[str, ...] = ()
+    """Of the pattern's names, those that must be plain numbers or sizes."""
+    tensor: tuple[str, ...] = ()
+    """Those that must not be."""
+    all_places_only: bool = False
+    """Whether it only makes sense at all places of a source at once."""
+
+
+def term_of(node: ast.expr, modules: Mapping[str, str]) -> ExpressionTerm:
+    """The form of an expression."""
+
+    def form(inner: ast.expr) -> ExpressionTerm:
+        return term_of(inner, modules)
+
+    if isinstance(node, ast.Name):
+        return ExpressionTerm(f"name:{node.id}", (), node)
+    if isinstance(node, ast.Constant):
+        number = isinstance(node.value, int | float) and not isinstance(node.value, bool)
+        value = float(ast.literal_eval(node)) if number else node.value
+        return ExpressionTerm(f"constant:{value!r}", (), node)
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant) and node.right.value == 2:
+            return ExpressionTerm("square", (form(node.left),), node)
+        return ExpressionTerm(type(node.op).__name__, (form(node.left), form(node.right)), node)
+    if isinstance(node, ast.UnaryOp):
+        if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            return ExpressionTerm(f"constant:-{form(node.operand).head.partition(':')[2]}", (), node)
+        return ExpressionTerm(type(node.op).__name__, (form(node.operand),), node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+        return _call_term(node, modules)
+    if isinstance(node, ast.Attribute):
+        return ExpressionTerm(f".{node.attr}", (form(node.value),), node)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return ExpressionTerm(type(node.ops[0]).__name__, (form(node.left), form(node.comparators[0])), node)
+    if isinstance(node, ast.Subscript):
+        return ExpressionTerm("item", (form(node.value), form(node.slice)), node)
+    if isinstance(node, ast.Tuple | ast.List):
+        return ExpressionTerm("tuple", tuple(form(e) for e in node.elts), node)
+    return ExpressionTerm(f"other:{ast.dump(node)}", (), node)
+
+
+def _call_term(node: ast.Call, modules: Mapping[str, str]) -> ExpressionTerm:
+    written = ast.unparse(node.func)
+    first, _, rest = written.partition(".")
+    plain = not re.search(r"[^\w.]", written)
+    dotted = f"{modules[first]}.{rest}".rstrip(".") if plain and first in modules else ""
+    given = list(node.args)
+    if dotted.startswith("torch.nn.functional."):
+        name = dotted.removeprefix("torch.nn.functional.")
+        head = name if name in ("softmax", "log_softmax", "sigmoid", "tanh", "relu") else f"F.{name}"
+    elif dotted.startswith("torch."):
+        head = dotted.removeprefix("torch.").removeprefix("special.")
+    elif dotted or isinstance(node.func, ast.Name):
+        head = f"call:{dotted or written}"
+    else:
+        assert isinstance(node.func, ast.Attribute)
+        head, given = node.func.attr, [node.func.value, *given]
+    head = _SYNONYMS.get(head, head)
+    named = {k.arg or "**": k.value for k in node.keywords}
+    if head in _REDUCTIONS:
+        if len(given) == 1 and "dim" in named:
+            given.append(named.pop("dim"))
+        if len(given) == 3 and head not in ("var", "std", "norm"):
+            named["keepdim"] = given.pop()
+    if head in _OPERATORS and len(given) == 2 and not named:
+        head = _OPERATORS[head]
+    if head == "Pow" and len(given) == 2 and isinstance(given[1], ast.Constant) and given[1].value == 2:
+        head, given = "square", given[:1]
+    keywords = tuple(ExpressionTerm(f"{k}=", (term_of(v, modules),), v) for k, v in sorted(named.items()))
+    return ExpressionTerm(head, (*(term_of(g, modules) for g in given), *keywords), node)
+
+
+class PatternMatcher:
+    """Matches patterns in one function."""
+
+    def __init__(self, code: ParsedSource, scope: FunctionScope) -> None:
+        self.modules = code.modules
+        self.scope = scope
+
+    def matches(self, rule: RewriteRule, node: ast.expr) -> Bindings | None:
+        """What the names of a rule's pattern stand for, or None where it does not apply."""
+        for bound in self._match(parse_pattern(rule.pattern), term_of(node, self.modules), {}, 0):
+            plain = [self.scope.scalar(bound[n].node) for n in rule.scalar]
+            if all(plain) and not any(self.scope.scalar(bound[n].node) for n in rule.tensor):
+                return bound
+        return None
+
+    def same(self, a: ExpressionTerm, b: ExpressionTerm) -> bool:
+        """Whether two expressions have one value, as far as names that never change show."""
+        return a == b or self._expand(a) == self._expand(b)
+
+    def _expand(self, term: ExpressionTerm, depth: int = 0) -> ExpressionTerm:
+        if term.head.startswith("name:") and depth < _MAX_DEPTH:
+            meant = self._definition_of(term)
+            return term if meant is None else self._expand(meant, depth + 1)
+        return ExpressionTerm(term.head, tuple(self._expand(p, depth) for p in term.parts))
+
+    def _definition_of(self, term: ExpressionTerm) -> ExpressionTerm | None:
+        found = self.scope.definitions.get(term.head.partition(":")[2])
+        return None if found is None else term_of(found, self.modules)
+
+    def _match(
+        self, pattern: ExpressionTerm, term: ExpressionTerm, bound: Bindings, depth: int
+    ) -> Iterator[Bindings]:
+        if depth > _MAX_DEPTH:
+            return
+        name = pattern.head.partition(":")[2]
+        if pattern.head.startswith("name:") and _PATTERN_NAME.fullmatch(name):
+            if name in _NUMBER_NAMES and not re.fullmatch(r"constant:-?[\d.e+-]+", term.head):
+                return
+            if name not in bound:
+                yield {**bound, name: term}
+            elif self.same(bound[name], term):
+                yield bound
+            return
+        if pattern.head == term.head and len(pattern.parts) == len(term.parts):
+            yield from self._parts(pattern.parts, term.parts, bound, depth)
+            if pattern.head in _COMMUTATIVE:
+                yield from self._parts(pattern.parts, term.parts[::-1], bound, depth)
+            return
+        if pattern.head == "square" and term.head == "Mult" and self.same(*term.parts):
+            yield from self._match(pattern.parts[0], term.parts[0], bound, depth + 1)
+        elif term.head.startswith("name:") and (meant := self._definition_of(term)) is not None:
+            yield from self._match(pattern, meant, bound, depth + 1)
+
+    def _parts(
+        self,
+        patterns: tuple[ExpressionTerm, ...],
+        terms: tuple[ExpressionTerm, ...],
+        bound: Bindings,
+        depth: int,
+    ) -> Iterator[Bindings]:
+        if not patterns:
+            yield bound
+            return
+        for found in self._match(patterns[0], terms[0], bound, depth + 1):
+            yield from self._parts(patterns[1:], terms[1:], found, depth)
+
+
+@cache
+def parse_pattern(text: str) -> ExpressionTerm:
+    """The form of a pattern's text."""
+    return term_of(parse_expression(text), {"torch": "torch", "F": "torch.nn.functional"})
+
+
+def instantiate_pattern(text: str, bound: Mapping[str, ExpressionTerm]) -> ast.expr:
+    """An expression from its text, with a pattern's names replaced by what they stand for."""
+    made = parse_expression(text)
+    names = [n for n in ast.walk(made) if isinstance(n, ast.Name) and n.id in bound]
+    return swap_expressions(
+        ast.Expression(made), {id(n): copy.deepcopy(bound[n.id].node) for n in names}
+    ).body
+
+
+def apply_rule(code: ParsedSource, rule: RewriteRule) -> Iterator[TorchEdit]:
+    """One edit per place where a rule applies, and one of all places if there are several."""
+    found: list[tuple[ast.expr, ast.expr]] = []
+    for function in code.functions:
+        matcher = PatternMatcher(code, FunctionScope(code, function))
+        for node in read_expressions(function):
+            bound = None if isinstance(node, ast.Name) else matcher.matches(rule, node)
+            if bound is not None:
+                found.append((node, instantiate_pattern(rule.replacement, bound)))
+    alone = [] if rule.all_places_only else [[one] for one in found]
+    for places in alone + ([found] if found and (rule.all_places_only or len(found) > 1) else []):
+        draft = code.copy()
+        swap_expressions(draft.tree, {id(draft.twin(old)): copy.deepcopy(new) for old, new in places})
+        yield TorchEdit(draft.text(), rule.note)
+
+
+# --- the same value by other operations ---
+
+
+MULTIPLY_ADD_NOTE = "a product and a sum in one pass over memory"
+SQUARES_NOTE = "a sum of squares without storing the squares"
+
+_ALGEBRA = (
+    # One pass instead of two: operands of one type, so no plain numbers among them.
+    RewriteRule(
+        "multiply-add", "_c + _a * _b", "torch.addcmul(_c, _a, _b)", MULTIPLY_ADD_NOTE, (), ("_a", "_b", "_c")
+    ),
+    RewriteRule(
+        "multiply-add",
+        "_c - _a * _b",
+        "torch.addcmul(_c, _a, _b, value=-1)",
+        MULTIPLY_ADD_NOTE,
+        (),
+        ("_a", "_b", "_c"),
+    ),
+    RewriteRule(
+        "multiply-add", "_c + _a / _b", "torch.addcdiv(_c, _a, _b)", MULTIPLY_ADD_NOTE, (), ("_a", "_b", "_c")
+    ),
+    RewriteRule(
+        "multiply-add",
+        "_c + _a * _s",
+        "torch.add(_c, _a, alpha=_s)",
+        MULTIPLY_ADD_NOTE,
+        ("_s",),
+        ("_a", "_c"),
+    ),
+    RewriteRule(
+        "multiply-add",
+        "_c - _a * _s",
+        "torch.sub(_c, _a, alpha=_s)",
+        MULTIPLY_ADD_NOTE,
+        ("_s",),
+        ("_a", "_c"),
+    ),
+    RewriteRule(
+        "multiply-add", "_a + _t * (_b - _a)", "torch.lerp(_a, _b, _t)", MULTIPLY_ADD_NOTE, (), ("_a", "_b")
+    ),
+    # Exponentials and roots.
+    RewriteRule(
+        "exponents", "torch.exp(_a) * torch.exp(_b)", "torch.exp(_a + _b)", "one exponential for two"
+    ),
+    RewriteRule(
+        "exponents", "torch.exp(_a) / torch.exp(_b)", "torch.exp(_a - _b)", "one exponential for two"
+    ),
+    RewriteRule("exponents", "torch.log(_a) + torch.log(_b)", "torch.log(_a * _b)", "one logarithm for two"),
+    RewriteRule("exponents", "torch.log(_a) - torch.log(_b)", "torch.log(_a / _b)", "one logarithm for two"),
+    RewriteRule("exponents", "torch.exp(_x) - 1", "torch.expm1(_x)", "exp(x) - 1 in one pass"),
+    RewriteRule("exponents", "torch.log(1 + _x)", "torch.log1p(_x)", "log(1 + x) in one pass"),
+    RewriteRule("exp2", "torch.exp(_x)", "torch.exp2(_x * 1.4426950408889634)", "exp as a power of two"),
+    RewriteRule("rsqrt", "_a / torch.sqrt(_b)", "_a * torch.rsqrt(_b)", "a product with the reciprocal root"),
+    RewriteRule("rsqrt", "1 / torch.sqrt(_b)", "torch.rsqrt(_b)", "the reciprocal root in one pass"),
+    RewriteRule("rsqrt", "_b ** -0.5", "torch.rsqrt(_b)", "the reciprocal root in one pass", (), ("_b",)),
+    RewriteRule("rsqrt", "_b ** 0.5", "torch.sqrt(_b)", "a root, not a power", (), ("_b",)),
+    RewriteRule("reciprocal", "_a / _s", "_a * (1.0 / _s)", "a product for a quotient", ("_s",), ("_a",)),
+    RewriteRule(
+        "reciprocal",
+        "_a / _b",
+        "_a * torch.reciprocal(_b)",
+        "one quotient per divisor, then products",
+        (),
+        ("_a", "_b"),
+    ),
+    RewriteRule("square", "_x * _x", "_x.square()", "a square reads its operand once", (), ("_x",)),
+    # Reductions that need not store what they reduce.
+    RewriteRule(
+        "sum-squares",
+        "_x.square().mean(-1, keepdim=True)",
+        "torch.linalg.vecdot(_x, _x)[..., None] / _x.shape[-1]",
+        SQUARES_NOTE,
+    ),
+    RewriteRule(
+        "sum-squares",
+        "_x.square().mean(_d, keepdim=True)",
+        "torch.linalg.vector_norm(_x, dim=_d, keepdim=True).square() / _x.shape[_d]",
+        SQUARES_NOTE,
+    ),
+    RewriteRule(
+        "sum-squares",
+        "_x.square().mean(-1, keepdim=True)",
+        "torch.einsum('...i,...i->...', _x, _x)[..., None] / _x.shape[-1]",
+        SQUARES_NOTE,
+    ),
+    RewriteRule("sum-squares", "_x.square().sum(-1)", "torch.linalg.vecdot(_x, _x)", SQUARES_NOTE),
+    RewriteRule(
+        "sum-squares",
+        "_x.square().sum(-1, keepdim=True)",
+        "torch.linalg.vecdot(_x, _x)[..., None]",
+        SQUARES_NOTE,
+    ),
+    RewriteRule(
+        "sum-products", "(_a * _b).sum(-1)", "torch.linalg.vecdot(_a, _b)", "a dot product without storing"
+    ),
+    RewriteRule(
+        "sum-products",
+        "(_a * _b).sum(-1, keepdim=True)",
+        "torch.linalg.vecdot(_a, _b)[..., None]",
+        "a dot product without storing",
+    ),
+    RewriteRule(
+        "largest",
+        "_x.abs().amax(_d)",
+        "torch.maximum(_x.amax(_d), -_x.amin(_d))",
+        "the largest magnitude without storing magnitudes",
+    ),
+    RewriteRule(
+        "largest",
+        "_x.abs().amax(_d)",
+        "torch.linalg.vector_norm(_x, float('inf'), _d)",
+        "the largest magnitude as a norm",
+    ),
+    # Where to scale: the smaller operand.
+    RewriteRule(
+        "scale-early", "(_a @ _b) * _s", "(_a * _s) @ _b", "the factor on the left operand", ("_s",), ("_a",)
+    ),
+    RewriteRule(
+        "scale-early", "(_a @ _b) * _s", "_a @ (_b * _s)", "the factor on the right operand", ("_s",), ("_a",)
+    ),
+    RewriteRule(
+        "scale-early", "(_a @ _b) / _s", "(_a / _s) @ _b", "the factor on the left operand", ("_s",), ("_a",)
+    ),
+    # Precision and layout.
+    RewriteRule("narrow", "_x.float()", "_x", "no conversion to single precision", all_places_only=True),
+    RewriteRule(
+        "narrow", "_x.to(torch.float32)", "_x", "no conversion to single precision", all_places_only=True
+    ),
+    RewriteRule("no-copy", "_x.contiguous()", "_x", "no copy into another layout"),
+    RewriteRule("no-copy", "_x.reshape(_s)", "_x.view(_s)", "a view, not perhaps a copy"),
+    RewriteRule(
+        "copy-layout", "_x.transpose(_a, _b)", "_x.transpose(_a, _b).contiguous()", "laid out as it is read"
+    ),
+    RewriteRule("copy-layout", "_x.T", "_x.T.contiguous()", "laid out as it is read"),
+    RewriteRule(
+        "wide-sums",
+        "_x.cumsum(_d)",
+        "_x.cumsum(_d, dtype=torch.float32).to(_x.dtype)",
+        "running sums in single precision",
+    ),
+    RewriteRule(
+        "wide-sums",
+        "_x.cumsum(_d)",
+        "_x.cumsum(_d, dtype=torch.float64).to(_x.dtype)",
+        "running sums in double precision",
+    ),
+    RewriteRule(
+        "wide-sums",
+        "_x.cumsum(-1)",
+        "_x.transpose(-2, -1).contiguous().cumsum(-2).transpose(-2, -1)",
+        "running sums side by side",
+    ),
+)
+
+
+# --- compositions of primitives that torch has as one operation ---
+
+
+_F = "torch.nn.functional"
+_RMS_PATTERN = "torch.rsqrt(_x.square().mean(-1, keepdim=True) + _k)"
+_CENTRED_PATTERN = "(_x - _x.mean(-1, keepdim=True))"
+_NOTES = {
+    "softmax": "one operation for a softmax",
+    "norm": "one operation for a normalisation",
+    "activation": "one operation for an activation",
+    "product": "one operation for a product and what surrounds it",
+    "search": "one operation for a search",
+    "lookup": "one operation for a lookup",
+}
+
+
+def _fusion_rules(name: str, instead: str, *patterns: str) -> list[RewriteRule]:
+    return [RewriteRule(f"fused-{name}", pattern, instead, _NOTES[name]) for pattern in patterns]
+
+
+def _softmax_pattern(e: str) -> str:
+    return f"{e} / {e}.sum(_d, keepdim=True)"
+
+
+def _layer_norm_patterns(scaled: str) -> list[str]:
+    """Ways to write a layer norm; `scaled` says what is done with {}."""
+    variances = [
+        "_x.var(-1, unbiased=False, keepdim=True)",
+        "_x.var(-1, keepdim=True, correction=0)",
+        f"{_CENTRED_PATTERN}.square().mean(-1, keepdim=True)",
+    ]
+    found = []
+    for variance in variances:
+        found.append(scaled.format(f"({_CENTRED_PATTERN} * torch.rsqrt({variance} + _k))"))
+        found.append(scaled.format(f"({_CENTRED_PATTERN} / torch.sqrt({variance} + _k))"))
+    return found
+
+
+_SCORE_PATTERNS = ("_q @ _m.transpose(-2, -1)", "_q @ _m.transpose(-1, -2)", "_q @ _m.mT")
+
+_FUSIONS = (
+    *_fusion_rules(
+        "softmax",
+        "torch.softmax(_x, _d)",
+        _softmax_pattern("torch.exp(_x - _x.amax(_d, keepdim=True))"),
+        _softmax_pattern("torch.exp(_x - _x.max(_d, keepdim=True).values)"),
+        _softmax_pattern("torch.exp(_x - _x.max(_d, keepdim=True)[0])"),
+        _softmax_pattern("torch.exp(_x)"),
+    ),
+    *_fusion_rules(
+        "softmax",
+        "torch.log_softmax(_x, _d)",
+        "_x - _x.logsumexp(_d, keepdim=True)",
+        "torch.log(torch.softmax(_x, _d))",
+        "_x - torch.log(torch.exp(_x).sum(_d, keepdim=True))",
+    ),
+    *_fusion_rules("softmax", "torch.logsumexp(_x, _d)", "torch.log(torch.exp(_x).sum(_d))"),
+    *_fusion_rules(
+        "norm",
+        f"{_F}.rms_norm(_x, (_x.shape[-1],), _w, _k)",
+        f"_x * {_RMS_PATTERN} * _w",
+        f"_w * (_x * {_RMS_PATTERN})",
+        "_x / torch.sqrt(_x.square().mean(-1, keepdim=True) + _k) * _w",
+    ),
+    *_fusion_rules(
+        "norm",
+        f"{_F}.rms_norm(_x, (_x.shape[-1],), None, _k)",
+        f"_x * {_RMS_PATTERN}",
+        "_x / torch.sqrt(_x.square().mean(-1, keepdim=True) + _k)",
+    ),
+    *_fusion_rules(
+        "norm", f"{_F}.layer_norm(_x, (_x.shape[-1],), _w, _b, _k)", *_layer_norm_patterns("{} * _w + _b")
+    ),
+    *_fusion_rules(
+        "norm", f"{_F}.layer_norm(_x, (_x.shape[-1],), None, None, _k)", *_layer_norm_patterns("{}")
+    ),
+    *_fusion_rules("activation", f"{_F}.silu(_x)", "_x * torch.sigmoid(_x)", "_x / (1 + torch.exp(-_x))"),
+    *_fusion_rules(
+        "activation", "torch.sigmoid(_x)", "1 / (1 + torch.exp(-_x))", "torch.reciprocal(1 + torch.exp(-_x))"
+    ),
+    *_fusion_rules(
+        "activation", "torch.relu(_x)", "_x.clamp(min=0)", "torch.maximum(_x, torch.zeros_like(_x))"
+    ),
+    *_fusion_rules("activation", f"{_F}.gelu(_x)", "_x * 0.5 * (1 + torch.erf(_x / 1.4142135623730951))"),
+    *_fusion_rules(
+        "activation", f"{_F}.softplus(_x)", "torch.log(1 + torch.exp(_x))", "torch.log1p(torch.exp(_x))"
+    ),
+    *_fusion_rules("product", f"{_F}.linear(_x, _w, _b)", "_x @ _w.T + _b", "_x @ _w.t() + _b"),
+    *_fusion_rules("product", f"{_F}.linear(_x, _w)", "_x @ _w.T", "_x @ _w.t()"),
+    *_fusion_rules(
+        "product",
+        f"{_F}.scaled_dot_product_attention(_q, _m, _v, scale=_s)",
+        *(f"torch.softmax(({s}) * _s, -1) @ _v" for s in _SCORE_PATTERNS),
+    ),
+    *_fusion_rules(
+        "product",
+        f"{_F}.scaled_dot_product_attention(_q, _m, _v, scale=1.0 / _s)",
+        *(f"torch.softmax(({s}) / _s, -1) @ _v" for s in _SCORE_PATTERNS),
+    ),
+    *_fusion_rules("product", "torch.addmm(_c, _a, _b)", "_c + _a @ _b"),
+    *_fusion_rules("product", "torch.baddbmm(_c, _a, _b)", "_c + _a @ _b"),
+    *_fusion_rules("product", "torch.addmm(_c, _a, _b, alpha=-1)", "_c - _a @ _b"),
+    *_fusion_rules("product", "torch.baddbmm(_c, _a, _b, alpha=-1)", "_c - _a @ _b"),
+    *_fusion_rules(
+        "search",
+        "_x.argmax(-1)",
+        "torch.where(_x == _x.amax(-1, keepdim=True), _p, _n).amin(-1)",
+        "torch.where(_x == _x.max(-1, keepdim=True).values, _p, _n).amin(-1)",
+        "_x.max(-1).indices",
+        "_x.max(-1)[1]",
+    ),
+    *_fusion_rules("search", "_x.max(-1).indices", "_x.argmax(-1)"),
+    *_fusion_rules(
+        "search",
+        "_x.max(-1).indices",
+        "torch.where(_x == _x.amax(-1, keepdim=True), _p, _n).amin(-1)",
+    ),
+    *_fusion_rules(
+        "search",
+        "(_x == _x.amax(-1, keepdim=True)).to(torch.uint8).argmax(-1)",
+        "torch.where(_x == _x.amax(-1, keepdim=True), _p, _n).amin(-1)",
+    ),
+    *_fusion_rules("lookup", f"{_F}.embedding_bag(_i, _t, mode='sum')", "_t[_i].sum(1)", "_t[_i].sum(-2)"),
+    *_fusion_rules("lookup", f"{_F}.embedding_bag(_i, _t, mode='mean')", "_t[_i].mean(1)"),
+    *_fusion_rules("lookup", f"{_F}.embedding(_i, _t).sum(1)", "_t[_i].sum(1)"),
+    *_fusion_rules(
+        "lookup", "_t.index_select(0, _i.reshape(-1)).reshape(*_i.shape, -1).sum(1)", "_t[_i].sum(1)"
+    ),
+)
+
+RULES = (*_FUSIONS, *_ALGEBRA)

@@ -1,0 +1,354 @@
+"""Sources of a real child process, of files and of a record: what is asked, and every way in which it can fail."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.records import Outcome
+from forecast_autotune.variants.records import Origin
+from forecast_harness.authors import open_author
+from forecast_harness.authors.external import ExternalAuthor, Program
+from forecast_harness.records import NodeResult, Proposed
+from forecast_harness.targets.search_target import open_target
+from tests.harness.search.proposal_examples import node, pack_target, plain_target, request
+from tests.waiting import is_running
+
+AGENT = Path(__file__).with_name("agent.py")
+TARGET = plain_target()
+SEED = node(TARGET, "def run(x):\n    return x\n", note="the first")
+
+
+def command(mode: str, *more: str | Path) -> str:
+    return shlex.join([sys.executable, str(AGENT), mode, *map(str, more)])
+
+
+def opened(mode: str, *more: str | Path, timeout_s: float = 30.0) -> ExternalAuthor:
+    return ExternalAuthor(Program(command(mode, *more), timeout_s=timeout_s))
+
+
+def test_answers_become_nodes_with_their_cost(tmp_path: Path) -> None:
+    proposer = open_author(f"external:{command('honest', tmp_path / 'starts')}", TARGET)
+    try:
+        one = proposer.propose(request(TARGET, SEED, n=3, seed=10))
+        two = proposer.propose(request(TARGET, SEED, n=3, seed=11, known=one.nodes))
+    finally:
+        proposer.close()
+    assert [n.source for n in one.nodes] == [f"def run(x):\n    return x * {i}\n" for i in (10, 11, 12)]
+    first = one.nodes[0]
+    assert (first.parents, first.request, first.arm) == ((SEED.id,), one.request, "it/single")
+    assert (first.provenance.author, first.provenance.note) == ("agent 7", "times 0")
+    assert (one.spent.tokens, one.spent.money) == (11, 0.25)
+    assert one.spent.wall_seconds > 0
+    assert [n.source[-3:-1] for n in two.nodes] == ["13"], "what is known is left out"
+    assert len((tmp_path / "starts").read_text().splitlines()) == 1, "one process for all requests"
+
+
+def test_the_request_holds_what_an_agent_needs() -> None:
+    failed = node(TARGET, "def run(x):\n    return y\n", parents=[SEED])
+    told = NodeResult(Outcome.RUNTIME_ERROR, stage="verify", feedback="NameError: y")
+    proposer = opened("echo")
+    try:
+        answer = proposer.propose(
+            request(TARGET, SEED, failures=[failed], judged={failed.id: told}, score=-1.5)
+        )
+    finally:
+        proposer.close()
+    (echoed,) = answer.nodes
+    asked = json.loads(echoed.source)
+    assert (asked["type"], asked["schema"], asked["n"], asked["score"]) == ("request", 1, 4, -1.5)
+    assert asked["target"] == {
+        "kind": "pack",
+        "name": "made_up",
+        "id": TARGET.id,
+        "language": "torch",
+        "entry": "run",
+        "statement": "Compute it.",
+    }
+    assert asked["parents"][0] == {
+        "id": SEED.id,
+        "source": SEED.source,
+        "language": "torch",
+        "note": "the first",
+        "judged": None,
+    }
+    assert asked["failures"][0]["judged"]["feedback"] == "NameError: y"
+    assert (echoed.language, echoed.provenance.origin) == ("cuda", Origin.HAND)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("dies", "it ended without an answer; it said: out of ideas"),
+        ("garbage", "an answer that is not JSON: I think that {"),
+        ("list", "an answer that is no object"),
+        ("other", "it answers 'another', and was asked '0001-single-1'"),
+    ],
+)
+def test_a_child_that_answers_badly_is_started_once_more(mode: str, said: str, tmp_path: Path) -> None:
+    proposer = opened(mode, tmp_path / "starts")
+    try:
+        answer = proposer.propose(request(TARGET, SEED))
+    finally:
+        proposer.close()
+    assert said in answer.problem
+    assert (answer.nodes, answer.exhausted) == ((), False)
+    pids = (tmp_path / "starts").read_text().split()
+    assert len(pids) == 2
+    assert not any(is_running(int(p)) for p in pids)
+
+
+def test_a_second_start_can_succeed(tmp_path: Path) -> None:
+    proposer = opened("once", tmp_path / "starts")
+    try:
+        answer = proposer.propose(request(TARGET, SEED))
+    finally:
+        proposer.close()
+    assert (len(answer.nodes), answer.problem) == (4, "")
+
+
+def test_silence_ends_in_time(tmp_path: Path) -> None:
+    proposer = opened("sleeps", tmp_path / "starts", timeout_s=0.5)
+    try:
+        answer = proposer.propose(request(TARGET, SEED))
+    finally:
+        proposer.close()
+    assert "no answer within 0.5 s" in answer.problem
+    assert not any(is_running(int(p)) for p in (tmp_path / "starts").read_text().split())
+
+
+def test_what_was_paid_for_is_counted_and_not_bought_again(tmp_path: Path) -> None:
+    proposer = opened("sourceless", tmp_path / "starts")
+    try:
+        answer = proposer.propose(request(TARGET, SEED))
+    finally:
+        proposer.close()
+    assert "every node needs a source" in answer.problem
+    assert answer.spent.tokens == 5
+    assert len((tmp_path / "starts").read_text().split()) == 1
+
+
+def test_no_more_ideas_and_own_problems_are_told() -> None:
+    for mode, exhausted, said in (
+        ("empty", True, "it gave no source"),
+        ("problem", False, "no key was given"),
+    ):
+        proposer = opened(mode)
+        try:
+            answer = proposer.propose(request(TARGET, SEED))
+        finally:
+            proposer.close()
+        assert (answer.nodes, answer.exhausted, answer.problem) == ((), exhausted, said)
+
+
+def test_more_than_one_line_is_never_taken_for_the_next_answer() -> None:
+    proposer = opened("chatty")
+    try:
+        answers = [proposer.propose(request(TARGET, SEED, n=1, seed=s)) for s in (5, 9)]
+    finally:
+        proposer.close()
+    assert [a.nodes[0].source[-2] for a in answers] == ["5", "9"]
+
+
+def test_closing_ends_the_whole_group(tmp_path: Path) -> None:
+    proposer = opened("nested", tmp_path / "starts")
+    proposer.propose(request(TARGET, SEED))
+    pids = [int((tmp_path / "starts").read_text()), int((tmp_path / "starts.child").read_text())]
+    assert all(is_running(p) for p in pids)
+    proposer.close()
+    assert not any(is_running(p) for p in pids)
+    assert "closed" in proposer.propose(request(TARGET, SEED)).problem
+
+
+def test_closing_ends_a_request_under_way(tmp_path: Path) -> None:
+    proposer = opened("sleeps", tmp_path / "starts", timeout_s=60.0)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(proposer.propose(request(TARGET, SEED))))
+    thread.start()
+    while not (tmp_path / "starts").exists():
+        time.sleep(0.01)
+    proposer.close()
+    thread.join(20.0)
+    assert not thread.is_alive()
+    assert answers[0].nodes == ()
+    assert answers[0].problem
+
+
+def test_commands_that_cannot_be_run_are_told() -> None:
+    with pytest.raises(SettingsError, match="no command line"):
+        Program("python 'unclosed")
+    with pytest.raises(SettingsError, match="needs a program that can be run, and '/nowhere/agent' is none"):
+        Program("/nowhere/agent --fast")
+
+
+def test_a_program_that_is_gone_when_it_is_asked_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "agent"
+    program.touch(mode=0o755)
+    proposer = ExternalAuthor(Program(str(program)))
+    program.unlink()
+    assert "cannot be started" in proposer.propose(request(TARGET, SEED)).problem
+
+
+# --- files ---
+
+SOURCE = "# one pass\ndef run(x):\n    return x + 1\n"
+
+
+def answered(folder: Path, write: Callable[[Path], object]) -> Proposed:
+    """What comes back once `write` has been given the request's folder."""
+    author = open_author(f"files:{folder}", TARGET)
+    answers: list[Proposed] = []
+    asking = threading.Thread(target=lambda: answers.append(author.propose(request(TARGET, SEED))))
+    asking.start()
+    place = folder / "0001"
+    while not (place / "request.json").exists():
+        asking.join(0.01)
+    write(place)
+    asking.join(60)
+    author.close()
+    return answers[0]
+
+
+def test_files_and_their_remarks_become_an_answer(tmp_path: Path) -> None:
+    def write(place: Path) -> None:
+        (place / "a.py").write_text(SOURCE)
+        (place / "b.cu").write_text("#include <cuda.h>\n")
+        (place / "notes.txt").write_text("not a source")
+        (place / "done").write_text('{"author": "m", "tokens": 7}')
+
+    answer = answered(tmp_path, write)
+    first, second = answer.nodes
+    assert (first.source, first.provenance.note, first.provenance.author) == (SOURCE, "one pass", "m")
+    assert (first.language, first.provenance.origin) == ("torch", Origin.LLM)
+    assert (second.provenance.note, second.language) == ("b.cu", "cuda")
+    assert answer.spent.tokens == 7
+    again = open_author(f"files:{tmp_path}", TARGET).propose(request(TARGET, SEED))
+    assert again.nodes == answer.nodes, "what was answered is not asked again"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("done", "said"),
+    [("", "no sources in 0001"), ("{", "must be empty or an object"), ("[1]", "object in JSON, not a list")],
+)
+def test_files_that_are_no_answer_say_why(tmp_path: Path, done: str, said: str) -> None:
+    answer = answered(tmp_path, lambda place: (place / "done").write_text(done))
+    assert said in answer.problem
+
+
+def test_a_stop_ends_what_is_asked_now_and_later(tmp_path: Path) -> None:
+    assert answered(tmp_path, lambda place: (tmp_path / "stop").touch()).exhausted
+    later = open_author(f"files:{tmp_path}", TARGET).propose(request(TARGET, SEED, seed=2))
+    assert later.exhausted
+
+
+def test_closing_ends_the_wait_for_files(tmp_path: Path) -> None:
+    author = open_author(f"files:{tmp_path}", TARGET)
+    answers: list[Proposed] = []
+    asking = threading.Thread(target=lambda: answers.append(author.propose(request(TARGET, SEED))))
+    asking.start()
+    while not (tmp_path / "0001" / "request.json").exists():
+        asking.join(0.01)
+    author.close()
+    asking.join(60)
+    assert "closed" in answers[0].problem
+
+
+def test_a_request_can_be_read(tmp_path: Path) -> None:
+    target, (seed,) = open_target("embedding_sum", device="cpu")
+    told = NodeResult(Outcome.OK, log2_ratio=-1.0, seconds={"host": 2e-6}, feedback="Right.")
+    (tmp_path / "0001").mkdir()
+    author = open_author(f"files:{tmp_path}", target)
+    failed = node(target, "def run(x):\n    return y\n", parents=[seed])
+    asking = threading.Thread(
+        target=author.propose, args=(request(target, seed, failures=[failed], judged={seed.id: told}),)
+    )
+    asking.start()
+    while not (tmp_path / "0002" / "request.json").exists():
+        asking.join(0.01)
+    (tmp_path / "stop").touch()
+    asking.join(60)
+    text = (tmp_path / "0002" / "request.md").read_text()
+    for said in (
+        "embedding_sum: up to 4 new sources",
+        "Rules for a source:",
+        "| host | R=10000, D=64, B=512, L=16 |",
+        "it was timed beside: 0.500",
+        "host: 2 us",
+        "said: Right.",
+        seed.source.strip(),
+        failed.source.strip(),
+    ):
+        assert said in text
+    work = json.loads((tmp_path / "0002" / "request.json").read_text())["work"]
+    assert work["host"]["axes"] == {"R": 10000, "D": 64, "B": 512, "L": 16}
+
+
+# --- a record ---
+
+
+def numbered(number: int) -> str:
+    return f"def run(x):\n    return x + {number}\n"
+
+
+def folder(path: Path, count: int = 6) -> str:
+    for i in range(count):
+        (path / f"part{i % 2}").mkdir(exist_ok=True)
+        (path / f"part{i % 2}" / f"s{i}.py").write_text(numbered(i))
+    (path / "notes.txt").write_text("def run(x): no source")
+    (path / "helper.py").write_text("def other(x):\n    return x\n")
+    return f"recorded:{path}"
+
+
+def test_a_folder_is_dealt_until_nothing_is_left(tmp_path: Path) -> None:
+    author = open_author(folder(tmp_path), TARGET)
+    seed = node(TARGET, numbered(100))
+    known, dealt = [seed], []
+    for batch in range(3):
+        answer = author.propose(request(TARGET, seed, n=2, seed=batch, known=known))
+        assert answer.exhausted == (batch == 2)
+        assert not answer.problem
+        assert all(n.parents == (seed.id,) and n.request == answer.request for n in answer.nodes)
+        dealt += answer.nodes
+        known += answer.nodes
+    assert sorted(n.source for n in dealt) == [numbered(i) for i in range(6)], "all of them, none twice"
+    last = author.propose(request(TARGET, seed, known=known))
+    assert (last.nodes, last.exhausted) == ((), True)
+    assert "known already" in last.problem
+
+
+def test_dealing_is_a_function_of_the_request(tmp_path: Path) -> None:
+    spec, seed = folder(tmp_path), node(TARGET, numbered(100))
+
+    def dealt(number: int) -> list[str]:
+        return [n.source for n in open_author(spec, TARGET).propose(request(TARGET, seed, seed=number)).nodes]
+
+    assert dealt(1) == dealt(1)
+    assert len({tuple(dealt(number)) for number in range(6)}) > 1, "other requests draw another order"
+
+
+def test_folders_that_cannot_be_dealt_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="missing is no folder"):
+        open_author(f"recorded:{tmp_path / 'missing'}", TARGET)
+    (tmp_path / "a.py").write_text("def other(): pass\n")
+    with pytest.raises(SettingsError, match="has 1 sources, and none defines 'run'"):
+        open_author(f"recorded:{tmp_path}", TARGET)
+    (tmp_path / "b.py").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(SettingsError, match=r"b\.py"):
+        open_author(f"recorded:{tmp_path}", TARGET)
+
+
+def test_a_pack_takes_a_folder_of_solutions(tmp_path: Path) -> None:
+    target, seed = pack_target("softmax")
+    (tmp_path / "native.py").write_text("import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n")
+    (tmp_path / "again.py").write_text(seed.source)
+    answer = open_author(f"recorded:{tmp_path}", target).propose(request(target, seed, known=[seed]))
+    assert [n.provenance.note for n in answer.nodes] == ["native.py"], "the seed itself is known"
