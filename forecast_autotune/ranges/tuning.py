@@ -3,24 +3,368 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from forecast_autotune.features.stored_facts import collect_facts, merge_facts
 from forecast_autotune.policy import Policy, WallTime
-from forecast_autotune.ranges.measurer import RangeMeasurer
-from forecast_autotune.ranges.points import RangePoint, RangeRows
-from forecast_autotune.ranges.store import RangeStore
-from forecast_autotune.ranges.surrogate import RangeSurrogate
-from forecast_autotune.records import Candidate, Decision
+from forecast_autotune.records import (
+    Candidate,
+    Decision,
+    Measurement,
+    MeasuringCost,
+    Outcome,
+    Problem,
+    RiskVerdict,
+)
+from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.protocol import Array, Surrogate
+from forecast_autotune.surrogates.protocol import (
+    Array,
+    FileBackedSurrogate,
+    Forecasts,
+    Query,
+    Relative,
+    Surrogate,
+)
 from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_autotune.tuning.loop import FACT_COLLECTION_S, GuardedStore, TuningTask, tune
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.results import TuningStore
+
+if TYPE_CHECKING:
+    from forecast_autotune.llm.advice.record import Advice
+    from forecast_autotune.store.misses import Miss
+
+
+@dataclass(frozen=True)
+class RangePoint:
+    """One size of a range: an ordinary problem, whose measurements are filed under its own name."""
+
+    problem: Problem
+    label: str
+    """`M=16`."""
+    grids: Mapping[Candidate, tuple[int, ...]] = field(default_factory=dict)
+    """Launch grids, where they depend on the candidate."""
+
+
+@dataclass
+class RangeRows:
+    """What is known of every point, and how points that are measured count for the range.
+
+    `shares[i]` is the weight of the measured point i, the sum is 1: a candidate's time for the range is the weighted
+    geometric mean of its times at these points.
+    """
+
+    problem: str
+    """Id of the range's own problem, under which its decision is filed."""
+    points: Sequence[RangePoint]
+    measured: Sequence[int]
+    """Which of the points are measured."""
+    shares: Sequence[float]
+    rows: list[list[Measurement]]
+    """By point: all measurements, in order."""
+
+    def add(self, point: int, measurement: Measurement) -> None:
+        """Take note of what happened at a point."""
+        self.rows[point].append(measurement)
+
+    def labels(self, point: int) -> dict[Candidate, Measurement]:
+        """The latest label per candidate at a point."""
+        return latest_labels(self.rows[point])
+
+    def combined(self) -> list[Measurement]:
+        """One measurement per candidate that was measured at all measured points, or failed at one."""
+        known = [self.labels(i) for i in self.measured]
+        found = []
+        for candidate in dict.fromkeys(c for labels in known for c in labels):
+            parts = [labels[candidate] for labels in known if candidate in labels]
+            if len(parts) == len(known) or not all(m.ok for m in parts):
+                found.append(self.combine(parts))
+        return found
+
+    def combine(self, parts: Sequence[Measurement]) -> Measurement:
+        """One measurement for the range from those at the measured points, in order; what failed anywhere fails."""
+        failed = next((m for m in parts if not m.ok), None)
+        first = parts[0]
+        seconds = [m.compile_s for m in parts if m.compile_s is not None]
+        compile_s = sum(seconds) if seconds else None
+        if failed is not None:
+            return Measurement(
+                self.problem,
+                failed.candidate,
+                failed.outcome,
+                compile_s=compile_s,
+                protocol=failed.protocol,
+                at=failed.at,
+                extra=failed.extra,
+            )
+
+        def mean(times: Sequence[float]) -> float:
+            return 2.0 ** sum(w * math.log2(t) for w, t in zip(self.shares, times, strict=True))
+
+        return Measurement(
+            self.problem,
+            first.candidate,
+            Outcome.OK,
+            mean([m.ms for m in parts]),
+            mean([m.p20_ms or m.ms for m in parts]),
+            mean([m.p80_ms or m.ms for m in parts]),
+            repeats=min(m.repeats for m in parts),
+            compile_s=compile_s,
+            protocol=f"{first.protocol}, mean of {len(parts)} sizes",
+            at=max(m.at for m in parts),
+            extra=first.extra,
+        )
+
+    def relatives(self, point: int) -> list[Relative]:
+        """What is measured at the other points, nearest first."""
+        others = sorted(
+            (i for i in range(len(self.points)) if self.rows[i] and i != point), key=lambda i: abs(i - point)
+        )
+        return [Relative(self.points[i].problem, tuple(self.rows[i])) for i in others]
+
+
+class RangeMeasurer:
+    """Asks one measurer per measured point, and answers with one measurement for the range.
+
+    Candidates are compiled for the first point; the others find binaries there, or compile their own. `keep` is told
+    of each point's own measurement as soon as it exists: (point, measurement). What is known of a point is not
+    measured again.
+    """
+
+    def __init__(
+        self, measurers: Sequence[Measurer], rows: RangeRows, keep: Callable[[int, Measurement], None]
+    ) -> None:
+        self._first, *self._others = measurers
+        self._all = list(measurers)
+        self._rows, self._keep = rows, keep
+
+    @property
+    def workers(self) -> int:
+        """As the first point's."""
+        return self._first.workers
+
+    @property
+    def quiet(self) -> bool:
+        """As the first point's."""
+        return self._first.quiet
+
+    def ready(self) -> Collection[Candidate]:
+        """As the first point's."""
+        return self._first.ready()
+
+    def compiling(self) -> Mapping[Candidate, float]:
+        """As the first point's."""
+        return self._first.compiling()
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        """As the first point's."""
+        self._first.prefetch(candidates)
+
+    def measure(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
+    ) -> Iterator[Measurement]:
+        """Yield one measurement per candidate for all measured points together, as the first point's finishes."""
+        known = self._rows.labels(self._rows.measured[0])
+        for candidate in candidates:
+            if candidate in known:
+                yield self._complete(known[candidate])
+        fresh = [c for c in candidates if c not in known]
+        if fresh:
+            for m in self._first.measure(fresh, prefetch=prefetch, within_s=within_s):
+                self._keep(self._rows.measured[0], m)
+                yield self._complete(m)
+
+    def _complete(self, first: Measurement) -> Measurement:
+        parts = [first]
+        for point, measurer in zip(self._rows.measured[1:], self._others, strict=True):
+            if not parts[-1].ok:
+                break
+            known = self._rows.labels(point).get(first.candidate)
+            if known is not None:
+                parts.append(known)
+                continue
+            # Kept before the next is asked for: what has lost the device says so then.
+            for found in measurer.measure([first.candidate]):
+                self._keep(point, found)
+                parts.append(found)
+        return self._rows.combine(parts)
+
+    def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        """Time the candidates in turns at each point; empty where one of the points has no such times."""
+        points = []
+        for point, measurer in zip(self._rows.measured, self._all, strict=True):
+            timed = measurer.compare(candidates)
+            if len(timed) != len(candidates):
+                return []
+            for m in timed:
+                self._keep(point, m)
+            points.append(timed)
+        return [self._rows.combine(parts) for parts in zip(*points, strict=True)]
+
+    def spent(self) -> MeasuringCost:
+        """Of all points together; the wall clock is the first one's."""
+        costs = [m.spent() for m in self._all]
+        return MeasuringCost(
+            sum(c.compile_s for c in costs),
+            sum(c.timing_s for c in costs),
+            sum(c.compiled for c in costs),
+            max(c.wall_s for c in costs),
+        )
+
+    def close(self) -> None:
+        """Close all."""
+        for measurer in self._all:
+            measurer.close()
+
+
+class RangeSurrogate:
+    """Asks a surrogate about each measured point, and weighs its answers as the measurements are weighed.
+
+    Errors at different sizes are taken for one error: the same joint draws are used for all of them.
+    """
+
+    def __init__(self, inner: Surrogate, rows: RangeRows) -> None:
+        self._inner, self._rows = inner, rows
+        self.name, self.version = inner.name, inner.version
+        self.texts: Mapping[str, str] = {}
+        """TTIR by assignment, as the last query had it."""
+
+    def load(self) -> None:
+        """Read the inner surrogate's files."""
+        if isinstance(self._inner, FileBackedSurrogate):
+            self._inner.load()
+
+    def forecast(self, query: Query) -> Forecasts:
+        """Forecasts of the weighted geometric mean over the measured points. Raises what the inner one raises."""
+        self.texts = query.ttir
+        rows = self._rows
+        found = [self.at_point(query, i) for i in rows.measured]
+        first = found[0]
+
+        def weighed(values: Sequence[Array]) -> Array:
+            return np.asarray(sum(w * v for w, v in zip(rows.shares, values, strict=True)))
+
+        def draw(chosen: npt.NDArray[np.intp], count: int, generator: np.random.Generator) -> Array:
+            seed = int(generator.integers(2**31))
+            return weighed([f.samples(chosen, count, seed) for f in found])
+
+        return replace(
+            first,
+            mean=weighed([f.mean for f in found]),
+            sd=weighed([f.sd for f in found]),
+            p_fail=np.max([f.p_fail for f in found], axis=0),
+            lower_bound=weighed([f.optimistic() for f in found]),
+            sampler=draw,
+            without_llm=None,
+        )
+
+    def at_point(self, query: Query, point: int) -> Forecasts:
+        """The inner surrogate's forecasts at one point, from all that is measured at it and at the others."""
+        rows, at = self._rows, self._rows.points[point]
+        known = set(query.candidates)
+        others = [
+            replace(r, problem=replace(r.problem, ttir=r.problem.ttir or query.ttir))
+            for r in rows.relatives(point)
+        ]
+        own = {p.problem.id for p in rows.points}
+        others += [r for r in query.relatives if r.problem.id not in own]
+        return self._inner.forecast(
+            replace(
+                query,
+                problem=at.problem,
+                grids=at.grids or query.grids,
+                measured=[m for m in rows.rows[point] if m.candidate in known],
+                relatives=others,
+                provisional=True,  # a model would be asked of every point, each time anew
+            )
+        )
+
+
+class RangeStore:
+    """A `TuningStore` for one decision on a range. Measurements are filed under the problems of the sizes."""
+
+    def __init__(self, store: GuardedStore, rows: RangeRows) -> None:
+        self._store, self.rows = store, rows
+        self.conclude: Callable[[Decision], Decision] = lambda decision: decision
+        """Adds to a decision, before it is filed, what follows from the range; while others wait for its lock."""
+        self.made: Decision | None = None
+        """The decision as it was filed."""
+
+    def keep(self, point: int, measurement: Measurement) -> None:
+        """Commit what happened at one of the points."""
+        self._store.add(self.rows.points[point].problem, measurement)
+        self.rows.add(point, measurement)
+
+    def refresh(self) -> None:
+        """Read what is stored of all points."""
+        self.rows.rows = [self._store.measurements(p.problem) for p in self.rows.points]
+
+    def measurements(self, problem: Problem) -> list[Measurement]:
+        """One per candidate that is known at all measured points."""
+        self.refresh()
+        return self.rows.combined()
+
+    def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
+        """Other problems of the kernel than those of the range, most similar to a middle size first."""
+        middle = self.rows.measured[len(self.rows.measured) // 2]
+        own = {p.problem.id for p in self.rows.points}
+        found = self._store.relatives(self.rows.points[middle].problem, limit + len(own))
+        return [r for r in found if r.problem.id not in own][:limit]
+
+    def add(self, problem: Problem, measurement: Measurement) -> None:
+        """Nothing: its parts are committed already."""
+
+    def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
+        """Nothing: their parts are committed already."""
+
+    def decision(self, problem: Problem) -> Decision | None:
+        """The stored decision on the range."""
+        return self._store.decision(problem)
+
+    def put_decision(self, problem: Problem, decision: Decision) -> None:
+        """File what the range makes of a decision."""
+        self.made = self.conclude(decision)
+        self._store.put_decision(problem, self.made)
+
+    def verdicts(self, problem: Problem) -> list[RiskVerdict]:
+        """What became of the risks stated on this device class."""
+        return self._store.verdicts(problem)
+
+    def tuning_lock(self, problem: Problem, timeout_s: float) -> AbstractContextManager[bool]:
+        """The right to tune the range."""
+        return self._store.tuning_lock(problem, timeout_s)
+
+    def recover(self, problem: Problem) -> list[Measurement]:
+        """Record candidates whose launch, at any measured point, took a process down."""
+        found = [m for i in self.rows.measured for m in self._store.recover(self.rows.points[i].problem)]
+        if found:
+            self.refresh()
+        return found
+
+    def sync(self) -> None:
+        """Make what was added survive a power cut."""
+        self._store.sync()
+
+    def add_miss(self, miss: Miss) -> None:
+        """Record the range as a miss."""
+        self._store.add_miss(miss)
+
+    def advice(self, source_sha256: str) -> Advice | None:
+        """The advice on the kernel's source."""
+        return self._store.advice(source_sha256)
+
 
 _SHARE = 0.5
 """Of the candidates, measured at most: the best config for all sizes is harder to forecast than one for each."""

@@ -20,7 +20,7 @@ from forecast_autotune.surrogates.blend import MovedSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
-from forecast_autotune.variants.judgement import SourceJudgement
+from forecast_autotune.variants.records import SourceJudgement
 
 
 @dataclass(frozen=True)

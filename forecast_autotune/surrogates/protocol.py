@@ -19,7 +19,7 @@ from forecast_autotune.records import Candidate, LLMConsultation, Measurement, P
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
-    from forecast_autotune.variants.judgement import SourceJudgement
+    from forecast_autotune.variants.records import SourceJudgement
 
 Array = npt.NDArray[np.float64]
 

@@ -83,7 +83,7 @@ from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
-    from forecast_autotune.variants.judgement import SourceJudgement
+    from forecast_autotune.variants.records import SourceJudgement
 
 FACT_COLLECTION_S = 0.02
 """Seconds after a decision for reading TTIR that no surrogate has read, so that it can be learnt from."""

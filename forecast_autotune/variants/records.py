@@ -13,21 +13,78 @@ in the same order; meta-parameters may be dropped, added or changed. Four more n
 - `RESET_TO_ZERO`: names of arguments that must be zero before a launch; zeroing them is part of its time;
 - `workspace(meta, arguments, base, grid)`: how many float32 and how many int32 elements one launch needs as memory of
   its own, from the same and the grid that is launched. Parameters named `WORKSPACE` and `COUNTERS` are filled with
-  them: float32 elements of any value, and int32 elements that are zero. Making them is part of its time.
-"""
+  them: float32 elements of any value, and int32 elements that are zero. Making them is part of its time."""
 
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from forecast_autotune import python_parser
-from forecast_autotune.errors import RecordError
+from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Config, Extra, digest
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import read_name
-from forecast_autotune.variants.judgement import SourceJudgement
+from forecast_autotune.records.named_lines import read_document
+
+
+@dataclass(frozen=True)
+class SourceJudgement(Record, label="judgement of a source", lenient=True):
+    """What is expected of a source under its best config."""
+
+    log2_ratio: float
+    """log2(its best time / the best time of the source that it is held against); negative is faster."""
+    sd: float
+    """Standard deviation of that, as stated."""
+    p_wrong: float = 0.0
+    """Probability that it is wrong or never runs."""
+    model: str = ""
+    """Who said so; empty where that is not known."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.log2_ratio) and 0 < self.sd < math.inf and 0 <= self.p_wrong <= 1):
+            raise RecordError(
+                "a judgement of a source needs a finite log2_ratio, sd > 0 and p_wrong in [0, 1], got "
+                f"{self.log2_ratio}, {self.sd} and {self.p_wrong}: leave the source out instead"
+            )
+
+
+def source_digest(text: str) -> str:
+    """What a judgement is filed under: sha256 of the source's text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_judgements(path: Path) -> dict[str, SourceJudgement]:
+    """Judgements by `source_digest`: JSON Lines with `source_sha256`, `log2_ratio`, `sd`, `p_wrong` and, if known,
+    `model`.
+
+    Raises `SettingsError` for a file that cannot be read, and for a line that is anything else.
+    """
+    found = {}
+    try:
+        for number, line in enumerate(read_document(path).splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                one = json.loads(line)
+                said = (float(one["log2_ratio"]), float(one["sd"]), float(one["p_wrong"]))
+                found[str(one["source_sha256"])] = SourceJudgement(*said, str(one.get("model", "")))
+            except (ValueError, KeyError, TypeError, RecursionError, RecordError) as error:
+                raise SettingsError(
+                    f"{path}, line {number}: a judgement has source_sha256, log2_ratio, sd > 0 and p_wrong in "
+                    f"[0, 1] ({error!r})"
+                ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"{path}: no judgements can be read ({error}); give a file of JSON Lines"
+        ) from error
+    return found
+
 
 SCHEMA = 1
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from forecast_integrations.triton.null_device import NullDevice, TimeModel, null_device
-from tests.core.timing.stepped_cuda import SteppedCuda
+from tests.core.stepped_cuda import SteppedCuda
 
 FLUSH_S = 80e-6
 

@@ -24,8 +24,14 @@ from filelock import FileLock, Timeout
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.records import Device
-from forecast_autotune.timing.pauses import mean_without_strays, pause_lengths, pause_seconds
-from forecast_autotune.timing.recorded_launches import DeviceEvent, GraphRecorder, RecordedGraph
+from forecast_autotune.timing import (
+    DeviceEvent,
+    GraphRecorder,
+    RecordedGraph,
+    mean_without_strays,
+    pause_lengths,
+    pause_seconds,
+)
 from forecast_harness.clocks.times import DevicePeaks
 
 _REPLAY_TIME_S, _MOST_REPLAYS = 1e-3, 16

@@ -22,7 +22,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.contract import read_contract
-from forecast_autotune.variants.judgement import SourceJudgement, read_judgements, source_digest
+from forecast_autotune.variants.records import SourceJudgement, read_judgements, source_digest
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.judge import build_plan, open_lane

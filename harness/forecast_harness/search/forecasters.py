@@ -24,7 +24,7 @@ from forecast_autotune.llm.prompt import (
 )
 from forecast_autotune.records import Device, Kernel, Problem
 from forecast_autotune.surrogates.protocol import Array
-from forecast_autotune.variants.judgement import SourceJudgement, source_digest
+from forecast_autotune.variants.records import SourceJudgement, source_digest
 from forecast_harness.records import (
     MODEL_NOTE,
     Node,
@@ -83,7 +83,7 @@ def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
 
         return LLMNodeForecaster(provider().backend(spec.removeprefix("llm:")), _without_llm("auto", target))
     if spec.startswith("recorded:"):
-        from forecast_autotune.variants.judgement import read_judgements
+        from forecast_autotune.variants.records import read_judgements
 
         judgements = read_judgements(Path(spec.removeprefix("recorded:")))
         return RecordedForecaster(judgements, _without_llm("auto", target))

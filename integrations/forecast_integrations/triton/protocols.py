@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from forecast_autotune.variants.entry import CallGrid, Grid
-from forecast_autotune.variants.judgement import SourceJudgement
+from forecast_autotune.variants.records import SourceJudgement
 
 Arguments: TypeAlias = Sequence[object]
 """Positional arguments of a kernel call."""

@@ -10,10 +10,8 @@ from functools import partial
 from typing import Any
 
 from forecast_autotune.policy import Policy
-from forecast_autotune.ranges.points import RangePoint
 from forecast_autotune.ranges.robust import Robust
-from forecast_autotune.ranges.store import RangeStore
-from forecast_autotune.ranges.tuning import RangePlan, range_store, tune_range
+from forecast_autotune.ranges.tuning import RangePlan, RangePoint, RangeStore, range_store, tune_range
 from forecast_autotune.records import Argument, Candidate, Decision, Kernel, Problem, digest
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Surrogate

@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import DeviceLostError
-from forecast_autotune.ranges.measurer import RangeMeasurer
-from forecast_autotune.ranges.points import RangePoint, RangeRows
-from forecast_autotune.ranges.tuning import RangePlan, _with_best_of_range, range_slowdowns, tune_range
+from forecast_autotune.ranges.tuning import (
+    RangeMeasurer,
+    RangePlan,
+    RangePoint,
+    RangeRows,
+    _with_best_of_range,
+    range_slowdowns,
+    tune_range,
+)
 from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Budget, Mode, Settings

@@ -14,7 +14,7 @@ from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.judged import JudgementWeights, judged_forecasts
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_autotune.variants.judgement import SourceJudgement
+from forecast_autotune.variants.records import SourceJudgement
 
 PROBLEM = Problem.of(Kernel("k"), [], Device("NVIDIA H200", "cuda", "90"))
 VARIANTS = ("base", "one", "two")

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.variants.contract import read_contract
+from forecast_autotune.variants.contract import evaluate_literal, read_contract
 from forecast_autotune.variants.entry import KernelEntry
-from forecast_autotune.variants.literals import evaluate_literal
 from tests.core.variants.varied import BASE
 
 # --- the contract ---

@@ -15,7 +15,7 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.variants import Variant
-from forecast_autotune.variants.judgement import SourceJudgement
+from forecast_autotune.variants.records import SourceJudgement
 from tests.core.variants.varied import BASE, NOTE, SHA, SUM, check, variant
 
 OTHER = "7" * 64

@@ -9,8 +9,13 @@ import pytest
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
-from forecast_autotune.variants.judgement import SourceJudgement, read_judgements, source_digest
-from forecast_autotune.variants.records import Origin, Provenance
+from forecast_autotune.variants.records import (
+    Origin,
+    Provenance,
+    SourceJudgement,
+    read_judgements,
+    source_digest,
+)
 from forecast_harness.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.events import NodeForecastRequest
 from forecast_harness.search.forecasters import RecordedForecaster, open_forecaster

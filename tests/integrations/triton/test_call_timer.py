@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forecast_integrations.triton.timer.calls import CallTimer
-from tests.core.timing.stepped_cuda import SteppedGraph
+from tests.core.stepped_cuda import SteppedGraph
 from tests.integrations.stepped import SteppedDevice, stepped_device
 
 RECORDED, BY_EVENTS = "graph-l2flush-1", "events-l2flush-2"

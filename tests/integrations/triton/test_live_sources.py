@@ -15,7 +15,7 @@ from forecast_autotune.llm.gate import GateDecision, GateInputs
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.factory import open_backend, with_language_model
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_autotune.variants.judgement import SourceJudgement
+from forecast_autotune.variants.records import SourceJudgement
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.describe import LazySources
 from forecast_integrations.triton.variants.loading import AlternativeKernel

@@ -7,8 +7,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from forecast_autotune.timing.pauses import pause_lengths
-from forecast_autotune.timing.recorded_launches import GraphRecorder, RecordedGraph
+from forecast_autotune.timing import GraphRecorder, RecordedGraph, pause_lengths
 from forecast_harness.clocks.runner.driver import CudaDriver
 from forecast_harness.clocks.runner.kernels import RunnerKernels
 

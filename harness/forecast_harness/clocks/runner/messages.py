@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from forecast_autotune.records.codec import Record
-from forecast_autotune.timing.pauses import pause_lengths
+from forecast_autotune.timing import pause_lengths
 from forecast_harness.clocks.records import MachineCodeError, Program
 from forecast_harness.sandbox.jobs import SandboxError, TensorBytes
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from forecast_autotune.timing.pauses import (
+from forecast_autotune.timing import (
     SHORT_LAUNCH_S,
     mean_without_strays,
     pause_seconds,

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
-from forecast_autotune.variants.literals import evaluate_literal
+from forecast_autotune.variants.contract import evaluate_literal
 
 SourceConfig = Mapping[str, Any]
 MAX_CONFIGS = 512

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from forecast_autotune.records import Outcome
-from forecast_autotune.timing.pauses import mean_without_strays
+from forecast_autotune.timing import mean_without_strays
 from forecast_harness.clocks.devices import DeviceTurns, exclusive
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.client import RunnerClient

@@ -6,9 +6,15 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from forecast_autotune.ranges.points import RangePoint, RangeRows
-from forecast_autotune.ranges.surrogate import RangeSurrogate
-from forecast_autotune.ranges.tuning import RangePlan, RangeSlowdowns, range_slowdowns, slowdown_text
+from forecast_autotune.ranges.tuning import (
+    RangePlan,
+    RangePoint,
+    RangeRows,
+    RangeSlowdowns,
+    RangeSurrogate,
+    range_slowdowns,
+    slowdown_text,
+)
 from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.surrogates.protocol import Forecasts, Query

@@ -17,7 +17,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.telemetry.spans import DecisionSpan
-from forecast_autotune.timing.recorded_launches import DeviceEvent
+from forecast_autotune.timing import DeviceEvent
 from forecast_autotune.tuning.loop import GuardedStore, TuningTask, tune
 from forecast_integrations.triton.compile.pool import CompileResult
 from forecast_integrations.triton.problem.call import KernelCall

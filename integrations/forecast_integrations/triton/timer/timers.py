@@ -28,14 +28,16 @@ from weakref import WeakKeyDictionary
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.shared_setting import SharedSetting
-from forecast_autotune.timing.pauses import (
+from forecast_autotune.timing import (
     CLOCK_INTERVAL_S,
     SHORT_LAUNCH_S,
+    DeviceEvent,
+    GraphRecorder,
+    RecordedGraph,
     mean_without_strays,
     pause_lengths,
     pause_seconds,
 )
-from forecast_autotune.timing.recorded_launches import DeviceEvent, GraphRecorder, RecordedGraph
 from forecast_integrations.triton.problem.call import KernelCall
 
 WARM_UP_S = 0.03

@@ -30,7 +30,7 @@ from forecast_autotune.variants import Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.entry import CallGrid, Grid, KernelEntry, known
 from forecast_autotune.variants.entry import signature as parameters_of
-from forecast_autotune.variants.judgement import SourceJudgement
+from forecast_autotune.variants.records import SourceJudgement
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of, warmup_of
 from forecast_integrations.triton.problem.describe import heuristic_layers, to_config
 from forecast_integrations.triton.problem.source import innermost, source_of

@@ -8,14 +8,16 @@ from functools import partial
 
 import pytest
 
-from forecast_autotune.timing.pauses import (
+from forecast_autotune.timing import (
     CLOCK_INTERVAL_S,
+    DeviceEvent,
+    GraphRecorder,
+    RecordedGraph,
     mean_without_strays,
     pause_lengths,
     pause_seconds,
 )
-from forecast_autotune.timing.recorded_launches import DeviceEvent, GraphRecorder, RecordedGraph
-from tests.core.timing.stepped_cuda import SteppedCuda
+from tests.core.stepped_cuda import SteppedCuda
 
 
 def timed_replay(cuda: SteppedCuda, graph: RecordedGraph) -> tuple[DeviceEvent, DeviceEvent]:

@@ -1,0 +1,366 @@
+"""A kernel of another language: what it must offer, how it is compiled and timed, and how it is tuned."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from forecast_autotune.errors import ForecastAutotuneError, SettingsError
+from forecast_autotune.policy import Policy
+from forecast_autotune.printable import utc_now
+from forecast_autotune.records import (
+    Candidate,
+    Config,
+    Decision,
+    Measurement,
+    MeasuringCost,
+    Outcome,
+    Problem,
+)
+from forecast_autotune.records.measurement import IN_TURNS
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.factory import surrogate_for
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.tuning.loop import TuningTask, tune
+
+
+class LanguageKernel(Protocol):
+    """One kernel with the arguments of one call, in any language.
+
+    `forecast_autotune.testing.LanguageContract` tests all that is said here.
+    """
+
+    @property
+    def problem(self) -> Problem:
+        """What is tuned. The kernel's hash must cover its source and all that it calls."""
+        ...
+
+    @property
+    def protocol(self) -> str:
+        """The name of how `time` takes times, kept with each. Another way of timing needs another name."""
+        ...
+
+    @property
+    def quiet(self) -> bool:
+        """Whether times are true while others compile: so on a GPU, not where kernels run on the compiler's cores."""
+        ...
+
+    def compile(self, config: Config) -> Any:
+        """What `check` and `time` take. Called from several threads at once; must end by itself.
+
+        Raises `RefusedConfigError` with an outcome; any other exception is a compile error.
+        """
+        ...
+
+    def check(self, compiled: Any) -> str:
+        """Launch once, wait for the end and compare with what is right: empty, or what is wrong.
+
+        Raises `RefusedConfigError` with an outcome; any other exception is a runtime error.
+        """
+        ...
+
+    def time(self, compiled: Any) -> Sequence[float]:
+        """Milliseconds of three or more launches, one after another. Raises as `check` does."""
+        ...
+
+
+class RefusedConfigError(ForecastAutotuneError):
+    """A config that cannot be used, with the outcome that is recorded."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+HOST_CLOCK = "host-clock-1"
+"""The protocol of these times."""
+_LEAST, _MOST = 3, 100
+
+
+def timed_launches(launch: Callable[[], object], seconds: float = 0.05) -> list[float]:
+    """Milliseconds of launches, for so many seconds: 3 at least, 100 at most.
+
+    Only for launches that wait for their end. Those of a device need its own events.
+    """
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < _LEAST or (len(times) < _MOST and time.perf_counter() < end):
+        begin = time.perf_counter_ns()
+        launch()
+        times.append(max(time.perf_counter_ns() - begin, 1) / 1e6)
+    return times
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of one compilation."""
+
+    candidate: Candidate
+    result: Any = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+class CompilingThreads:
+    """Compiles every candidate at most once. A compilation that has begun is never given up: threads cannot be."""
+
+    def __init__(self, build: Callable[[Candidate], Any], workers: int) -> None:
+        self._build, self._workers = build, max(1, workers)
+        self._changed = threading.Condition()
+        self._queue: list[Candidate] = []
+        self._begun: dict[Candidate, float] = {}
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+        self.done: dict[Candidate, Compiled] = {}
+
+    def schedule(self, candidates: Sequence[Candidate]) -> None:
+        """Compile these next, in this order, in place of whatever has not begun."""
+        with self._changed:
+            self._queue = [
+                c for c in dict.fromkeys(candidates) if c not in self.done and c not in self._begun
+            ]
+            for _ in range(min(len(self._queue) - self._idle, self._workers - len(self._threads))):
+                self._threads.append(threading.Thread(target=self._work, name="compile", daemon=True))
+                self._threads[-1].start()
+            self._changed.notify_all()
+
+    def running(self) -> Mapping[Candidate, float]:
+        """What compiles now, with its seconds so far."""
+        with self._changed:
+            now = time.perf_counter()
+            return {c: now - begin for c, begin in self._begun.items()}
+
+    def wait(self, enough: Callable[[Collection[Candidate]], bool], within_s: float | None = None) -> bool:
+        """Wait until `enough(what is not done yet)`, at most so many seconds; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: enough({*self._queue, *self._begun}), within_s)
+
+    def close(self) -> None:
+        """Drop what has not begun, and wait for what has."""
+        with self._changed:
+            self._queue, self._closed = [], True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                self._idle -= 1
+                if not self._queue:
+                    return
+                candidate = self._queue.pop(0)
+                begin = self._begun[candidate] = time.perf_counter()
+            result, error = None, None
+            try:
+                result = self._build(candidate)
+            except Exception as raised:
+                error = raised
+            with self._changed:
+                del self._begun[candidate]
+                self.done[candidate] = Compiled(candidate, result, error, time.perf_counter() - begin)
+                self._changed.notify_all()
+
+
+_TURNS = 3
+
+
+class LanguageMeasurer:
+    """A `Measurer` for one `LanguageKernel`.
+
+    `guard(candidate)` is entered around each candidate's first launch, which may take the process down.
+    """
+
+    def __init__(
+        self,
+        kernel: LanguageKernel,
+        *,
+        workers: int,
+        guard: Callable[[Candidate], AbstractContextManager[object]] = lambda _: contextlib.nullcontext(),
+    ) -> None:
+        self.workers = workers
+        self._kernel, self._guard = kernel, guard
+        self._problem = kernel.problem.id
+        self._begin = time.perf_counter()
+        self._timing_s = 0.0
+        self._pool = CompilingThreads(lambda candidate: kernel.compile(candidate.config), workers)
+        self._timed: set[Candidate] = set()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether candidates can be timed while others compile."""
+        return self._kernel.quiet
+
+    def compiled(self, candidate: Candidate) -> Any:
+        """What a candidate was compiled to; None where it was not, or failed."""
+        found = self._pool.done.get(candidate)
+        return None if found is None else found.result
+
+    def ready(self) -> Collection[Candidate]:
+        """What is compiled and not timed."""
+        return [c for c in list(self._pool.done) if c not in self._timed]
+
+    def compiling(self) -> Mapping[Candidate, float]:
+        """What compiles now, with its seconds so far."""
+        return self._pool.running()
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        """Start compiling; nothing where that would disturb what is timed next."""
+        if self.quiet:
+            self._pool.schedule(candidates)
+
+    def measure(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        prefetch: Sequence[Candidate] = (),
+        within_s: float | None = None,
+    ) -> Iterator[Measurement]:
+        """Yield measurements as compilations end; where these disturb times, after all of them have ended."""
+        ahead = prefetch if self.quiet else ()
+        wanted = dict.fromkeys(candidates)
+        while wanted:
+            self._pool.schedule(
+                [*wanted, *ahead]
+            )  # again each time: the caller may have prefetched others since
+            if not self._pool.wait(lambda left: self._may_time(wanted, left), within_s):
+                return
+            candidate = next(c for c in wanted if c in self._pool.done)
+            del wanted[candidate]
+            yield self._measured(self._pool.done[candidate])
+
+    def _may_time(self, wanted: Collection[Candidate], unfinished: Collection[Candidate]) -> bool:
+        return any(c in self._pool.done for c in wanted) if self.quiet else not unfinished
+
+    def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        """Time in turns. Where one fails now, the single timings stand."""
+        begin = time.perf_counter()
+        times: dict[Candidate, list[float]] = {c: [] for c in candidates}
+        try:
+            self._pool.schedule(candidates)
+            self._pool.wait(lambda left: not left)
+            for _ in range(_TURNS):
+                for candidate, found in times.items():
+                    found.extend(self._kernel.time(self._pool.done[candidate].result))
+        except Exception:
+            return []
+        finally:
+            self._timing_s += time.perf_counter() - begin
+        return [self._ok(c, found, None, IN_TURNS) for c, found in times.items()]
+
+    def spent(self) -> MeasuringCost:
+        """Seconds so far; `timing_s` is wall time of checks and launches."""
+        done = list(self._pool.done.values())
+        wall = time.perf_counter() - self._begin
+        return MeasuringCost(sum(c.seconds for c in done), self._timing_s, len(done), wall)
+
+    def close(self) -> None:
+        """Drop compilations that have not begun, and wait for those that have."""
+        self._pool.close()
+
+    def _measured(self, compiled: Compiled) -> Measurement:
+        candidate = compiled.candidate
+        self._timed.add(candidate)
+        if compiled.error is not None:
+            return self._failed(compiled, compiled.error, Outcome.COMPILE_ERROR)
+        begin = time.perf_counter()
+        try:
+            with self._guard(candidate):
+                wrong = self._kernel.check(compiled.result)
+            if wrong:
+                return self._failed(compiled, RefusedConfigError(Outcome.INCORRECT, wrong), Outcome.INCORRECT)
+            times = list(self._kernel.time(compiled.result))
+        except Exception as error:
+            return self._failed(compiled, error, Outcome.RUNTIME_ERROR)
+        finally:
+            self._timing_s += time.perf_counter() - begin
+        return self._ok(candidate, times, compiled.seconds)
+
+    def _failed(self, compiled: Compiled, error: Exception, otherwise: Outcome) -> Measurement:
+        known = isinstance(error, RefusedConfigError)
+        return Measurement(
+            self._problem,
+            compiled.candidate,
+            error.outcome if isinstance(error, RefusedConfigError) else otherwise,
+            compile_s=compiled.seconds,
+            protocol=self._kernel.protocol,
+            at=utc_now(),
+            extra={"message": f"{error}"[:500] if known else f"{type(error).__name__}: {error}"[:500]},
+        )
+
+    def _ok(
+        self, candidate: Candidate, times: list[float], seconds: float | None, end: str = ""
+    ) -> Measurement:
+        tenths = statistics.quantiles(times, n=10, method="inclusive")
+        return Measurement(
+            self._problem,
+            candidate,
+            Outcome.OK,
+            statistics.median(times),
+            tenths[1],
+            tenths[7],
+            repeats=len(times),
+            compile_s=seconds,
+            protocol=self._kernel.protocol + end,
+            at=utc_now(),
+        )
+
+
+@dataclass(frozen=True)
+class TunedKernel:
+    """What was decided, and what the kernel's `compile` made of the config that was chosen."""
+
+    decision: Decision
+    compiled: Any
+
+
+def tune_language(
+    kernel: LanguageKernel,
+    configs: Iterable[Config],
+    *,
+    store: Store | None = None,
+    settings: Settings | None = None,
+    surrogate: Surrogate | None = None,
+    policy: Policy | None = None,
+) -> TunedKernel:
+    """Choose a config of a list or a `Space`, measuring what forecasts are unsure about.
+
+    Without arguments, the user's store and the settings of the environment. What was decided before is compiled
+    and not measured. Raises `NoWorkingConfigError` if every config fails, `FrozenMissError` as the decorator does,
+    and `SettingsError` for an empty list.
+    """
+    candidates = [Candidate(config) for config in dict.fromkeys(configs)]
+    if not candidates:
+        raise SettingsError(
+            "a kernel needs one config or more: the list is empty, or no constraint allows any"
+        )
+    chosen = settings or Settings.from_environment()
+    kept = store if store is not None else Store.default()
+    measurers: list[LanguageMeasurer] = []
+
+    def make() -> LanguageMeasurer:
+        guard = lambda candidate: kept.watch(kernel.problem, candidate)  # noqa: E731
+        measurers.append(LanguageMeasurer(kernel, workers=chosen.worker_count(), guard=guard))
+        return measurers[-1]
+
+    task = TuningTask(kernel.problem, candidates)
+    decision = tune(
+        task,
+        make,
+        store=kept,
+        surrogate=surrogate or surrogate_for(chosen),
+        settings=chosen,
+        policy=policy,
+    )
+    known = [found for m in measurers if (found := m.compiled(decision.chosen)) is not None]
+    return TunedKernel(decision, known[0] if known else kernel.compile(decision.chosen.config))
