@@ -31,9 +31,14 @@ def open_author(spec: str, target: SearchTarget, *, rewriter: Rewriter | None = 
 
         return open_llm_author(rest, target)
     if kind in ("external", "files", "recorded") and rest:
-        from forecast_harness.authors.external import AnswerFolder, ExternalAuthor, Program, RecordedSources
+        from forecast_harness.authors.external import (
+            AnswerFolder,
+            AnsweringProgram,
+            ExternalAuthor,
+            RecordedSources,
+        )
 
         if kind == "recorded":
             return ExternalAuthor(RecordedSources(rest, target))
-        return ExternalAuthor(Program(rest) if kind == "external" else AnswerFolder(rest))
+        return ExternalAuthor(AnsweringProgram(rest) if kind == "external" else AnswerFolder(rest))
     raise SettingsError(f"a proposer is given as {SPEC_FORMS}, not as {spec!r:.80}")

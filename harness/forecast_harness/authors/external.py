@@ -145,7 +145,7 @@ class ExternalAuthor:
 # --- a program ---
 
 
-class Program:
+class AnsweringProgram:
     """A command line that answers on its stdout.
 
     Raises `SettingsError` for one that cannot be split or whose program is not there.

@@ -16,7 +16,7 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin
 from forecast_harness.authors import open_author
-from forecast_harness.authors.external import ExternalAuthor, Program
+from forecast_harness.authors.external import AnsweringProgram, ExternalAuthor
 from forecast_harness.records import NodeResult, Proposed
 from forecast_harness.targets.search_target import open_target
 from tests.harness.search.proposal_examples import node, pack_target, plain_target, request
@@ -32,7 +32,7 @@ def command(mode: str, *more: str | Path) -> str:
 
 
 def opened(mode: str, *more: str | Path, timeout_s: float = 30.0) -> ExternalAuthor:
-    return ExternalAuthor(Program(command(mode, *more), timeout_s=timeout_s))
+    return ExternalAuthor(AnsweringProgram(command(mode, *more), timeout_s=timeout_s))
 
 
 def test_answers_become_nodes_with_their_cost(tmp_path: Path) -> None:
@@ -184,15 +184,15 @@ def test_closing_ends_a_request_under_way(tmp_path: Path) -> None:
 
 def test_commands_that_cannot_be_run_are_told() -> None:
     with pytest.raises(SettingsError, match="no command line"):
-        Program("python 'unclosed")
+        AnsweringProgram("python 'unclosed")
     with pytest.raises(SettingsError, match="needs a program that can be run, and '/nowhere/agent' is none"):
-        Program("/nowhere/agent --fast")
+        AnsweringProgram("/nowhere/agent --fast")
 
 
 def test_a_program_that_is_gone_when_it_is_asked_is_told(tmp_path: Path) -> None:
     program = tmp_path / "agent"
     program.touch(mode=0o755)
-    proposer = ExternalAuthor(Program(str(program)))
+    proposer = ExternalAuthor(AnsweringProgram(str(program)))
     program.unlink()
     assert "cannot be started" in proposer.propose(request(TARGET, SEED)).problem
 
