@@ -32,7 +32,7 @@ from benchmarks.lib.processes.child_processes import module_command
 from benchmarks.lib.result_files import say
 from forecast_autotune.records.table import Table, read_lines, write_tables
 from forecast_autotune.store import Store
-from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.hooks.context import PatchSet
 from forecast_integrations.triton.timer.timers import warm_up_cuda
 
 BEGUN, DONE = "begun", "done"

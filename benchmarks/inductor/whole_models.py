@@ -70,7 +70,7 @@ from benchmarks.lib.processes.compile_processes import (
     wake_compile_workers,
 )
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts
-from forecast_integrations.inductor import lookahead
+from forecast_integrations.inductor import rounds
 from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
 IN_TURN = "ours_in_turn"
@@ -140,7 +140,7 @@ def compile_child(arguments: argparse.Namespace) -> None:
     if arm == "shared":
         SharedAssembler().share()
     if arm == IN_TURN:
-        lookahead.MAX_DEPTH = 0
+        rounds.MAX_DEPTH = 0
     options = compile_options(arm, given["mode"], device)
     call = FirstCall()
     with contextlib.ExitStack() as entered:

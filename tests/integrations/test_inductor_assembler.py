@@ -16,8 +16,8 @@ from triton.backends.nvidia import compiler
 
 from forecast_autotune import disable_torch_compile, enable_torch_compile
 from forecast_autotune.store import Store
-from forecast_integrations.inductor.assembler_releases import VARIABLE, inductor_compiles_twice
 from forecast_integrations.inductor.hooks.assembler import SharedAssembler
+from forecast_integrations.inductor.inductor_seconds import VARIABLE, inductor_compiles_twice
 
 
 @pytest.fixture

@@ -7,9 +7,11 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.policy import Policy
@@ -17,11 +19,15 @@ from forecast_autotune.printable import utc_now
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_integrations.inductor.dynamic.size_range import dynamic_sizes_text
 from forecast_integrations.inductor.hooks import assembler, benchmarks, generation, precompilation, selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
+from forecast_integrations.inductor.size_range import dynamic_sizes_text
 from forecast_integrations.inductor.summary import TorchCompileSummary
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import GraphModule
 
 
 @dataclass
@@ -191,3 +197,28 @@ def _report(owner: int) -> None:
             print(total.line(), file=sys.stderr, flush=True)
     except (BrokenPipeError, ValueError):
         return  # the program closed the stream
+
+
+def forecast_autotune(
+    gm: GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    *,
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
+    **_: object,
+) -> Callable[..., Any]:
+    """Compile a graph with Inductor's max-autotune; `options` and `mode` are those of `torch.compile`.
+
+    The service stays on in this process, as after `enable_torch_compile()`: a backward graph is compiled
+    long after this function has returned.
+    """
+    import torch
+    from torch._inductor.compile_fx import compile_fx
+
+    if current() is None:
+        enable_torch_compile()
+    patches: dict[str, object] = {"max_autotune": True}
+    if mode:
+        patches |= torch._inductor.list_mode_options(mode)
+    patches |= options or {}
+    return compile_fx(gm, example_inputs, config_patches=patches)

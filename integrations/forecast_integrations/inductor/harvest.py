@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Measurement, Outcome, Problem
 from forecast_integrations.inductor.choice_timing import INDUCTOR_CLOCK, clock_of
-from forecast_integrations.inductor.choices.features import describe_choice
 from forecast_integrations.inductor.choices.records import candidate_of, problem_of
 from forecast_integrations.inductor.pruning import SelectionCall, search_of
 from forecast_integrations.inductor.session import TuningSession
@@ -68,8 +67,6 @@ def make_measurement(
     that is a copy for another size.
     """
     extra: dict[str, Any] = {"choice": str(getattr(choice, "name", ""))}
-    if features := _features(choice):
-        extra["features"] = features
     clock = clock_of(timed or choice, ms)
     if clock is not None and clock.host_bound:
         extra["host_bound"] = True
@@ -85,16 +82,6 @@ def make_measurement(
     if math.isfinite(ms):
         outcome = Outcome.INFRASTRUCTURE
     return Measurement(problem.id, candidate, outcome or failure_outcome(message), **common)
-
-
-def _features(choice: ChoiceCaller) -> dict[str, Any]:
-    """What can be told of a choice, as JSON has it. A timing is worth keeping without it, too."""
-    try:
-        return {
-            k: v for k, v in describe_choice(choice).items() if not isinstance(v, float) or math.isfinite(v)
-        }
-    except Exception:
-        return {}
 
 
 def save_timings(

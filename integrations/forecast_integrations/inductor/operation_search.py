@@ -14,17 +14,17 @@ from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.tuning.loop import Rounds, TuningTask
-from forecast_integrations.inductor.assembler_releases import inductor_compiles_twice
 from forecast_integrations.inductor.choice_timing import is_of_clock, times_calls
-from forecast_integrations.inductor.choices.compile_seconds import compile_seconds
 from forecast_integrations.inductor.choices.pool import ChoicePool
+from forecast_integrations.inductor.choices.templates import compile_seconds
 from forecast_integrations.inductor.inductor_seconds import (
     OperationSeconds,
     compile_workers,
+    inductor_compiles_twice,
     inductor_seconds_saved,
 )
-from forecast_integrations.inductor.library_baseline import NOT_WORTH_WAITING, LibraryBaseline
-from forecast_integrations.inductor.session import TuningSession, batch_size
+from forecast_integrations.inductor.policy import NOT_WORTH_WAITING, LibraryBaseline, batch_size
+from forecast_integrations.inductor.session import TuningSession
 
 MIN_CHOICES = 2
 """Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""

@@ -15,9 +15,8 @@ from forecast_integrations.inductor.choices.records import (
     candidate_of,
     is_extern,
 )
-from forecast_integrations.inductor.dynamic.operations import operation_search
-from forecast_integrations.inductor.dynamic.range_search import RangeSearch
 from forecast_integrations.inductor.operation_search import MIN_CHOICES, OperationSearch
+from forecast_integrations.inductor.range_search import RangeSearch, operation_search
 from forecast_integrations.inductor.session import TuningSession
 
 if TYPE_CHECKING:

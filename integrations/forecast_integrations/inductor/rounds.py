@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost
@@ -14,12 +14,22 @@ from forecast_autotune.telemetry.spans import span
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_integrations.inductor.choice_timing import CUDAGRAPH_OPTION, has_own_graphs
 from forecast_integrations.inductor.choices.records import candidate_of, unwrap_choice
+from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.operation_search import OperationSearch
-from forecast_integrations.inductor.pruning import SEARCH_ATTRIBUTE, record_decision, search_of
-from forecast_integrations.inductor.session import TuningSession, batch_size
+from forecast_integrations.inductor.policy import batch_size
+from forecast_integrations.inductor.pruning import (
+    SEARCH_ATTRIBUTE,
+    has_multiple_size_hints,
+    ranks_tune_together,
+    record_decision,
+    search_of,
+)
+from forecast_integrations.inductor.range_search import RangeSearch
+from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.size_range import replaced_hints, resized_choice
 
 if TYPE_CHECKING:
-    from torch._inductor.ir import ChoiceCaller
+    from torch._inductor.ir import ChoiceCaller, MultiTemplateBuffer
 
 ChoiceTimings: TypeAlias = "dict[ChoiceCaller, float]"
 """Milliseconds by choice; inf for a failure."""
@@ -253,3 +263,87 @@ def _no_valid_choices_error() -> type[Exception]:
     from torch._inductor.select_algorithm import NoValidChoicesError
 
     return NoValidChoicesError
+
+
+MAX_DEPTH = 16
+"""Operations that wait for their choices at once, at most, since each takes some frames of the stack; with 0,
+they are tuned one after the other."""
+
+
+def tune_others(session: TuningSession, under_way: Sequence[OperationSearch]) -> None:
+    """Tune the operations of this graph whose times are still to be asked for; `under_way` are this thread's.
+
+    Never raises: an operation that fails here is asked for again by Inductor, and fails there.
+    """
+    if session.settings.mode is not Mode.TUNE or len(under_way) >= MAX_DEPTH:
+        return
+    if ranks_tune_together() or has_multiple_size_hints():  # all ranks time operations in one order
+        return
+    try:
+        buffers = list(_untimed_buffers())
+    except Exception as error:
+        session.warn_once("look for other operations of a graph", error)
+        return
+    for buffer, search in buffers:
+        # Of two alike the second one is decided by what the first one finds.
+        alike = any(search.problem.id == other.problem.id for other in under_way)
+        if alike or search.failed or search.tuned_ahead or None in buffer._choice_timings:
+            continue
+        search.tuned_ahead = True
+        try:
+            buffer.choice_timings()
+        except Exception as error:
+            session.warn_once("tune an operation ahead of its turn", error)
+
+
+def _untimed_buffers() -> Iterator[tuple[MultiTemplateBuffer, OperationSearch]]:
+    from torch._inductor.ir import MultiTemplateBuffer
+    from torch._inductor.virtualized import V
+
+    scheduler = getattr(V.graph, "scheduler", None)
+    for fused in getattr(scheduler, "nodes", ()):
+        for node in fused.get_nodes():
+            buffer = node.node
+            if not isinstance(buffer, MultiTemplateBuffer):
+                continue
+            timed = getattr(
+                buffer, "_choice_timings", None
+            )  # a dictionary by size hint, where there are hints
+            search = search_of(getattr(buffer, "_choices", ()))
+            if isinstance(timed, dict) and None not in timed and search is not None:
+                yield buffer, search
+
+
+Benchmark: TypeAlias = "Callable[[list[ChoiceCaller]], Mapping[ChoiceCaller, float]]"
+"""Times choices for the hints in force: milliseconds, inf for failures."""
+
+
+def time_other_sizes(search: RangeSearch, choices: Sequence[ChoiceCaller], benchmark: Benchmark) -> None:
+    """Time those of the choices that run at the other measured sizes, too, and tell the search.
+
+    A choice that fails at one size is out of the question for the range. Never raises: where sizes cannot be timed,
+    the search goes on for the met one.
+    """
+    try:
+        for size, problem in search.other_sizes:
+            known = search.known_at(size)
+            running = set(search.running([candidate_of(c) for c in choices]))
+            wanted = [c for c in choices if (named := candidate_of(c)) in running and named not in known]
+            if not wanted:
+                continue
+            with replaced_hints({search.sizes.symbol: size}), span("measure", candidates=len(wanted)):
+                with outside_the_scheduler():
+                    resized = [resized_choice(c) for c in wanted]
+                times = benchmark(resized)
+                rows = [
+                    make_measurement(problem, choice, times.get(sized, math.inf), timed=sized)
+                    for choice, sized in zip(wanted, resized, strict=True)
+                ]
+            for m in rows:
+                search.session.snapshot.add(problem, m)
+            search.session.snapshot.store.sync()
+            search.session.tally.stored(len(rows))
+            search.add_at(size, rows)
+    except Exception as error:
+        search.session.warn_once("time an operation at another size", error)
+        search.give_up(f"{type(error).__name__}: {error}")

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import math
-import statistics
+import sys
+import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.numerics import fast_median
-from forecast_autotune.policy import Policy, RiskBounded, TuningState
-from forecast_autotune.records import Measurement, Plan, Problem, digest
+from forecast_autotune.numerics import single_threaded_blas
+from forecast_autotune.policy import Policy
+from forecast_autotune.records import Decision, Measurement, Plan, Problem, digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Surrogate
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
 from forecast_autotune.telemetry.spans import configure, span
+from forecast_autotune.tuning.loop import validate_forecasts
 from forecast_autotune.version import __version__
 from forecast_integrations.inductor import language_model
-from forecast_integrations.inductor.choices.graph_position import GraphPosition
-from forecast_integrations.inductor.inductor_seconds import compile_workers
-from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
-from forecast_integrations.inductor.snapshot import StoreSnapshot
+from forecast_integrations.inductor.policy import default_policy
 from forecast_integrations.inductor.summary import TorchCompileSummary
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 _CLOCK = "short calls as graphs"
 """How choices are timed: a rule, too."""
@@ -37,121 +31,156 @@ _MOST_PLANS = 256
 """That are kept."""
 MAX_ROUNDS = 8
 """Plans per operation at most. The policy's cap on measurements ends it sooner."""
-FIRST_SHARE, MAX_SHARE = 0.085, 0.12
-"""Shares of an operation's choices in its first round, and at most. Inductor compiles those of a round side
-by side, in one or two seconds for as many as there are cores, and times one in 0.02 s (torch 2.11, H200): it
-is rounds that cost. So there are few and wide ones."""
-SHORT_LIST_FIRST, SHORT_LIST_SHARE = 8, 0.35
-"""Of short lists, so many choices go into the first round, but no more than that share. Inductor compiles
-them while it lowers the rest of the graph; a second round has to be waited for, 0.3 to 1.3 s each: 11 of the
-13 s that a ConvNet of 30 operations took to tune (H200). Where all choices of a list are no more than that, and no more
-than there are workers, there is one round."""
+_ANSWERS_KEPT = 256
+"""Answers of a surrogate: the layers of a model ask the same question over and over."""
+_MAX_RELATIVES = 8
+_RELATIVES_READ = 64
+"""Related problems read before those that are too new are left out."""
 
 
-LIKELY_BEST_RISK = 0.5
-"""Where the library's kernel is known, and no choice is said to be as likely as this to be faster by more than the
-tolerance, no choice is compiled, or the policy's least number where one could also compute what follows. In all of 29
-operations of whole models where that was so, no choice was faster by more."""
-LIBRARY_BEST_RISK = 1 / 31
-"""What is stated then on a device that forecasts have measurements of: after none of 29, by the rule of succession."""
-FUSION_SHARE = 0.25
-"""Of the time of the library's kernel, which a pass over its result takes by its bytes: from there on a choice that is
-slower alone may be faster with what follows. The best of those choices take 1.11 times as long as the library in the
-median and 1.25 in one of six, and a part of such a pass is in the cache."""
-SMALL_RISK = 0.05
-"""Whoever accepts less has small operations measured like others."""
-ROUND_GAIN = 0.03
-"""The least product of an operation's share of its graph and of the risk of stopping that is worth to wait for
-another round: what is faster is so by some 7 %, so that 0.2 % of the graph's time is expected of it."""
+class StoreSnapshot:
+    """What a store knew at `until` (UTC, ISO 8601 to the second), plus what this process has added.
+
+    Processes that are given the same store and the same `until` see the same, whatever the others measure
+    in the meantime. Of related problems only what was known at `until` counts, even of this process: with
+    `distributed_max_autotune_gemm`, every rank measures other problems.
+    """
+
+    def __init__(self, store: Store, until: str) -> None:
+        self.store = store
+        self.until = until
+        self._mutex = threading.RLock()
+        self._rows: dict[str, list[Measurement]] = {}
+        self._decisions: dict[str, Decision | None] = {}
+        self._relatives: dict[str, list[Relative]] = {}
+
+    def rows(self, problem: Problem) -> list[Measurement]:
+        """Measurements of this problem, oldest first."""
+        with self._mutex:
+            if problem.id not in self._rows:
+                found = self.store.measurements(problem)
+                self._rows[problem.id] = [m for m in found if m.at <= self.until]
+            return list(self._rows[problem.id])
+
+    def relatives(self, problem: Problem) -> list[Relative]:
+        """Measured problems of the same operation, most similar first."""
+        with self._mutex:
+            if problem.id not in self._relatives:
+                found = []
+                for relative in self.store.relatives(problem, limit=_RELATIVES_READ):
+                    rows = tuple(m for m in relative.measurements if m.at <= self.until)
+                    if any(m.ok for m in rows):
+                        found.append(replace(relative, measurements=rows))
+                self._relatives[problem.id] = found[:_MAX_RELATIVES]
+            return list(self._relatives[problem.id])
+
+    def decision(self, problem: Problem) -> Decision | None:
+        """The decision on this problem."""
+        with self._mutex:
+            if problem.id not in self._decisions:
+                found = self.store.decision(problem)
+                known = found is not None and found.at <= self.until
+                self._decisions[problem.id] = found if known else None
+            return self._decisions[problem.id]
+
+    def add(self, problem: Problem, measurement: Measurement) -> None:
+        """Commit a measurement of this process."""
+        with self._mutex:
+            self.rows(problem)
+            self._rows[problem.id].append(measurement)
+        self.store.add(problem, measurement)
+
+    def decide(self, problem: Problem, decision: Decision) -> None:
+        """Commit a decision of this process."""
+        with self._mutex:
+            self._decisions[problem.id] = decision
+        self.store.put_decision(problem, decision)
+        self.store.sync()
 
 
-LONG_COMPILATION = 3.0
-"""Times as long as half of a round's choices are expected to compile: then a choice is left for later. A round ends
-with its last compilation, and what takes so long while others wait is given up anyway (`hooks.precompilation`)."""
+class WarnOnce:
+    """Says once that something of ours failed; a compilation is not the place to say it often."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        """Everything that went wrong, for tests and `doctor`."""
+
+    def __call__(self, what: str, error: object) -> None:
+        """Note a failure; the first one is issued as a warning."""
+        self.messages.append(f"{what}: {error!r}")
+        if len(self.messages) > 1:
+            return
+        text = (
+            f"forecast_autotune failed to {what} ({error!r}): Inductor goes on with all of its own "
+            "choices. Later failures are not reported"
+        )
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        except RuntimeWarning:
+            # Where warnings are errors (`-W error`), this one would end the compilation.
+            print(text, file=sys.stderr)
 
 
-MIN_BATCH, LONG_LIST, MAX_BATCH = 4, 100, 16
-"""Candidates of a further round; among more than so many, one for each compile worker, up to the last number.
-Inductor compiles them in parallel and then times them, so that what the policy would only compile ahead costs
-no more than its timing."""
+class SafeSurrogate:
+    """A surrogate that cannot harm: it answers None instead of raising, hanging or talking nonsense.
 
+    One that exceeded its limit is not asked again: every further operation of the model would wait as long.
+    """
 
-@dataclass(frozen=True)
-class FewRoundsPolicy(RiskBounded):
-    """Few choices, most of them in one round; those that compile long have to promise more."""
+    def __init__(self, surrogate: Surrogate, limit_s: float, warn_once: WarnOnce) -> None:
+        self.surrogate = surrogate
+        self.limit_s = limit_s
+        self._warn_once = warn_once
+        self._hung = False
+        self._answers: dict[Any, Forecasts | None] = {}
+        self._mutex = threading.Lock()
 
-    first: float = FIRST_SHARE
-    share: float = MAX_SHARE
-    likely: float = LIKELY_BEST_RISK
-    longest: float = LONG_COMPILATION
-    fusion: float = FUSION_SHARE
-    gain: float = ROUND_GAIN
+    @property
+    def label(self) -> str:
+        """Name and version."""
+        return f"{getattr(self.surrogate, 'name', '?')}/{getattr(self.surrogate, 'version', '?')}"
 
-    def plan(self, state: TuningState) -> Plan:
-        """As otherwise, without the choices that would hold up a round; one of the best promise is kept."""
-        found = super().plan(state)
-        if state.compile_s is None:
-            return found
-        row = CandidateList.of(state.forecasts.candidates).row_of
-        seconds = {c: float(state.compile_s[row[c]]) for c in (*found.measure, *found.prefetch)}
-        most = self.longest * statistics.median(seconds.values()) if seconds else 0.0
-        quick = {c for c, s in seconds.items() if s <= most}
-        kept = tuple(c for c in found.measure if c in quick or c == found.measure[0])
-        return replace(found, measure=kept, prefetch=tuple(c for c in found.prefetch if c in quick))
+    def __call__(self, query: Query) -> Forecasts | None:
+        """Forecasts that `validate_forecasts` accepts, or None."""
+        measured = tuple((m.candidate, m.outcome, m.median_ms) for m in query.measured)
+        relatives = tuple((r.problem.id, len(r.measurements)) for r in query.relatives)
+        # A draft may be answered without what takes long, and must not pass for the answer that follows it.
+        draft = query.provisional and not getattr(self.surrogate, "answers_drafts_alike", False)
+        key = (query.problem.id, tuple(query.candidates), measured, relatives, draft)
+        with self._mutex:
+            if key in self._answers:
+                return self._answers[key]
+        found = self._ask(query)
+        with self._mutex:
+            if len(self._answers) >= _ANSWERS_KEPT:
+                self._answers.clear()
+            self._answers[key] = found
+        return found
 
-    def trusts_library(
-        self, first: Plan, stated: float, risk: float, library_ms: float, position: GraphPosition
-    ) -> bool:
-        """Whether the library's kernel is taken and no choice compiled: `first` is the plan that knows its time.
+    def _ask(self, query: Query) -> Forecasts | None:
+        if self._hung:
+            return None
+        found: list[Forecasts] = []
+        failed: list[Exception] = []
 
-        `stated` is the risk that would be stated, `risk` what is accepted.
-        """
-        return first.risk < self.likely and stated <= risk and not self.may_fuse(library_ms, position)
+        def work() -> None:
+            try:
+                with single_threaded_blas():
+                    found.append(validate_forecasts(self.surrogate.forecast(query), query.candidates))
+            except Exception as error:
+                failed.append(error)
 
-    def may_fuse(self, library_ms: float, position: GraphPosition) -> bool:
-        """Whether a choice that is slower alone may be faster with what is fused to it."""
-        return position.fusion_ms >= self.fusion * library_ms
-
-    def is_small(self, risk: float, library_ms: float, position: GraphPosition) -> bool:
-        """Whether an operation is not worth a compilation: its graph hardly takes longer for it."""
-        return risk >= SMALL_RISK and position.is_small(library_ms)
-
-    def is_worth_waiting(self, stated: float, risk: float, best_ms: float, position: GraphPosition) -> bool:
-        """Whether a further round is: what it may gain of the graph's time, where `stated` is the risk without it."""
-        share = position.share(best_ms)
-        return risk < SMALL_RISK or share >= 1.0 or share * stated >= self.gain
-
-    def of(self, share: float, candidates: int) -> int:
-        """As otherwise, but for short lists."""
-        few = min(SHORT_LIST_FIRST, math.ceil(SHORT_LIST_SHARE * candidates))
-        return max(few, super().of(share, candidates))
-
-    def batch(self, state: TuningState, seen: int, risk: float) -> int:
-        """As otherwise, but for a first round that a known time makes small, and for lists that fit one wave."""
-        if state.new:
-            return super().batch(state, seen, risk)
-        if seen and risk < self.likely:
-            return self.least
-        total = len(state.forecasts)
-        return total if total <= min(SHORT_LIST_FIRST, compile_workers()) else super().batch(state, 0, risk)
-
-    def weights(self, state: TuningState, rows: npt.NDArray[np.intp]) -> Array:
-        """As otherwise, by the seconds that each is expected to compile."""
-        usual = super().weights(state, rows)
-        if state.compile_s is None:
-            return usual
-        seconds = state.compile_s[rows]
-        return usual * fast_median(seconds, axis=0) / seconds
-
-
-def batch_size(count: int) -> int:
-    """Candidates of a further round, of so many."""
-    return MIN_BATCH if count <= LONG_LIST else max(MIN_BATCH, min(MAX_BATCH, compile_workers()))
-
-
-def default_policy() -> FewRoundsPolicy:
-    """The policy for Inductor's own choices."""
-    return FewRoundsPolicy()
+        # A daemon: a thread cannot be stopped, and must not keep the process from ending.
+        worker = threading.Thread(target=work, name="forecast", daemon=True)
+        worker.start()
+        worker.join(self.limit_s)
+        if found:
+            return found[0]
+        if not failed:
+            self._hung = True
+        why = failed[0] if failed else TimeoutError(f"no answer within {self.limit_s:g} s")
+        self._warn_once(f"forecast with {self.label}", why)
+        return None
 
 
 @dataclass

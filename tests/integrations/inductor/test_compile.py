@@ -111,9 +111,9 @@ def test_rounds_extend_until_the_risk_is_accepted(session: dict[str, Any]) -> No
 
 def test_every_timing_is_stored_with_its_parameters(session: dict[str, Any]) -> None:
     assert session["stored"] == [
-        ["aten::fatest_product_fallback", 1, "ok", True, "aten"],
-        ["subgraph::split", 1, "ok", True, "subgraph"],
-        ["subgraph::split", 2, "ok", True, "subgraph"],
+        ["aten::fatest_product_fallback", 1, "ok", True],
+        ["subgraph::split", 1, "ok", True],
+        ["subgraph::split", 2, "ok", True],
     ]
 
 

@@ -16,8 +16,8 @@ from torch._inductor import config
 from forecast_autotune.policy import TuningState
 from forecast_autotune.records import Argument, Candidate, Config, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.surrogates.protocol import Forecasts
-from forecast_integrations.inductor.choices.compile_seconds import compile_seconds
-from forecast_integrations.inductor.session import FewRoundsPolicy
+from forecast_integrations.inductor.choices.templates import compile_seconds
+from forecast_integrations.inductor.policy import FewRoundsPolicy
 from tests.integrations.inductor.graphs import H200
 
 LIBRARY = Candidate(Config(), "aten::mm")

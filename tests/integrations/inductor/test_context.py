@@ -14,8 +14,7 @@ from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from forecast_autotune.store import Store
 from forecast_integrations.inductor import api
 from forecast_integrations.inductor.hooks import selection
-from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.hooks.context import HookContext, PatchSet
 from tests.integrations.inductor.graphs import FunctionSurrogate, serving
 
 

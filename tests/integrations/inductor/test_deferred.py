@@ -26,9 +26,8 @@ from torch._inductor.select_algorithm import (
 from torch._inductor.utils import fresh_cache
 
 from forecast_autotune.settings import Mode
-from forecast_integrations.inductor.choices import deferred, records
-from forecast_integrations.inductor.choices.deferred import DeferredChoice, with_code
-from forecast_integrations.inductor.choices.pool import ChoicePool
+from forecast_integrations.inductor.choices import pool, records
+from forecast_integrations.inductor.choices.pool import ChoicePool, DeferredChoice, with_code
 from forecast_integrations.inductor.choices.records import candidate_of, template_choice
 from forecast_integrations.inductor.hooks import generation, selection
 from forecast_integrations.inductor.hooks.context import HookContext
@@ -319,7 +318,7 @@ def test_an_inputs_strides_are_settled_before_the_operation_is_named(
 def test_a_template_that_is_described_otherwise_is_never_put_off(
     convolutions: Lister, hooked: Install, code_of: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deferred, "describe", lambda arguments: "BLOCK_M=1")
+    monkeypatch.setattr(pool, "describe", lambda arguments: "BLOCK_M=1")
     hooked()
     choices = convolutions()
     assert code_of == list(WARPS)

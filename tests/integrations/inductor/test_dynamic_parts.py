@@ -22,17 +22,18 @@ from torch._inductor.virtualized import V
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.settings import Settings
 from forecast_integrations.inductor.choices.records import size_hints
-from forecast_integrations.inductor.dynamic.hints import replaced_hints
-from forecast_integrations.inductor.dynamic.listed_sizes import further_choices
-from forecast_integrations.inductor.dynamic.resized_choice import NotResizableError, resized_choice
-from forecast_integrations.inductor.dynamic.size_range import (
-    NoRangeError,
-    SizeRange,
-    dynamic_sizes_text,
-    size_range,
-)
 from forecast_integrations.inductor.hooks import generation
 from forecast_integrations.inductor.hooks.context import HookContext
+from forecast_integrations.inductor.range_search import further_choices
+from forecast_integrations.inductor.size_range import (
+    NoRangeError,
+    NotResizableError,
+    SizeRange,
+    dynamic_sizes_text,
+    replaced_hints,
+    resized_choice,
+    size_range,
+)
 from forecast_integrations.triton.null_device import null_device
 from tests.inductor_rendering import H200, LIMITS
 from tests.integrations.inductor.graphs import serving

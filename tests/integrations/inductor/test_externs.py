@@ -13,12 +13,18 @@ from torch._inductor import config
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
-from forecast_integrations.inductor import choice_timing, library_baseline, operation_search, pruning
+from forecast_integrations.inductor import choice_timing, operation_search, policy, pruning
 from forecast_integrations.inductor.choices.graph_position import GraphPosition, GraphProducts
 from forecast_integrations.inductor.choices.records import candidate_of
-from forecast_integrations.inductor.library_baseline import NOT_WORTH_WAITING, SMALL, TRUSTED
+from forecast_integrations.inductor.policy import (
+    LIBRARY_BEST_RISK,
+    NOT_WORTH_WAITING,
+    SMALL,
+    TRUSTED,
+    FewRoundsPolicy,
+)
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_codegen
-from forecast_integrations.inductor.session import LIBRARY_BEST_RISK, FewRoundsPolicy, TuningSession
+from forecast_integrations.inductor.session import TuningSession
 from tests.integrations.inductor import test_selection
 from tests.integrations.inductor.graphs import graph, product_choices, product_inputs, serving
 from tests.integrations.inductor.test_choice_timing import (
@@ -58,7 +64,7 @@ def stand_at(monkeypatch: pytest.MonkeyPatch, position: GraphPosition) -> None:
     """Say where in its graph the next operation stands, on a device that forecasts have measurements of."""
     monkeypatch.setattr(choice_timing, "can_time", lambda _: True)
     monkeypatch.setattr(pruning, "graph_position", lambda *_: position)
-    monkeypatch.setattr(library_baseline, "is_measured_device", lambda _: True)
+    monkeypatch.setattr(policy, "is_measured_device", lambda _: True)
 
 
 def benchmarked_at(monkeypatch: pytest.MonkeyPatch, position: GraphPosition) -> Benchmarked:
@@ -130,7 +136,7 @@ def test_on_a_device_without_measurements_the_stated_risk_is_the_forecasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.0))
-    monkeypatch.setattr(library_baseline, "is_measured_device", lambda _: False)
+    monkeypatch.setattr(policy, "is_measured_device", lambda _: False)
     decision = chosen_by(serving(lambda _: 3.0, tmp_path))
     assert device.taken == [LIBRARY]
     assert decision.stated_risk < LIBRARY_BEST_RISK, "nothing comes near"

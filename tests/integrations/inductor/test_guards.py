@@ -28,8 +28,7 @@ from forecast_integrations.inductor.choices.records import is_extern
 from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_compilation
-from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
-from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.session import SafeSurrogate, TuningSession, WarnOnce
 from tests.integrations.inductor.graphs import H200, FunctionSurrogate, graph, product_inputs, serving
 from tests.integrations.inductor.test_parts import TWO, a_problem
 

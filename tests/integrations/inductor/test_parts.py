@@ -34,9 +34,8 @@ from forecast_integrations.inductor import api
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import parameter_scalar, parse_description, problem_of
 from forecast_integrations.inductor.harvest import failure_outcome
-from forecast_integrations.inductor.hooks.patches import PatchSet
-from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
-from forecast_integrations.inductor.snapshot import StoreSnapshot
+from forecast_integrations.inductor.hooks.context import PatchSet
+from forecast_integrations.inductor.session import SafeSurrogate, StoreSnapshot, WarnOnce
 from tests.integrations.inductor.graphs import graph, node, serving
 
 TWO = [Candidate(Config.of({"i": i})) for i in range(2)]

@@ -27,16 +27,17 @@ from forecast_autotune.store import Store
 from forecast_autotune.telemetry import spans
 from forecast_integrations.inductor import rounds
 from forecast_integrations.inductor.choices import records
-from forecast_integrations.inductor.choices.deferred import DeferredChoice
+from forecast_integrations.inductor.choices.pool import DeferredChoice
 from forecast_integrations.inductor.choices.records import candidate_of, is_extern, problem_of
 from forecast_integrations.inductor.harvest import make_measurement
+from forecast_integrations.inductor.policy import FewRoundsPolicy
 from forecast_integrations.inductor.pruning import (
     SelectionCall,
     prune_before_codegen,
     prune_before_compilation,
     search_of,
 )
-from forecast_integrations.inductor.session import FewRoundsPolicy, TuningSession
+from forecast_integrations.inductor.session import TuningSession
 from tests.core.telemetry.recorder import Recorder
 from tests.integrations.inductor.graphs import (
     H200,
@@ -219,7 +220,7 @@ def test_an_operations_decision_is_told_with_the_figures_of_the_summary(
 ) -> None:
     recorder = Recorder()
     ours = serving(log2_ms_of, tmp_path)
-    monkeypatch.setattr(spans._state, "exporters", (recorder,))
+    monkeypatch.setattr(spans._state, "exporter", recorder)
     bench, _ = select(ours, {})
     later = serving(log2_ms_of, tmp_path)
     select(later, {})

@@ -28,7 +28,6 @@ from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.coalescing import coalesced_access_counts
 from forecast_autotune.features.ttir.extraction import extract_facts
 from forecast_autotune.records import Argument, Device, Kernel, Problem
-from forecast_integrations.inductor.choices.features import describe_choice
 from forecast_integrations.inductor.choices.geometry import operation_geometry
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.choices.templates import closed_form
@@ -133,7 +132,7 @@ def compare(
     choice = rendered(graph, template, operands, out, given)
     candidate = candidate_of(choice)
     assert candidate.config.num_warps == 4
-    assert describe_choice(choice)["BLOCK_N"] == 128
+    assert dict(candidate.config.kwargs)["BLOCK_N"] == 128
     named = [*((f"in{i}", sizes) for i, sizes in enumerate(operands)), ("out", out)]
     arguments = [Argument(n, "tensor", "float16", tuple(size), tuple(stride)) for n, (size, stride) in named]
     shape = operation_geometry(Problem.of(Kernel(name, "inductor"), arguments, Device("NVIDIA H200")))

@@ -35,8 +35,7 @@ from forecast_autotune.store import Store
 from forecast_integrations.inductor import summary
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.hooks import selection
-from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.hooks.context import HookContext, PatchSet
 from forecast_integrations.inductor.session import TuningSession
 from tests.integrations.inductor.graphs import graph, product_inputs, serving
 

@@ -118,13 +118,12 @@ def compile_linear() -> dict[str, Any]:
 
 
 def kept(store: Path) -> list[list[Any]]:
-    """(variant, s, outcome, whether it has a time, backend by its features) of every measurement."""
+    """(variant, s, outcome, whether it has a time) of every measurement."""
     rows = [m for table in Store(store).tables() for m in table.measurements]
     shown = []
     for m in rows:
-        backend = m.extra.get("features", {}).get("backend")
         s = dict(m.candidate.config.kwargs).get("s")
-        shown.append([m.candidate.variant, s, str(m.outcome), m.ms > 0, backend])
+        shown.append([m.candidate.variant, s, str(m.outcome), m.ms > 0])
     return sorted(shown, key=str)
 
 

@@ -15,9 +15,8 @@ from forecast_autotune.llm.open_question import OpenQuestion, question_key
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
-from forecast_integrations.commands.open_questions import KINDS, questions_of
-from forecast_integrations.models.answer_files import read_questions
-from forecast_integrations.models.recorded import RecordedAnswers
+from forecast_integrations.commands.llm import KINDS, questions_of
+from forecast_integrations.models.recorded import RecordedAnswers, read_questions
 
 
 def thinned(table: Table, count: int = 24) -> Table:
@@ -209,8 +208,8 @@ def test_the_questions_of_a_calibration_can_be_answered_offline(
     )
     assert status == 0, err
     assert found["model"] == "recorded:m-1"
-    assert found["questions"]["config"]["problems"] == 3
-    assert 0.0 <= found["questions"]["config"]["mean"] <= 1.0
+    assert found["about"]["problems"] == 3
+    assert 0.0 <= found["weight"]["mean"] <= 1.0
 
 
 @pytest.mark.parametrize(

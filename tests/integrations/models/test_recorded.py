@@ -17,8 +17,12 @@ from forecast_autotune.llm.open_question import question_key
 from forecast_autotune.llm.prompt import COMPARE_VERSION, FORECAST_VERSION, PAIR_LABELS
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.llm.spec import parsed
-from forecast_integrations.models.answer_files import read_questions
-from forecast_integrations.models.recorded import RecordedAnswer, RecordedAnswers, RecordedBackend
+from forecast_integrations.models.recorded import (
+    RecordedAnswer,
+    RecordedAnswers,
+    RecordedBackend,
+    read_questions,
+)
 
 HEADER = {
     "type": "answers",

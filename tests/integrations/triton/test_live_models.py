@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import triton
 
-from forecast_integrations.models.answer_files import read_answers, read_questions
-from forecast_integrations.models.recorded import RecordedAnswers
+from forecast_integrations.models.recorded import RecordedAnswers, read_answers, read_questions
 from tests.integrations.triton.test_variants_live import call, tuned
 
 MANY = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in (1, 2, 3, 4)]

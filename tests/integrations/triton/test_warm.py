@@ -18,7 +18,7 @@ from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.records import Argument, Device, Evidence, Kernel
 from forecast_autotune.store import Store
-from forecast_integrations.commands.warm_shapes import parse_shapes
+from forecast_integrations.commands.warm import parse_shapes
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 from forecast_integrations.triton.problem.key import KeyMaker
 from forecast_integrations.triton.problem.rebuilt_call import (

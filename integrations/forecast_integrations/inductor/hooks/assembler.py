@@ -12,9 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from forecast_integrations.inductor.assembler_releases import VARIABLE
-from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.hooks.context import HookContext, PatchSet
+from forecast_integrations.inductor.inductor_seconds import VARIABLE
 
 
 class SharedAssembler(PatchSet):

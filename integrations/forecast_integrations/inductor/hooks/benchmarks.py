@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_integrations.inductor import choice_timing, pruning
 from forecast_integrations.inductor.choice_timing import CallClock, CallTiming, ChoiceTiming
-from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
+from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.rounds import ChoiceTimings
 from forecast_integrations.inductor.session import TuningSession

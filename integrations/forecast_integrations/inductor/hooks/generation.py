@@ -6,17 +6,15 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from forecast_integrations.inductor.choices.deferred import DeferredChoice
+from forecast_integrations.inductor.choices.pool import DeferredChoice
 from forecast_integrations.inductor.choices.records import candidate_of, is_user_code
-from forecast_integrations.inductor.dynamic.resized_choice import REGENERATE_ATTRIBUTE
-from forecast_integrations.inductor.dynamic.size_range import dynamic_symbols
-from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
+from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 from forecast_integrations.inductor.pruning import (
     has_multiple_size_hints,
     is_deterministic,
     ranks_tune_together,
 )
+from forecast_integrations.inductor.size_range import REGENERATE_ATTRIBUTE, dynamic_symbols
 
 if TYPE_CHECKING:
     from torch._inductor.ir import IRNode

@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import pruning
 from forecast_integrations.inductor.choices.records import candidate_of
-from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
+from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 
 if TYPE_CHECKING:
     from torch._inductor.async_compile import AsyncCompile

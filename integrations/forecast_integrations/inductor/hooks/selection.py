@@ -8,18 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.settings import Mode
-from forecast_integrations.inductor import harvest, lookahead, pruning, rounds
-from forecast_integrations.inductor.choices.deferred import with_code
+from forecast_integrations.inductor import choice_timing, harvest, pruning, rounds
+from forecast_integrations.inductor.choices.pool import with_code
 from forecast_integrations.inductor.choices.records import candidate_of
-from forecast_integrations.inductor.dynamic import listed_sizes, other_sizes
-from forecast_integrations.inductor.dynamic.range_search import RangeSearch
-from forecast_integrations.inductor.harvest import PendingTimings
-from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.hooks.externs import extern_timer
-from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
-from forecast_integrations.inductor.pruning import SelectionCall, UnplannedSpaceError
+from forecast_integrations.inductor.harvest import PendingTimings, make_measurement
+from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
+from forecast_integrations.inductor.operation_search import OperationSearch
+from forecast_integrations.inductor.pruning import SelectionCall, TimeExterns, UnplannedSpaceError
+from forecast_integrations.inductor.range_search import RangeSearch, further_choices
 from forecast_integrations.inductor.rounds import ChoiceTimings
 from forecast_integrations.inductor.session import TuningSession
 
@@ -121,7 +119,7 @@ def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
             given = [*args, *kwargs.values()]
             kernel_inputs = next(a for a in given if hasattr(a, "nodes"))
             op_name = next(a for a in given if isinstance(a, str))
-            more = listed_sizes.further_choices(session, self, kernel_inputs, op_name, given, choices)
+            more = further_choices(session, self, kernel_inputs, op_name, given, choices)
             added = list(map(candidate_of, more))
             choices = [*choices, *more]
             return pruning.prune_before_codegen(
@@ -202,7 +200,7 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
                 with context.told_of_times(self):
                     found: ChoiceTimings = original(self, *before, some, prepared, **kwargs)
                 if isinstance(search, RangeSearch) and not search.given_up:
-                    other_sizes.time_other_sizes(search, list(found), benchmark)
+                    rounds.time_other_sizes(search, list(found), benchmark)
                 return found
             finally:
                 with _failures_reported(session, "keep the failures of a round"):
@@ -225,7 +223,7 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
             thread.under_way.append(search)
 
         def meanwhile() -> None:
-            lookahead.tune_others(session, thread.under_way)
+            rounds.tune_others(session, thread.under_way)
 
         try:
             return rounds.tune_in_rounds(session, measure, prepare, choices, precompile_fn, meanwhile)
@@ -365,3 +363,48 @@ def _failures_reported(session: TuningSession, what: str) -> Iterator[None]:
         yield
     except Exception as error:
         session.warn_once(what, error)
+
+
+def extern_timer(context: HookContext) -> TimeExterns:
+    """What times them; operations of equal key are timed once in a session."""
+
+    def time_externs(
+        search: OperationSearch, externs: Sequence[ChoiceCaller], operation: SelectionCall
+    ) -> Sequence[Measurement]:
+        session = context.session
+        if session is None:
+            return ()
+        known, name = session.externs_ahead, search.problem.id
+        if name not in known:
+            known[name] = ()
+            try:
+                known[name] = _timed(context, search, externs, operation)
+            except Exception as error:
+                session.warn_once("time the library's kernels ahead", error)
+        return known[name]
+
+    return time_externs
+
+
+def _timed(
+    context: HookContext, search: OperationSearch, externs: Sequence[ChoiceCaller], operation: SelectionCall
+) -> tuple[Measurement, ...]:
+    from torch._inductor import select_algorithm
+
+    if not externs or operation.layout is None or not choice_timing.can_time(operation.layout.device):
+        return ()
+    cache, choices = select_algorithm.get_algorithm_selector_cache(), list(externs)
+    benchmark = cache.make_benchmark_fn(
+        choices, list(operation.input_nodes), operation.layout, operation.generated_inputs
+    )
+    context.wake_device()
+    thread = context.thread
+    outer, thread.pending = thread.pending, PendingTimings()
+    thread.under_way.append(search)  # whose clock it is
+    try:
+        timings = benchmark(choices)
+    finally:
+        thread.under_way.pop()
+        thread.pending = outer
+        context.note_busy()
+    return tuple(make_measurement(search.problem, choice, ms) for choice, ms in timings.items())

@@ -27,12 +27,14 @@ from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.choices.records import size_hints
 from forecast_integrations.inductor.harvest import PROTOCOL
-from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
+from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
-from forecast_integrations.inductor.safe_surrogate import SafeSurrogate
-from forecast_integrations.inductor.session import FORECAST_LIMIT_S, TuningSession
-from forecast_integrations.inductor.snapshot import StoreSnapshot
+from forecast_integrations.inductor.session import (
+    FORECAST_LIMIT_S,
+    SafeSurrogate,
+    StoreSnapshot,
+    TuningSession,
+)
 from forecast_integrations.triton.decorator import ForecastAutotuner
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig, Tuner, is_tensor

@@ -1,19 +1,23 @@
-"""Which size of an operation is dynamic, and in what range: what the program declared, or what the user has set."""
+"""Which size of an operation is dynamic, in what range, and what Inductor would do at another size.
+
+The range is what the program declared, or what the user has set.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.ranges.robust import Robust, spread_points
-from forecast_integrations.inductor.choices.records import size_hints
-from forecast_integrations.inductor.dynamic.hints import Symbol
+from forecast_integrations.inductor.choices.records import size_hints, unwrap_choice
 
 if TYPE_CHECKING:
-    from torch._inductor.ir import IRNode, Layout
+    from torch._inductor.ir import ChoiceCaller, IRNode, Layout
+
 
 MEASURED = 4
 """Sizes of a range that are measured, the one that was met among them, or one more."""
@@ -159,3 +163,99 @@ def _as_int(bounds: Any, name: str) -> int | None:
     """An end of a range of values; None where it has none."""
     value: Any = getattr(bounds, name, None)
     return int(value) if getattr(value, "is_Integer", False) or type(value) is int else None
+
+
+Symbol: TypeAlias = Any
+"""A sympy symbol that stands for a size."""
+
+_HINT_METHODS = ("optimization_hint", "size_hint")
+"""Methods that every other question for hints goes through: one of them until torch 2.9, both or the first later."""
+
+
+@contextlib.contextmanager
+def replaced_hints(values: Mapping[Symbol, int]) -> Iterator[None]:
+    """While it lasts, the active graph's hints are those of these values of its symbols.
+
+    Only hints are answered so. What is guarded on is evaluated with the sizes that were met, as ever, so no guard
+    comes of it. Raises `LookupError` where this release of torch asks for hints in another way.
+    """
+    from torch._inductor.virtualized import V
+
+    sizes: Any = V.graph.sizevars
+    names = [name for name in _HINT_METHODS if hasattr(type(sizes), name)]
+    before = {name: vars(sizes)[name] for name in names if name in vars(sizes)}
+    for name in names:
+        setattr(sizes, name, _with_values(sizes, getattr(sizes, name), values))
+    try:
+        ask = getattr(sizes, "optimization_hints", None) or sizes.size_hints
+        if tuple(ask(list(values))) != tuple(values.values()):
+            raise LookupError("this release of torch has other size hints than those that are known")
+        yield
+    finally:
+        for name in names:
+            if name in before:
+                setattr(sizes, name, before[name])
+            else:
+                delattr(sizes, name)
+
+
+def _with_values(sizes: Any, original: Any, values: Mapping[Symbol, int]) -> Any:
+    def hint(expr: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(expr, "free_symbols", None):
+            # A symbol may stand for a precomputed size, or be equal to another one.
+            expr = sizes.simplify(sizes.remove_precomputed_replacements(expr))
+            if getattr(expr, "free_symbols", None):
+                expr = expr.xreplace(dict(values))
+        return original(expr, *args, **kwargs)
+
+    return hint
+
+
+REGENERATE_ATTRIBUTE = "forecast_autotune_regenerate"
+"""Attribute of a template's choice: a function that makes it anew, for the hints then in force."""
+RESIZABLE_KINDS = frozenset(
+    ("ExternKernelCaller", "TritonTemplateCaller", "CppTemplateCaller", "SubgraphChoiceCaller")
+)
+"""Classes of choices that can be timed at another size."""
+
+
+class NotResizableError(Exception):
+    """A choice cannot be timed at another size: why."""
+
+
+def resized_choice(choice: ChoiceCaller) -> ChoiceCaller:
+    """The choice for the sizes that are hints now (see `replaced_hints`), to be timed and nothing else.
+
+    Raises `NotResizableError` where it cannot be made, or its code would be another one: the code that is compiled
+    for the size that was met is what runs at all sizes.
+    """
+    inner: Any = unwrap_choice(choice)
+    kind = type(inner).__name__
+    if kind == "ExternKernelCaller":  # called with tensors alone
+        return choice
+    if kind == "SubgraphChoiceCaller":
+        if not hasattr(inner, "sym_input_values"):
+            raise NotResizableError("this release of torch times graphs at the met size only")
+        other = _copied(inner)
+        other.sym_input_values = list(size_hints(inner.sym_inputs))
+        return other
+    regenerate = getattr(inner, REGENERATE_ATTRIBUTE, None)
+    if regenerate is None:
+        raise NotResizableError(f"choices of class {kind} are timed at the met size only")
+    other = regenerate()
+    if other is None or other.hash_key() != inner.hash_key():
+        raise NotResizableError(f"{choice.name} has other code at other sizes")
+    if hasattr(inner, "_benchmark_with_cudagraphs"):
+        other._benchmark_with_cudagraphs = inner._benchmark_with_cudagraphs
+    if inner is choice:
+        return other
+    wrapper = _copied(choice)
+    wrapper._wrapped = other
+    return wrapper
+
+
+def _copied(choice: Any) -> Any:
+    """A second object with the same attributes; wrappers of C++ templates hand `copy` on to what they wrap."""
+    other = object.__new__(type(choice))
+    vars(other).update(vars(choice))
+    return other
