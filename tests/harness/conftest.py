@@ -6,11 +6,15 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from forecast_harness.sandbox.api import SandboxLane
 from tests.harness.lanes import lane
+
+if TYPE_CHECKING:
+    from forecast_harness.clocks.runner.client import RunnerClient
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +43,11 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not has_compiler():
         pytest.skip("needs g++ to build the fake driver")
     return build_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="module")
+def runner(fake_driver: Path) -> Iterator[RunnerClient]:
+    from forecast_harness.clocks.runner.client import RunnerClient
+
+    with RunnerClient(str(fake_driver), launch_s=60.0, flush_bytes=1 << 20) as found:
+        yield found

@@ -22,28 +22,14 @@
 
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr;
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, BAD_IMAGE = 200, NOT_FOUND = 500, BAD_ADDRESS = 700, UNSUPPORTED = 801 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, BAD_IMAGE = 200, NOT_FOUND = 500, BAD_ADDRESS = 700 };
 
 static const size_t kHeapBytes = size_t(1) << 30;
 static const size_t kPage = size_t(2) << 20;
 static const int kSharedBytes = 64 << 10;
 
 static uint8_t *heap = nullptr;
-static std::map<CUdeviceptr, size_t> allocations;  // whatever can be addressed, mapped memory included
-// Physical memory is a file. Addresses for it lie in a room of their own, where nothing can be touched until it is
-// mapped.
-static const size_t kRoomBytes = size_t(64) << 30;
-struct Block {
-  int file;
-  size_t size;
-  bool held = true;
-  int maps = 0;
-};
-static uint8_t *room = nullptr;
-static std::map<CUdeviceptr, size_t> reservations;
-static std::map<CUdeviceptr, uint64_t> mappings;
-static std::map<uint64_t, Block> blocks;
-static uint64_t last_handle = 0;
+static std::map<CUdeviceptr, size_t> allocations;  // whatever can be addressed
 alignas(8) static uint8_t shared_memory[kSharedBytes];
 static int sticky = 0;
 static bool hung = false;
@@ -86,23 +72,10 @@ static uint8_t *reach(CUdeviceptr at, size_t size) {
   sticky = BAD_ADDRESS;
   return nullptr;
 }
-// Whether this function, or all of virtual memory ("mapping"), is to be as on a device that does not have it.
-static bool refuses(const char *what) {
-  const char *told = getenv("FAKE_CUDA_REFUSES");
-  return told && (!strcmp(told, what) || !strcmp(told, "mapping"));
-}
-static bool in_heap(CUdeviceptr at) { return at >= (CUdeviceptr)heap && at < (CUdeviceptr)heap + kHeapBytes; }
 static bool has_room_for(size_t size) {
   size_t used = 0;
-  for (auto &[begin, length] : allocations) used += in_heap(begin) ? length : 0;
-  for (auto &[handle, block] : blocks) used += block.size;
+  for (auto &[begin, length] : allocations) used += length;
   return size <= kHeapBytes && used + size <= kHeapBytes;
-}
-static void drop_unused(uint64_t handle) {
-  Block &block = blocks[handle];
-  if (block.held || block.maps) return;
-  close(block.file);
-  blocks.erase(handle);
 }
 static void wait() {
   while (hung) sleep(1);
@@ -392,7 +365,6 @@ CUresult cuDeviceGetName(char *text, int size, int) {
 }
 CUresult cuDeviceGetAttribute(int *value, int which, int) {
   std::map<int, int> known = {{16, 4}, {38, 1 << 20}, {97, kSharedBytes}, {75, 9}, {76, 0}};
-  known[102] = !refuses("mapping");
   *value = known.count(which) ? known[which] : 0;
   return OK;
 }
@@ -416,7 +388,6 @@ CUresult cuMemAlloc_v2(CUdeviceptr *found, size_t size) {
   if (sticky) return sticky;
   CUdeviceptr at = ((CUdeviceptr)heap + kPage - 1) / kPage * kPage;
   for (auto &[begin, length] : allocations) {
-    if (!in_heap(begin)) continue;
     if (at + size + kPage <= begin) break;
     at = (begin + length + 2 * kPage - 1) / kPage * kPage;
   }
@@ -428,98 +399,9 @@ CUresult cuMemAlloc_v2(CUdeviceptr *found, size_t size) {
 CUresult cuMemFree_v2(CUdeviceptr at) {
   if (sticky) return sticky;
   auto found = allocations.find(at);
-  if (found == allocations.end() || mappings.count(at)) return INVALID;
+  if (found == allocations.end()) return INVALID;
   madvise((void *)at, found->second, MADV_DONTNEED);
   allocations.erase(found);
-  return OK;
-}
-struct PhysicalKind {
-  int type, handles, place, device;
-  uint64_t pad[2];
-};
-CUresult cuMemGetAllocationGranularity(size_t *found, const PhysicalKind *kind, int) {
-  if (sticky) return sticky;
-  *found = kPage;
-  return kind->type == 1 && kind->place == 1 && !kind->device ? OK : INVALID;
-}
-CUresult cuMemCreate(uint64_t *handle, size_t size, const PhysicalKind *kind, unsigned long long) {
-  if (sticky) return sticky;
-  if (refuses("cuMemCreate")) return UNSUPPORTED;
-  if (!size || size % kPage || kind->type != 1 || kind->place != 1 || kind->device) return INVALID;
-  if (!has_room_for(size)) return NO_MEMORY;
-  Block made;
-  made.file = memfd_create("fake-device", 0), made.size = size;
-  if (made.file < 0 || ftruncate(made.file, off_t(size))) return NO_MEMORY;
-  *handle = ++last_handle;
-  blocks[last_handle] = made;
-  return OK;
-}
-CUresult cuMemRelease(uint64_t handle) {
-  if (sticky) return sticky;
-  auto found = blocks.find(handle);
-  if (found == blocks.end() || !found->second.held) return INVALID;
-  found->second.held = false;
-  drop_unused(handle);
-  return OK;
-}
-CUresult cuMemAddressReserve(CUdeviceptr *found, size_t size, size_t, CUdeviceptr, unsigned long long) {
-  if (sticky) return sticky;
-  if (refuses("cuMemAddressReserve")) return UNSUPPORTED;
-  if (!size || size % kPage) return INVALID;
-  const int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  if (!room) room = (uint8_t *)mmap(nullptr, kRoomBytes, PROT_NONE, kind, -1, 0);
-  if (room == MAP_FAILED) return NO_MEMORY;
-  CUdeviceptr at = ((CUdeviceptr)room + kPage - 1) / kPage * kPage;
-  for (auto &[begin, length] : reservations) {
-    if (at + size + kPage <= begin) break;
-    at = begin + length + kPage;
-  }
-  if (size > kRoomBytes || at + size > (CUdeviceptr)room + kRoomBytes) return NO_MEMORY;
-  reservations[at] = size;
-  *found = at;
-  return OK;
-}
-CUresult cuMemAddressFree(CUdeviceptr at, size_t size) {
-  if (sticky) return sticky;
-  auto found = reservations.find(at);
-  if (found == reservations.end() || found->second != size || mappings.count(at)) return INVALID;
-  reservations.erase(found);
-  return OK;
-}
-// All of a block at all of a reservation: no more is needed.
-CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, uint64_t handle, unsigned long long) {
-  if (sticky) return sticky;
-  if (refuses("cuMemMap")) return UNSUPPORTED;
-  auto found = reservations.find(at);
-  auto block = blocks.find(handle);
-  if (found == reservations.end() || found->second != size || mappings.count(at)) return INVALID;
-  if (block == blocks.end() || !block->second.held || block->second.size != size || offset) return INVALID;
-  if (mmap((void *)at, size, PROT_NONE, MAP_SHARED | MAP_FIXED, block->second.file, 0) == MAP_FAILED) return NO_MEMORY;
-  block->second.maps++;
-  mappings[at] = handle;
-  return OK;
-}
-struct Access {
-  int place, device, flags;
-};
-CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const Access *access, size_t count) {
-  if (sticky) return sticky;
-  if (refuses("cuMemSetAccess")) return UNSUPPORTED;
-  if (!mappings.count(at) || reservations[at] != size) return INVALID;
-  if (count != 1 || access->place != 1 || access->device || access->flags != 3) return INVALID;
-  if (mprotect((void *)at, size, PROT_READ | PROT_WRITE)) return NO_MEMORY;
-  allocations[at] = size;
-  return OK;
-}
-CUresult cuMemUnmap(CUdeviceptr at, size_t size) {
-  if (sticky) return sticky;
-  auto found = mappings.find(at);
-  if (found == mappings.end() || reservations[at] != size) return INVALID;
-  mmap((void *)at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  blocks[found->second].maps--;
-  drop_unused(found->second);
-  mappings.erase(found);
-  allocations.erase(at);
   return OK;
 }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size) {

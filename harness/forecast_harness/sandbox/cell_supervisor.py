@@ -37,7 +37,6 @@ def supervise_cell(
     limits: ResourceLimits,
     place: str,
     channel: socket.socket,
-    streams: tuple[int, int],
     status: int,
     server: int,
     *,
@@ -62,7 +61,7 @@ def supervise_cell(
                 user = number
             first = os.fork()
             if first:
-                for fd in {channel.fileno(), orders.fileno(), *streams, status}:
+                for fd in (channel.fileno(), orders.fileno(), status):
                     os.close(fd)
                 os.waitpid(first, 0)
                 os._exit(0)
@@ -81,12 +80,11 @@ def supervise_cell(
             orders.close()
             if processors:
                 os.sched_setaffinity(0, processors)
-            _become_cell(cage, limits, scratch, channel, streams, status, first, user)
+            _become_cell(cage, limits, scratch, channel, status, first, user)
     except BaseException as error:
         _write_status(status, {"setup": f"{type(error).__name__}: {error}"})
         os._exit(1)
-    for fd in {channel.fileno(), *streams}:
-        os.close(fd)
+    channel.close()
     _reap_until_end(pid, status, cage, orders)
 
 
@@ -174,7 +172,6 @@ def _become_cell(
     limits: ResourceLimits,
     scratch: str,
     channel: socket.socket,
-    streams: tuple[int, int],
     status: int,
     parent: int,
     user: int | None,
@@ -183,7 +180,7 @@ def _become_cell(
     try:
         os.setsid()
         os.chdir(scratch)
-        status = _keep_descriptors(channel, streams, status)
+        status = _keep_descriptors(channel, status)
         _environment(scratch)
         confine.set_resource_limits(cage, limits)
         confine.drop_privileges(user)
@@ -202,10 +199,12 @@ def _become_cell(
         os._exit(code)
 
 
-def _keep_descriptors(channel: socket.socket, streams: tuple[int, int], status: int) -> int:
-    """Keep nothing, stdout, stderr, the channel (3) and for a moment the status pipe (its new number)."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    high = [os.dup2(fd, 500 + i) for i, fd in enumerate((nothing, *streams, channel.detach(), status))]
+def _keep_descriptors(channel: socket.socket, status: int) -> int:
+    """Keep standard streams that lead nowhere, the channel (3) and for a moment the status pipe (its new number)."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    high = [
+        os.dup2(fd, 500 + i) for i, fd in enumerate((nothing, nothing, nothing, channel.detach(), status))
+    ]
     for target, fd in enumerate(high):
         os.dup2(fd, target)
     os.closerange(len(high), 1 << 16)

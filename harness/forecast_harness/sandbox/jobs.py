@@ -265,9 +265,6 @@ class JobResult:
     arrays: TensorArrays = field(default_factory=lambda: MappingProxyType({}))
     seconds: float = 0.0
     """Wall seconds of the whole job, by the parent's clock."""
-    stderr_tail: str = ""
-    """The last 8 KiB of what the candidate wrote to stderr."""
-    stdout_tail: str = ""
     detail: str = ""
     """One sentence for a person: the exception, the signal, the limit."""
     canary: str = ""

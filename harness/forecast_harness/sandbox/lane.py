@@ -141,7 +141,6 @@ class SandboxLane:
         self._scratch = Path(tempfile.mkdtemp(prefix="forecast-lane-", dir=self._parent))
         self._scratch.chmod(0o711)  # candidates of another user have to find theirs in it
         (self._scratch / "root").mkdir()
-        (self._scratch / "dev").mkdir()
         self._warm_process = warm_process.acquire(self._warm_up)
         try:
             if self._opening_given_up:
@@ -235,7 +234,7 @@ class SandboxLane:
         if sang not in ("", "ok") and fault.status is JobStatus.CANDIDATE_ERROR:
             fault, detail = Fault.DEVICE_UNHEALTHY, f"{sang} (after {fault}: {detail})"
         spent = time.perf_counter() - began
-        return JobResult(fault.status, fault, value, arrays, spent, end["err"], end["out"], detail, sang)
+        return JobResult(fault.status, fault, value, arrays, spent, detail, sang)
 
     def _converse(
         self, job: SandboxJob, limits: ResourceLimits
@@ -356,7 +355,6 @@ class SandboxLane:
             "device": self._device,
             "scratch": str(self._scratch),
             "staging": str(self._scratch / "root"),
-            "nodes": str(self._scratch / "dev"),
             "apart": self._apart,
         }
         with theirs, (self._scratch / _LOG).open("wb") as log:

@@ -88,10 +88,7 @@ def _probe(cage: confine.Confinement, place: str) -> str:
         try:
             ours.close()
             judge_orders.close()
-            null = os.open(os.devnull, os.O_WRONLY)
-            cell_supervisor.supervise_cell(
-                cage, _LIMITS, place, theirs, (null, null), status, server, orders=orders
-            )
+            cell_supervisor.supervise_cell(cage, _LIMITS, place, theirs, status, server, orders=orders)
         finally:
             os._exit(1)
     theirs.close()

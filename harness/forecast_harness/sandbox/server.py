@@ -1,6 +1,6 @@
 """The fork-server of one lane: warm, without a device, and never in contact with a candidate's code.
 
-It forks a *judge* per job and a *cell* whenever a judge asks for one, drains the cells' output, watches
+It forks a *judge* per job and a *cell* whenever a judge asks for one, watches
 their memory, processes and time, kills what exceeds, and reports how each ended. It sees no payload and no
 answer: those cross sockets that it only passes on.
 """
@@ -26,10 +26,9 @@ from typing import Any, NoReturn
 from forecast_harness.sandbox import cell_supervisor, judge_process, probes, toolchain, wire
 from forecast_harness.sandbox.containment import confine, linux
 from forecast_harness.sandbox.containment.levels import ContainmentLevel
-from forecast_harness.sandbox.jobs import ResourceLimits, printable
+from forecast_harness.sandbox.jobs import ResourceLimits
 from forecast_harness.sandbox.server_forks import fork_servers, start_holder
 
-_TAIL_BYTES = 8 << 10
 _DISK_CHECK_INTERVAL_S = 1.0
 _MOST_ENTRIES = 20_000
 
@@ -45,8 +44,6 @@ class RunningJob:
     limits: ResourceLimits
     code: int | None = None
     why: str = ""
-    tails: tuple[str, str] = ("", "")
-    """stdout and stderr of the cell that ended last."""
     left: int = 0
     """Processes that survived SIGKILL: they hang in a driver."""
     deadline: float = 0.0
@@ -62,8 +59,6 @@ class RunningCell:
     pid: int
     number: int
     limits: ResourceLimits
-    out: int
-    err: int
     status: int
     place: str = ""
     """The scratch directory's parent where no sized file system limits it, else empty."""
@@ -74,18 +69,8 @@ class RunningCell:
     rests: bool = False
     """Whether no job has it now."""
     why: str = ""
-    closed: set[int] = field(default_factory=set)
     began: float = field(default_factory=time.monotonic)
-    _tails: dict[int, bytes] = field(default_factory=dict)
     _counted: float = 0.0
-
-    def keep_tail(self, stream: int, block: bytes) -> None:
-        """Remember the end of a stream."""
-        self._tails[stream] = (self._tails.get(stream, b"") + block)[-_TAIL_BYTES:]
-
-    def tail(self, stream: int) -> str:
-        """What is remembered of it."""
-        return printable(self._tails.get(stream, b"").decode(errors="replace"))
 
     def exceeded(self, now: float, warm_bytes: int, own: int) -> str:
         """Which limit is exceeded, if any.
@@ -152,8 +137,6 @@ def _stored_bytes(place: str) -> int:
 
 _POLL_INTERVAL_S = 0.1
 _MESSAGE_BYTES = 1 << 17
-_MOST_FINAL_READS = 32
-"""Of 64 KiB each, from a stream whose cell has ended: more than a pipe holds, and not for ever."""
 
 
 class ForkServer:
@@ -265,8 +248,7 @@ class ForkServer:
     ) -> None:
         judge_end, cell_end = wire.channel_pair()
         judge_orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pipes = [os.pipe() for _ in range(3)]
-        (out, out_w), (err, err_w), (status, status_w) = pipes
+        status, status_end = os.pipe()
 
         def body() -> NoReturn:
             cell_supervisor.supervise_cell(
@@ -274,26 +256,21 @@ class ForkServer:
                 limits,
                 job.place,
                 cell_end,
-                (out_w, err_w),
-                status_w,
+                status_end,
                 self._pid,
                 orders=orders,
                 processors=processors,
             )
 
-        pid = self._fork(body, spare={cell_end.fileno(), orders.fileno(), out_w, err_w, status_w})
+        pid = self._fork(body, spare={cell_end.fileno(), orders.fileno(), status_end})
         cell_end.close()
         orders.close()
-        for fd in (out_w, err_w, status_w):
-            os.close(fd)
+        os.close(status_end)
         shared = "" if self._confinement.has_own_root else job.place
-        run = RunningCell(pid, self._started, limits, out, err, status, shared)
+        run = RunningCell(pid, self._started, limits, status, shared)
         self._started += 1
         job.deadline += limits.wall_s
         self._cells[run.number] = run
-        for stream in (out, err):
-            os.set_blocking(stream, False)
-            self._listen(stream, lambda s=stream: self._drain(run, s))  # type: ignore[misc]
         ends = (judge_end, judge_orders)
         self._hand_over(job, run, ends, None)
         if self._confinement.has_own_root:  # else its files go with the job's
@@ -328,18 +305,6 @@ class ForkServer:
 
     # --- what happens ---
 
-    def _drain(self, run: RunningCell, stream: int) -> None:
-        """Keep the tail of what a cell writes; the rest is read and forgotten, so that it never blocks."""
-        try:
-            block = os.read(stream, 1 << 16)
-        except BlockingIOError:
-            return
-        if block:
-            run.keep_tail(stream, block)
-        else:
-            self._selector.unregister(stream)
-            run.closed.add(stream)
-
     def _reap(self) -> None:
         while True:
             try:
@@ -362,13 +327,6 @@ class ForkServer:
     def _cell_ended(self, run: RunningCell) -> None:
         del self._cells[run.number]
         left = cell_supervisor.kill_descendants(self._pid, self._known())
-        for stream in (run.out, run.err):
-            for _ in range(_MOST_FINAL_READS):
-                if stream not in run.closed:
-                    self._drain(run, stream)
-            if stream not in run.closed:  # somebody survived and still holds it
-                self._selector.unregister(stream)
-            os.close(stream)
         for end in run.ends:
             end.close()
         report = run.report()
@@ -377,7 +335,6 @@ class ForkServer:
             job.left += left
         if job is None or run.rests:
             return
-        job.tails = (run.tail(run.out), run.tail(run.err))
         with contextlib.suppress(OSError):
             job.channel.send(json.dumps({"event": "end", **report}).encode())
 
@@ -395,9 +352,8 @@ class ForkServer:
             self._selector.unregister(job.channel.fileno())
         job.channel.close()
         self._job = None
-        out, err = job.tails
         facts = {"job": job.number, "code": job.code, "why": job.why, "left": job.left}
-        self._tell({"event": "end", **facts, "out": out, "err": err})
+        self._tell({"event": "end", **facts})
 
     def _watch(self) -> None:
         now = time.monotonic()
@@ -441,7 +397,7 @@ def main(text: str) -> None:
     orders = json.loads(text)
     device = "" if orders.get("probe") else os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if device:
-        start_holder(device, orders["scratch"])  # which opens it while this process imports
+        start_holder()  # which opens it while this process imports
     gc.disable()  # collections take a tenth of an import, and find next to nothing
     warm = orders.get("warm", [])
     with ThreadPoolExecutor(2) as reading:  # its threads have ended before anything is forked
@@ -466,7 +422,6 @@ def serve_lane(orders: Mapping[str, Any]) -> None:
     linux.adopt_orphans()
     roots = confine.interpreter_roots()
     control = socket.socket(fileno=orders["control"])
-    confine.hide_nodes(confine.other_devices(orders["device"]), orders["nodes"])
     if orders["level"] is None:
         level, refused = probes.probe_strongest(orders["device"], roots, orders["staging"])
     else:

@@ -23,10 +23,9 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
-from forecast_harness.sandbox.containment import confine, linux
+from forecast_harness.sandbox.containment import linux
 
 _MESSAGE_BYTES = 1 << 17
 
@@ -110,20 +109,13 @@ _COMPUTE_MODE, _SHARED_MODE = 20, 0
 _MOST_DESCRIPTORS = 1 << 16
 
 
-def start_holder(device: str, scratch: str) -> None:
-    """Have a child of this process, of one thread so far, keep a device open until this one ends.
-
-    It is the first in sight; where others can be hidden, no driver has to look at them. `scratch`: a folder of this
-    process.
-    """
+def start_holder() -> None:
+    """Have a child of this process, of one thread so far, keep the first device in sight open until this one ends."""
     parent = os.getpid()
     if os.fork():
         return
     try:
         os.closerange(3, _MOST_DESCRIPTORS)  # sockets whose end others wait for are not kept open here
-        hidden = Path(scratch, "dev")
-        hidden.mkdir()
-        confine.hide_nodes(confine.other_devices(device), str(hidden))
         linux.set_dumpable(False)
         _hold_device(parent)
     finally:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from forecast_autotune.records.json_fields import parse_finite, refuse_constant
-from forecast_harness.sandbox.containment import linux
 from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes, WireError, byte_size
 
 _MAGIC = b"FAT1"
@@ -131,15 +130,13 @@ def _read_exactly(channel: socket.socket, count: int, wait: WaitForData) -> byte
 def _uninitialised_buffer(count: int) -> bytearray:
     """Room for so many bytes, whose contents are arbitrary: it must not be looked at before it is full.
 
-    Large ones take no memory before they are written, so that a length that is only claimed costs nothing,
-    and the first touch, which otherwise takes longer than the whole transfer, is one of huge pages.
+    Large ones take no memory before they are written, so that a length that is only claimed costs nothing.
     """
     if count < _LARGE_BYTES:
         return bytearray(count)
     make = ctypes.pythonapi.PyByteArray_FromStringAndSize  # given no string, it fills nothing in
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
     data: bytearray = make(None, count)
-    linux.advise_huge_pages(data)
     return data
 
 

@@ -11,12 +11,6 @@ from forecast_harness.clocks.runner.client import RunnerClient
 from tests.harness.machine_code.judged_sums import Judged
 
 
-@pytest.fixture(scope="module")
-def runner(fake_driver: Path) -> Iterator[RunnerClient]:
-    with RunnerClient(str(fake_driver), launch_s=60.0, flush_bytes=1 << 20) as found:
-        yield found
-
-
 @pytest.fixture
 def judged(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
     found = Judged(runner, tmp_path)

@@ -91,15 +91,6 @@ def test_a_length_that_is_only_claimed_costs_nothing() -> None:
     assert held[-1] - held[0] < 64 * MIB
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 4095, 4096, 3 * MIB + 5])
-def test_huge_pages_may_be_wished_for_any_memory(size: int) -> None:
-    data = bytearray(os.urandom(size))
-    before = bytes(data)
-    linux.advise_huge_pages(data)
-    assert data == before
-    data.append(1)  # nobody holds on to it
-
-
 # --- judge and cell ---
 
 

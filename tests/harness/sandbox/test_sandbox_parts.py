@@ -32,7 +32,7 @@ from forecast_harness.sandbox.api import (
     WireError,
     strongest_level,
 )
-from forecast_harness.sandbox.containment import confine, levels, linux
+from forecast_harness.sandbox.containment import confine, linux
 from tests.harness.lanes import SMALL, lane, run
 from tests.waiting import is_running, wait_until
 
@@ -201,16 +201,6 @@ def test_the_canary_knows_its_song() -> None:
     assert canary.check_device(None) == "ok"
 
 
-def test_the_table_of_levels_says_what_the_levels_say() -> None:
-    rows = [line.strip("| ").split(" | ") for line in str(levels.__doc__).splitlines() if line[:2] == "| "]
-    columns = [ContainmentLevel[name] for name in rows[0][1:]]
-    assert columns == list(ContainmentLevel)
-    for level in ContainmentLevel:
-        marked = {row[0] for row in rows[1:] if row[1 + columns.index(level)].startswith("OPEN")}
-        assert marked == set(level.leaves_open)
-    assert not ContainmentLevel.NAMESPACES.leaves_open
-
-
 @on_linux
 def test_an_interrupted_job_is_ended_and_the_lane_goes_on() -> None:
     # A shell starts background jobs with this signal ignored, and Python then leaves it so.
@@ -271,7 +261,7 @@ def test_nothing_is_left_of_a_closed_lane(tmp_path: Path) -> None:
         pid = opened.server_pid
         assert run(opened, "honest").status is JobStatus.OK
         assert len(list(tmp_path.iterdir())) == 1
-        assert sorted(p.name for p in next(tmp_path.iterdir()).iterdir()) == ["dev", "root", "server.log"]
+        assert sorted(p.name for p in next(tmp_path.iterdir()).iterdir()) == ["root", "server.log"]
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_harness.clocks.compilation.kept_answers import KeptAnswers
 from forecast_harness.clocks.compilation.nvcc import (
     COMPILE_LIMITS,
     CudaBuild,
@@ -91,8 +90,6 @@ class CompileWorkers:
         self._open: list[SandboxLane] = []
         self._opening = OpeningLanes()
         self._to_open, self._opened = self.count, Future[None]()
-        self.answers: KeptAnswers | None = None
-        """Answers that need no worker."""
 
     def __enter__(self) -> CompileWorkers:
         return self.open()
@@ -162,13 +159,7 @@ class CompileWorkers:
         return max(0, self.count - self._pending)
 
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
-        """Compile a request, where its answer is not kept: on the next free worker, after those begun earlier."""
-        if self.answers is not None and request.cuda is None:
-            with contextlib.suppress(SandboxError):
-                if (kept := self.answers.get(self._job(request))) is not None:
-                    done: Future[BuildResult] = Future()
-                    done.set_result(self._answer(request, kept))
-                    return done
+        """Compile a request on the next free worker, after those begun earlier."""
         waiting = WaitingRequest[BuildRequest, BuildResult](request, self._key(request), request.began)
         self._add_pending(1)
         waiting.answer.add_done_callback(self._note_built)
@@ -182,10 +173,8 @@ class CompileWorkers:
 
     def _key(self, request: BuildRequest) -> object:
         """What requests have in common that one worker takes together: kernels of one source, which no launcher of its
-        own has seen in another config; None for others, and for answers that are kept one by one."""
+        own has seen in another config; None for others."""
         if request.cuda is not None or not request.launches:
-            return None
-        if self.answers is not None and self.answers.keeps(request.source):
             return None
         return request.source, request.entry, request.cases
 
@@ -231,15 +220,11 @@ class CompileWorkers:
         """
         self._add_pending(len(jobs))
         try:
-            return list(self._beside.map(lambda job: self._kept_or_run(job, limits), jobs))
+            return list(self._beside.map(lambda job: self._run_job(job, limits, quick=True), jobs))
         except (CancelledError, RuntimeError) as error:
             raise SandboxError("the compile workers have ended") from error
         finally:
             self._add_pending(-len(jobs))
-
-    def _kept_or_run(self, job: SandboxJob, limits: ResourceLimits) -> JobResult:
-        kept = self.answers.get(job) if self.answers is not None else None
-        return kept or self._run_job(job, limits, quick=True)
 
     def _run_job(
         self,
@@ -258,10 +243,7 @@ class CompileWorkers:
             self._began[lane] = time.monotonic()
             with self._pending_lock:
                 self._compiling |= dict.fromkeys(building, (lane, len(building)))
-            result = lane.run(job, limits)
-            if self.answers is not None:
-                self.answers.put(job, result)
-            return result
+            return lane.run(job, limits)
         finally:
             self._began.pop(lane, None)
             with self._pending_lock:

@@ -7,124 +7,11 @@ import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from forecast_harness.clocks.runner.driver import (
-    ATTRIBUTE_VIRTUAL_MEMORY,
-    OUT_OF_MEMORY,
-    CudaDriver,
-    DriverError,
-)
+from forecast_harness.clocks.runner.driver import CudaDriver
 from forecast_harness.clocks.runner.kernels import RunnerKernels
 
 PAGE_BYTES = 2 << 20
 """Of the device's memory: sizes are multiples of it."""
-_MOST_BLOCKS = 8
-_MOST_KEPT_BYTES = 4 << 30
-"""Of all blocks together; the one in use may be larger."""
-
-
-@dataclass(frozen=True, eq=False)
-class PhysicalBlock:
-    """Memory that has no address while it is not mapped."""
-
-    handle: int
-    size: int
-
-
-class MappedMemory:
-    """What is in use has an address; nothing else of it has.
-
-    To map memory that is kept takes a tenth of what allocating and freeing do. Where the device cannot map memory, it
-    is allocated and freed. Kept memory is released once any call of the driver wants memory that is not there.
-    """
-
-    def __init__(
-        self, driver: CudaDriver, most_blocks: int = _MOST_BLOCKS, most_bytes: int = _MOST_KEPT_BYTES
-    ) -> None:
-        self._driver, self._most_blocks, self._most_bytes = driver, most_blocks, most_bytes
-        self._kept: list[PhysicalBlock] = []
-        """None of it mapped; the least recently used first."""
-        self._used: PhysicalBlock | None = None
-        self._maps = _can_map(driver)
-        self.address, self.size = 0, 0
-        driver.on_want_of_memory = self._release_kept
-
-    def reserve(self, size: int) -> None:
-        """Have memory of as many pages as `size` needs, or of one more, with any contents.
-
-        Unless what is in use is such memory, waits for the device, and ends the use. Raises `DriverError` where there
-        is too little memory.
-        """
-        rounded = -(-size // PAGE_BYTES) * PAGE_BYTES
-        if _suits(self.size, rounded):
-            return
-        self._end_use()
-        if self._maps:
-            try:
-                self._used = self._block(rounded)
-                self.address, self.size = (
-                    self._driver.map(self._used.handle, self._used.size),
-                    self._used.size,
-                )
-                return
-            except DriverError as error:
-                if error.sticky or error.code == OUT_OF_MEMORY:
-                    raise
-            self._maps = False
-            self._end_use()
-            self._release_kept()
-        self.address = self._driver.allocate(rounded)
-        self.size = rounded
-
-    def _end_use(self) -> None:
-        address, size, used = self.address, self.size, self._used
-        if address and used is None:
-            self._driver.free(address)
-        elif address:
-            self._driver.synchronize()  # a launch that failed may have left work behind; unmapping waits for none
-            self._driver.unmap(address, size)
-        self.address, self.size, self._used = 0, 0, None
-        if used is not None:
-            self._kept.append(used)
-
-    def _block(self, size: int) -> PhysicalBlock:
-        """One that is kept, or a new one."""
-        if found := [one for one in self._kept if _suits(one.size, size)]:
-            # The larger one, for the smaller one to be released some time: shifts need now this, now that.
-            chosen = max(found, key=lambda one: one.size)
-            self._kept.remove(chosen)
-            return chosen
-        while self._kept and (
-            len(self._kept) >= self._most_blocks
-            or size + sum(one.size for one in self._kept) > self._most_bytes
-        ):
-            self._release_oldest()
-        return PhysicalBlock(self._driver.create_physical(size), size)
-
-    def _release_oldest(self) -> None:
-        self._driver.release_physical(self._kept.pop(0).handle)
-
-    def _release_kept(self) -> bool:
-        """Whether there was anything to release."""
-        had = bool(self._kept)
-        while self._kept:
-            self._release_oldest()
-        return had
-
-
-def _suits(size: int, rounded: int) -> bool:
-    return rounded <= size <= rounded + PAGE_BYTES
-
-
-def _can_map(driver: CudaDriver) -> bool:
-    try:
-        return (
-            bool(driver.attribute(ATTRIBUTE_VIRTUAL_MEMORY))
-            and PAGE_BYTES % driver.physical_granularity() == 0
-        )
-    except DriverError:  # an old driver does not know the attribute
-        return False
-
-
 _ALIGNMENT = 256
 GAP_BYTES = 4096
 """Least bytes of canaries between buffers."""
@@ -168,7 +55,8 @@ class CanaryArena:
 
     def __init__(self, driver: CudaDriver, kernels: RunnerKernels) -> None:
         self._driver, self._kernels = driver, kernels
-        self._memory = MappedMemory(driver)
+        self.address, self.size = 0, 0
+        """Of all of it; any contents."""
         self._gaps: list[_Gap] = []
         self._chance = random.SystemRandom()
         self._key, self._digest = self._chance.getrandbits(64), 0
@@ -189,8 +77,8 @@ class CanaryArena:
             shift = GAP_BYTES + _ALIGNMENT * self._chance.randrange(_MOST_SHIFT)
             offset = _aligned(offset + sizes[name] + shift)
         # What is beyond the buffers are canaries, all of which are read: the memory is no larger than it needs to be.
-        self._memory.reserve(offset + GAP_BYTES)
-        begins, size = self._memory.address, self._memory.size
+        self._reserve(offset + GAP_BYTES)
+        begins, size = self.address, self.size
         self._driver.fill(begins, 0, 1, size)
         self.places = {n: Placed(begins + offsets[n], sizes[n]) for n in names}
         self._gaps, at = [], begins
@@ -208,6 +96,19 @@ class CanaryArena:
         self.queue_watch()
         self._digest = self._kernels.gaps_digest()
         return self.places
+
+    def _reserve(self, size: int) -> None:
+        """Have memory of as many pages as `size` needs, or of one more, for shifts need now this, now that.
+
+        Nothing else can be addressed: other memory is given back, which waits for the device.
+        """
+        rounded = -(-size // PAGE_BYTES) * PAGE_BYTES
+        if rounded <= self.size <= rounded + PAGE_BYTES:
+            return
+        if self.address:
+            before, self.address, self.size = self.address, 0, 0
+            self._driver.free(before)
+        self.address, self.size = self._driver.allocate(rounded), rounded
 
     def queue_watch(self) -> None:
         """Queue looking at all canaries, behind the launch that they are to tell of; `are_broken` says what was seen.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 LIBRARY = "libcuda.so.1"
@@ -15,25 +15,9 @@ _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
 FUNCTION_LOCAL_BYTES = 3
 ATTRIBUTE_MULTIPROCESSORS, ATTRIBUTE_L2_BYTES, ATTRIBUTE_SHARED_OPT_IN = 16, 38, 97
 ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR = 75, 76
-ATTRIBUTE_VIRTUAL_MEMORY = 102
 _CAPTURE_THREAD_LOCAL = 1
 _LARGE_SHARED_BYTES = 48 << 10
 _NOT_SUPPORTED = 801
-OUT_OF_MEMORY = 2
-_TAKING_MEMORY = frozenset(
-    {
-        "cuMemAlloc_v2",
-        "cuMemCreate",
-        "cuMemMap",
-        "cuMemSetAccess",
-        "cuModuleLoadData",
-        "cuModuleGetFunction",
-        "cuLaunchKernelEx",
-        "cuGraphInstantiateWithFlags",
-    }
-)
-"""Calls that do nothing where there is too little memory, so that they can be repeated."""
-_DEVICE_PLACE, _PINNED, _READ_WRITE = 1, 1, 3
 STICKY_ERRORS = frozenset({214, 219, 220, 226, 700, 702, 710, 713, 714, 715, 716, 717, 718, 719, 721, 999})
 """Errors after which a context is of no more use: illegal addresses, instructions, traps and the like."""
 
@@ -66,27 +50,11 @@ class _DriverLaunch(ctypes.Structure):
     )
 
 
-class _PhysicalKind(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("handles", ctypes.c_int),
-        ("place", ctypes.c_int),
-        ("device", ctypes.c_int),
-        ("pad", ctypes.c_uint64 * 2),
-    )
-
-
-class _AccessGrant(ctypes.Structure):
-    _fields_ = (("place", ctypes.c_int), ("device", ctypes.c_int), ("flags", ctypes.c_int))
-
-
 class CudaDriver:
     """One device's primary context, current in this thread. Raises `DriverError` and, without a driver, `OSError`."""
 
     def __init__(self, library: str = LIBRARY, device: int = 0) -> None:
         self._library = ctypes.CDLL(library)
-        self.on_want_of_memory: Callable[[], bool] = lambda: False
-        """Releases memory that nobody uses; whether there was any. A call that wants memory is repeated then."""
         self._call("cuInit", ctypes.c_uint(0))
         number = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
@@ -99,11 +67,7 @@ class CudaDriver:
         other."""
 
     def _call(self, name: str, *arguments: Any) -> None:
-        function = getattr(self._library, name)
-        code = int(function(*arguments))
-        if code == OUT_OF_MEMORY and name in _TAKING_MEMORY and self.on_want_of_memory():
-            code = int(function(*arguments))
-        if code:
+        if code := int(getattr(self._library, name)(*arguments)):
             text = ctypes.c_char_p()
             self._library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
             raise DriverError(name, code, (text.value or b"").decode(errors="replace"))
@@ -151,59 +115,6 @@ class CudaDriver:
     def free(self, address: int) -> None:
         """Give memory back."""
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
-
-    def physical_granularity(self) -> int:
-        """Bytes of which physical memory has to be a multiple."""
-        found, least = ctypes.c_size_t(), ctypes.c_int(0)
-        self._call(
-            "cuMemGetAllocationGranularity", ctypes.byref(found), ctypes.byref(self._physical_kind()), least
-        )
-        return found.value
-
-    def create_physical(self, size: int) -> int:
-        """The handle of new memory that has no address yet."""
-        found, kind = ctypes.c_uint64(), self._physical_kind()
-        self._call(
-            "cuMemCreate",
-            ctypes.byref(found),
-            ctypes.c_size_t(size),
-            ctypes.byref(kind),
-            ctypes.c_ulonglong(0),
-        )
-        return found.value
-
-    def release_physical(self, handle: int) -> None:
-        """Give such memory back, once it is not mapped."""
-        self._call("cuMemRelease", ctypes.c_uint64(handle))
-
-    def map(self, handle: int, size: int) -> int:
-        """The address at which all of some physical memory can be read and written from now on."""
-        address, length, none = ctypes.c_uint64(), ctypes.c_size_t(size), ctypes.c_ulonglong(0)
-        access = _AccessGrant(_DEVICE_PLACE, self._device.value, _READ_WRITE)
-        with contextlib.ExitStack() as undo:
-            self._call(
-                "cuMemAddressReserve",
-                ctypes.byref(address),
-                length,
-                ctypes.c_size_t(0),
-                ctypes.c_uint64(0),
-                none,
-            )
-            undo.callback(self._call, "cuMemAddressFree", address, length)
-            self._call("cuMemMap", address, length, ctypes.c_size_t(0), ctypes.c_uint64(handle), none)
-            undo.callback(self._call, "cuMemUnmap", address, length)
-            self._call("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
-            undo.pop_all()
-        return address.value
-
-    def unmap(self, address: int, size: int) -> None:
-        """Take the address from mapped memory, which nothing on the device may be using."""
-        where = ctypes.c_uint64(address), ctypes.c_size_t(size)
-        self._call("cuMemUnmap", *where)
-        self._call("cuMemAddressFree", *where)
-
-    def _physical_kind(self) -> _PhysicalKind:
-        return _PhysicalKind(type=_PINNED, place=_DEVICE_PLACE, device=self._device.value)
 
     def upload(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """Copy bytes to the device, and wait."""
@@ -335,10 +246,6 @@ class CudaDriver:
     def record(self, event: ctypes.c_void_p) -> None:
         """Queue an event."""
         self._call("cuEventRecord", event, self.stream)
-
-    def passed(self, event: ctypes.c_void_p) -> bool:
-        """Whether the device has passed an event."""
-        return int(self._library.cuEventQuery(event)) == 0
 
     def elapsed_ms(self, start: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
         """Milliseconds between two events that have passed."""

@@ -253,7 +253,7 @@ class LaunchSession:
         replays = [
             self._recorder.replays(c.launch) if found.recorded else [(c.launch, 0)] for c in contestants
         ]
-        pausing = self._recorder.pause_cost(self._flush_caches) if found.recorded else 0.0
+        pausing = self._recorder.cost_of_pauses(self._flush_caches) if found.recorded else 0.0
         rounds = -(-limits.most // PAUSES) * PAUSES if found.recorded else limits.most
         checked = set(self._chance.sample(range(rounds), min(limits.checks, rounds)))
         # Of two, each launch says whose doing it was; of one, all were its own, and canaries stay broken.

@@ -6,7 +6,6 @@ import contextlib
 import os
 import resource
 import sys
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ _ETC_FILES = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "loca
 _PROC_WRITABLE = ("sys", "irq", "bus", "fs", "sysrq-trigger")
 """Parts of /proc that uid 0 may write even without a capability, if a cell has to keep that uid."""
 GPUS = Path("/proc/driver/nvidia/gpus")
-"""Has all devices of the machine, those too whose nodes are hidden from a process."""
+"""Has all devices of the machine."""
 _HARMLESS_DEVICES = ("null", "zero", "full", "random", "urandom")
 _ACCELERATOR_NODES = ("nvidia*", "kfd", "dri", "dxg")
 _COMPUTE_NODES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "kfd")
@@ -104,44 +103,6 @@ def compute_nodes(device: str | None) -> list[str]:
     """Those nodes of an accelerator that whoever computes on it opens."""
     names = () if device is None else _COMPUTE_NODES
     return sorted({str(p) for name in names for p in Path("/dev").glob(name)} - other_devices(device))
-
-
-def hide_nodes(nodes: Collection[str], folder: str, place: str = "/dev") -> bool:
-    """Take `nodes`, all in `place`, out of this process's sight and that of all it starts; True if done.
-
-    For trusted processes, which open every accelerator they see and wait for whoever does the same: it saves
-    time and contains nobody. Only root can do it, by mounts of its own; without them nothing changes.
-    `folder`: an empty directory that nobody else uses.
-    """
-    if not nodes or os.geteuid() != 0:
-        return False
-    try:
-        linux.unshare(linux.NEW_NS)
-        linux.make_mounts_private()
-        linux.mount_tmpfs(folder, 1 << 20, 0o755)
-    except OSError:
-        return False
-    try:
-        _mirror_without(place, folder, nodes)
-        linux.bind_mount(folder, place)
-    except OSError:
-        return False
-    finally:
-        linux.detach_mount(folder)  # whoever removes the lane's files must not find real ones below it
-    return True
-
-
-def _mirror_without(place: str, folder: str, without: Collection[str]) -> None:
-    """Show what lies in `place` in an empty directory, too."""
-    for found in Path(place).iterdir():
-        target = Path(folder, found.name)
-        if str(found) in without:
-            continue
-        if found.is_symlink():
-            target.symlink_to(found.readlink())
-            continue
-        target.mkdir() if found.is_dir() else target.touch()
-        linux.bind_mount(str(found), str(target))
 
 
 def leave_namespaces() -> bool:

@@ -28,9 +28,8 @@ and SYSCALLS leave root's files open: run there only what you would run yourself
 
 No level contains: kernel and driver exploits, side channels (timing, caches, shared device memory that the
 driver does not clear), a candidate slowing the machine within its limits while it is not stopped, or
-anything within its own cell, of which what earlier candidates of the lane printed may be a part. Patched
-torch, patched clocks and forged *answers* are expected there, which is why clock and comparison live in the
-judge, and only bytes cross.
+anything within its own cell. Patched torch, patched clocks and forged *answers* are expected there, which is
+why clock and comparison live in the judge, and only bytes cross. What a cell prints nobody reads.
 
 CUDA: all cells of a device share its driver; a kernel that wedges the device is noticed by the canary, not
 prevented. A cell at NAMESPACES has its own IPC and PID namespace, across which CUDA IPC handles may not open.
@@ -61,27 +60,8 @@ class ContainmentLevel(IntEnum):
     """`FILES` and user or root-made namespaces: own PIDs, mounts, network, IPC. The root file system is a
     read-only view of the interpreter and the system libraries. Needs seccomp; landlock is added if there."""
 
-    @property
-    def leaves_open(self) -> tuple[str, ...]:
-        """What a candidate can do at this level that the strongest would prevent; for reports."""
-        return tuple(what for what, last in _LEFT_OPEN_UP_TO.items() if self <= last)
-
     def __str__(self) -> str:
         return self.name
-
-
-_LEFT_OPEN_UP_TO = {
-    "secrets in the environment of the user's other processes": ContainmentLevel.SYSCALLS,
-    "ptrace, process memory, mount, bpf, clock setting": ContainmentLevel.PROCESS,
-    "internet sockets": ContainmentLevel.PROCESS,
-    "local sockets": ContainmentLevel.PROCESS,
-    "signals to the judge or to other processes": ContainmentLevel.PROCESS,
-    "writes outside scratch": ContainmentLevel.SYSCALLS,
-    "reading the user's files": ContainmentLevel.SYSCALLS,
-    "seeing other processes (names, command lines)": ContainmentLevel.FILES,
-    "more processors than it is bound to": ContainmentLevel.PROCESS,
-}
-"""Rows of the module's table that some level leaves open, and the strongest level that does."""
 
 
 SERVER_COMMAND = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import signal
 import time
@@ -186,22 +185,6 @@ def pivot_root(new_root: str) -> None:
     os.chdir("/")
 
 
-def detach_mount(target: str) -> None:
-    """Take a mount away from its place; what it shows elsewhere stays there."""
-    check_result(_libc.umount2(target.encode(), _MNT_DETACH), f"umount2 {target}")
-
-
-def advise_huge_pages(data: bytearray) -> None:
-    """Let the kernel back memory that is about to be written with pages of 2 MiB, if it has any."""
-    if not data or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return
-    page = mmap.PAGESIZE
-    start = ctypes.addressof(ctypes.c_char.from_buffer(data))
-    low, high = -(-start // page) * page, (start + len(data)) // page * page
-    if low < high:
-        _libc.madvise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), mmap.MADV_HUGEPAGE)
-
-
 def children(pid: int) -> list[int]:
     """Pids of the children of every thread of a process; none for one that is gone."""
     found: list[int] = []
@@ -254,14 +237,6 @@ def mapped_files() -> set[str]:
     """Paths of the files whose code is mapped into this process."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     return {line[5] for line in lines if len(line) == 6 and "x" in line[1] and line[5].startswith("/")}
-
-
-def process_state(pid: int) -> str:
-    """The letter that says what a process is doing; `X` for one that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
 
 
 def task_states(pid: int) -> str:

@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.settings import Settings, cache_directory
-from forecast_harness.clocks.compilation.kept_answers import KeptAnswers
 from forecast_harness.clocks.paired_comparison import StoppingRules
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers
@@ -117,8 +115,6 @@ def open_machine_code_lanes(
                 raise NoMachineCodePath("the devices differ in what code they take")
             builder = started.workers
             builder.device = dict(facts_for_workers(runners[0]))
-            if target.kind is TargetKind.KERNEL:
-                builder.answers = KeptAnswers(_answers_folder(), [seed.source])
             judges = []
             for runner, plan, host, maker, drawn in zip(
                 runners, plans, hosts, contests, openers, strict=True
@@ -152,10 +148,6 @@ def open_machine_code_lanes(
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}s" if count > 1 else f"a {noun}"
-
-
-def _answers_folder() -> Path:
-    return cache_directory(Settings.from_environment().cache_dir) / "compiled-seeds"
 
 
 def _scratch(folder: Path, plan: VerificationPlan) -> Path:

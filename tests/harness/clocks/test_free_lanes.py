@@ -103,8 +103,8 @@ def test_nobody_waits_once_no_lane_comes(pool: ThreadPoolExecutor) -> None:
 def test_other_jobs_run_while_every_worker_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forecast_harness.clocks.compilation.workers._WORKERS_PER_KEPT", 1)
     limits = ResourceLimits(wall_s=60.0)
-    quick = SandboxJob("tests.harness.machine_code.lane_jobs:say", {"word": "quick"}, {})
-    long = SandboxJob("tests.harness.machine_code.lane_jobs:sleep", {"seconds": 60.0}, {})
+    quick = SandboxJob("tests.harness.clocks.lane_jobs:say", {"word": "quick"}, {})
+    long = SandboxJob("tests.harness.clocks.lane_jobs:sleep", {"seconds": 60.0}, {})
     with CompileWorkers({"arch": 90}, 1) as workers, ThreadPoolExecutor(1) as pool:
         (first,) = workers.run_jobs([quick], limits)  # a lane of either kind has come
         assert first.status is JobStatus.OK, first.detail
@@ -120,8 +120,8 @@ def test_other_jobs_run_while_every_worker_compiles(monkeypatch: pytest.MonkeyPa
 
 def test_a_compilation_that_nobody_waits_for_frees_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = ResourceLimits(wall_s=60.0)
-    quick = SandboxJob("tests.harness.machine_code.lane_jobs:say", {"word": "quick"}, {})
-    long = SandboxJob("tests.harness.machine_code.lane_jobs:sleep", {"seconds": 60.0}, {})
+    quick = SandboxJob("tests.harness.clocks.lane_jobs:say", {"word": "quick"}, {})
+    long = SandboxJob("tests.harness.clocks.lane_jobs:sleep", {"seconds": 60.0}, {})
     with CompileWorkers({"arch": 90}, 1) as workers:
         monkeypatch.setattr(workers, "_job", lambda request: long)
         first, second = (workers.submit(BuildRequest("x", "", "run", ())) for _ in range(2))

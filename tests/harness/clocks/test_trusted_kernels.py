@@ -12,8 +12,8 @@ from forecast_harness.clocks.runner import kernel_texts as trusted_texts
 from forecast_harness.clocks.runner.driver import CudaDriver
 from forecast_harness.clocks.runner.kernel_texts import COMPARED_TYPES, error_kernel_text
 from forecast_harness.clocks.runner.kernels import RunnerKernels
-from tests.harness.machine_code.element_errors import check_errors, check_unlike
-from tests.harness.machine_code.host_digests import check_digests
+from tests.harness.clocks.element_errors import check_errors, check_unlike
+from tests.harness.clocks.host_digests import check_digests
 
 triton = pytest.importorskip("triton")
 

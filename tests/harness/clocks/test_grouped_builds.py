@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from forecast_harness.clocks.compilation.kept_answers import KeptAnswers
 from forecast_harness.clocks.compilation.requests import (
     BuildRequest,
     BuildResult,
@@ -264,22 +262,6 @@ def test_functions_that_launch_kernels_are_never_taken_together(noted: NotedJobs
     assert_compiled(*wanted)
     assert_alike(results(noted.at_once(*asked)), wanted)
     assert noted.jobs == [1, 1, 1]
-
-
-def test_sources_whose_answers_are_kept_are_never_taken_together(
-    noted: NotedJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(noted.workers, "answers", KeptAnswers(tmp_path, [SOURCE]))
-    asked = [request(block, source) for block in (32, 64, 128) for source in (SOURCE, OTHER)]
-    found = results(noted.at_once(*asked))
-    assert_compiled(*found)
-    assert sorted(noted.jobs) == [1, 1, 1, 3], "those of the other source are"
-    assert len(list(tmp_path.iterdir())) == 3
-    noted.jobs.clear()
-    kept = noted.workers.submit(asked[0])
-    assert kept.done()
-    assert_alike([kept.result()], found[:1])
-    assert noted.jobs == []
 
 
 def test_workers_are_idle_once_all_that_waited_has_ended(noted: NotedJobs) -> None:

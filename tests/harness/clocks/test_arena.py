@@ -1,0 +1,134 @@
+"""The arena: canaries on every byte beside buffers, and no more memory than these need."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.lib.machine_code import fake_code as code
+from benchmarks.lib.machine_code.fake_code import addition, honest
+from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
+from forecast_harness.clocks.runner.arena import PAGE_BYTES, CanaryArena
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.driver import CudaDriver, DriverError
+from forecast_harness.clocks.runner.kernels import RunnerKernels
+from forecast_harness.clocks.runner.messages import RunnerFaultKind
+
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY."""
+SUM = 2
+MIB = 1 << 20
+SIZES = [{"x": 1 * MIB, "y": 1000}, {"x": 5 * MIB}, {"x": 9 * MIB, "y": 17}]
+"""Of placements: shifts make no page more or less of any."""
+
+
+class NotingDriver(CudaDriver):
+    """Notes its calls, those that fail too."""
+
+    def __init__(self, library: str) -> None:
+        self.calls: list[str] = []
+        super().__init__(library)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        self.calls.append(name)
+        super()._call(name, *arguments)
+
+    def counts(self) -> Counter[str]:
+        """Of calls since the last time; they are forgotten."""
+        found, self.calls = Counter(self.calls), []
+        return found
+
+
+@pytest.fixture
+def driver(fake_driver: Path, tmp_path: Path) -> NotingDriver:
+    """One that no other test shares the device with: another file is loaded anew."""
+    return NotingDriver(str(shutil.copy(fake_driver, tmp_path / "libowncuda.so")))
+
+
+@pytest.fixture
+def arena(driver: NotingDriver) -> CanaryArena:
+    found = CanaryArena(driver, RunnerKernels(driver))
+    driver.counts()
+    return found
+
+
+def test_every_byte_beside_buffers_is_a_canary(driver: NotingDriver, arena: CanaryArena) -> None:
+    """Near them and a megabyte away: what was written there is counted, and nothing once it is undone."""
+    places = arena.place({"x": MIB // 2, "y": 1000})
+    inside = {n for p in places.values() for n in range(p.address, p.address + p.size)}
+    beside = [n for n in range(arena.address, arena.address + arena.size, 65521) if n not in inside]
+    beside += [p.address + p.size for p in places.values()] + [p.address - 1 for p in places.values()]
+    beside += [arena.address, arena.address + arena.size - 1]
+    assert len(beside) > 20
+    for address in beside:
+        (was,) = bytes(driver.download(address, 1))
+        driver.upload(address, bytes([was ^ 1]))
+        assert arena.broken_canaries() == 1
+        driver.upload(address, bytes([was]))
+    assert arena.broken_canaries() == 0
+
+
+def test_canaries_differ_from_placement_to_placement(driver: NotingDriver, arena: CanaryArena) -> None:
+    found = set()
+    for _ in range(4):
+        arena.place({"x": 1000})
+        found.add(bytes(driver.download(arena.address + arena.size - 4, 4)))
+    assert len(found) == 4
+
+
+def test_a_placement_holds_nothing_of_earlier_ones(driver: NotingDriver, arena: CanaryArena) -> None:
+    for number in range(8):
+        sizes = SIZES[number % len(SIZES)]
+        for name, placed in arena.place(sizes).items():
+            assert bytes(driver.download(placed.address, placed.size)) == bytes(sizes[name])
+            driver.upload(placed.address, b"\xaa" * placed.size)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("offset", [24 * MIB, -24 * MIB])
+def test_who_writes_where_a_larger_call_had_its_buffers_is_blamed(runner: RunnerClient, offset: int) -> None:
+    large, small = SumCall(1, 4 * MIB), SumCall()
+    right, right_large = (addition("right", honest(), one.count) for one in (small, large))
+    evil = addition("evil", [*honest(), code.store(SUM, offset, 16, 1)], COUNT)
+    for _ in range(2):
+        assert objection(runner, right_large, large) == ""
+        assert objection(runner, evil, small) == str(RunnerFaultKind.DEVICE_ERROR)
+        assert runner.faults[-1].candidate == "evil"
+        assert objection(runner, right, small) == ""
+
+
+def test_memory_of_another_size_is_given_back(driver: NotingDriver, arena: CanaryArena) -> None:
+    for number in range(12):
+        arena.place(SIZES[number % len(SIZES)])
+        assert not arena.broken_canaries()
+    counts = driver.counts()
+    assert (counts["cuMemAlloc_v2"], counts["cuMemFree_v2"]) == (12, 11)
+    before, at = arena.size, arena.address
+    arena.place({"x": 64 * MIB})
+    assert arena.size > before
+    arena.place({"x": 1 * MIB})
+    with pytest.raises(DriverError):
+        driver.download(at + 32 * MIB, 1)
+
+
+def test_memory_of_one_page_more_is_taken_again(driver: NotingDriver, arena: CanaryArena) -> None:
+    for _ in range(4):
+        arena.place(SIZES[0])
+    assert driver.counts()["cuMemAlloc_v2"] == 1
+    assert arena.size % PAGE_BYTES == 0
+    arena.place({"x": 4 * arena.size})
+    arena.place(SIZES[0])
+    assert driver.counts()["cuMemAlloc_v2"] == 2
+
+
+def test_too_little_memory_is_no_error_of_the_context(driver: NotingDriver, arena: CanaryArena) -> None:
+    arena.place(SIZES[0])
+    with pytest.raises(DriverError) as caught:
+        arena.place({"x": 2 << 30})
+    assert (caught.value.code, caught.value.sticky) == (OUT_OF_MEMORY, False)
+    arena.place(SIZES[0])
+    assert not arena.broken_canaries()
