@@ -30,7 +30,7 @@ from forecast_harness.records import ConfirmationJob, NodeJob, NodeResult, Propo
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.search.lineage import LineageForecaster, static_features
 from forecast_harness.search.log import read_log
-from forecast_harness.search.report.sources import display_source, line_opcodes
+from forecast_harness.search.report.figures import display_source, line_opcodes
 from forecast_harness.search.run import LOG_FILE, ask_plugin
 from forecast_harness.search.state import SearchState
 from forecast_harness.targets.novelty import node_identity, signature

@@ -190,11 +190,8 @@ def _search(
             settings = paced_as(settings, begun, options.parents)
         elif isinstance(lanes, MachineCodeLanes):
             settings = paced_ahead(settings, options.parents)
-        server = _server(options, output, folder, stack)
-        watch = LiveDisplay(
-            output.errors, quiet=options.quiet, lanes=lanes, where="" if server is None else server.url
-        )
-        with watch:
+        _server(options, output, folder, stack)
+        with LiveDisplay(output.errors, quiet=options.quiet) as watch:
             opened = time.monotonic()
             state = run(
                 target,
@@ -407,7 +404,7 @@ def _report(
     from forecast_autotune.report.table import shown_text
     from forecast_harness.search.output import best_file, summary
     from forecast_harness.search.report import page
-    from forecast_harness.search.report.summary import summary_lines
+    from forecast_harness.search.report.figures import summary_lines
 
     try:
         with open_named_output(folder / _REPORT) as stream:

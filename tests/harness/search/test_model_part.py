@@ -8,10 +8,8 @@ from typing import Any
 
 from forecast_harness.records import MODEL_NOTE, SearchCost
 from forecast_harness.search.events import Forecasted, Started
-from forecast_harness.search.report.model_part import model_text
+from forecast_harness.search.report.figures import build_report, model_text, summary_lines
 from forecast_harness.search.report.render import render_parts
-from forecast_harness.search.report.report_model import build_report
-from forecast_harness.search.report.summary import summary_lines
 from forecast_harness.search.state import SearchState, replay_events
 from tests.harness.search.example_log import ExampleSearch
 

@@ -15,18 +15,23 @@ import pytest
 from forecast_autotune.records import Outcome
 from forecast_harness.records import NodeResult, SearchCost
 from forecast_harness.search.events import Confirmed, Finished, Forecasted
-from forecast_harness.search.report import charts, page, render, sources, tables, tree
-from forecast_harness.search.report.render import json_for_script, render_parts
-from forecast_harness.search.report.report_model import BestResult, ReportNode, SearchReport, build_report
-from forecast_harness.search.report.scales import (
+from forecast_harness.search.report import charts, figures, page, render
+from forecast_harness.search.report.charts import (
     AxisScale,
     amount_text,
-    factor_text,
     factor_ticks,
     padded_bounds,
     round_ticks,
 )
-from forecast_harness.search.report.summary import summary_lines
+from forecast_harness.search.report.figures import (
+    BestResult,
+    ReportNode,
+    SearchReport,
+    build_report,
+    factor_text,
+    summary_lines,
+)
+from forecast_harness.search.report.render import json_for_script, render_parts
 from forecast_harness.search.state import SearchState, replay_events
 from tests.harness.search.example_log import ExampleSearch
 
@@ -63,22 +68,22 @@ def test_without_a_confirmation_the_error_grows_along_the_chain_of_comparisons()
         links, name = links + 1, state.judged[name].against
     assert links > 2
     assert final.sd == pytest.approx(0.012 * math.sqrt(links))
-    assert "not confirmed" in tables.best_card(final).name
+    assert "not confirmed" in figures.best_card(final).name
 
 
 def test_a_search_that_found_nothing_does_not_claim_noise() -> None:
     _, story = story_of(ExampleSearch(failing=1.0))
     assert story.final is None
-    assert tables.best_card(story.final).value == "-"
-    assert tables.per_percent(story.final, story.total)[0] == "-"
+    assert figures.best_card(story.final).value == "-"
+    assert figures.per_percent(story.final, story.total)[0] == "-"
     slower = BestResult("n", 0.01, 0.01, "confirmed")
-    assert "nothing faster" in tables.best_card(slower).name
-    assert tables.per_percent(slower, SearchCost(9, 9.0))[0] == "-"
+    assert "nothing faster" in figures.best_card(slower).name
+    assert figures.per_percent(slower, SearchCost(9, 9.0))[0] == "-"
 
 
 def test_an_interval_that_reaches_one_is_not_shown_as_a_success() -> None:
-    assert tables.best_card(BestResult("n", -0.10, 0.01, "confirmed")).css == "good"
-    assert tables.best_card(BestResult("n", -0.01, 0.01, "undecided")).css == "fair"
+    assert figures.best_card(BestResult("n", -0.10, 0.01, "confirmed")).css == "good"
+    assert figures.best_card(BestResult("n", -0.01, 0.01, "undecided")).css == "fair"
 
 
 def test_costs_add_up_and_are_divided_by_the_time_saved() -> None:
@@ -87,10 +92,10 @@ def test_costs_add_up_and_are_divided_by_the_time_saved() -> None:
     final = story.final
     assert final is not None
     saved = 100 * (1 - 1 / final.speedup)
-    shown, rest = tables.per_percent(final, story.total)
+    shown, rest = figures.per_percent(final, story.total)
     assert shown == f"{story.total.device_seconds / saved:.2f} s"
     assert f"{story.total.tokens / saved:,.0f} tokens" in rest
-    kinds = tables.cost_rows(story)
+    kinds = figures.cost_rows(story)
     assert kinds[-1][0] == "in all"
     assert kinds[-1][1] == f"{len(state.history)}"
 
@@ -108,7 +113,7 @@ def test_an_arm_tells_what_came_of_its_proposals() -> None:
 
 def test_outcomes_count_every_node_once() -> None:
     state, story = story_of(ExampleSearch())
-    counts = [int(bar.text.split()[0].replace(",", "")) for bar in tables.outcome_bars(story)]
+    counts = [int(bar.text.split()[0].replace(",", "")) for bar in figures.outcome_bars(story)]
     assert sum(counts) == len(state.nodes)
 
 
@@ -163,27 +168,6 @@ def test_measured_is_relative_to_what_the_forecast_was_about() -> None:
             )
 
 
-def test_reliability_counts_every_judged_forecast_once() -> None:
-    _, story = story_of(ExampleSearch())
-    panel = charts.reliability_chart(story)
-    told = [e for e in story.entries.values() if e.belief and not e.belief.abstains and e.judged is not None]
-    bins = [tuple(map(int, word.text.split("/"))) for word in panel.words]
-    assert sum(count for _, count in bins) == len(told)
-    assert sum(hits for hits, _ in bins) == sum((e.measured or 0.0) < 0 for e in told)
-    brier = sum(
-        (e.belief.p_better - (e.measured is not None and e.measured < 0)) ** 2 for e in told if e.belief
-    ) / len(told)
-    assert f"Brier score {brier:.3f} over {len(told)}" in panel.note
-
-
-@pytest.mark.parametrize(
-    ("hits", "count", "low", "high"),
-    [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0), (0, 0, 0.0, 1.0)],
-)
-def test_wilson(hits: int, count: int, low: float, high: float) -> None:
-    assert charts.wilson_interval(hits, count) == pytest.approx((low, high), abs=1e-3)
-
-
 @pytest.mark.parametrize("span", [(0.0, 1.0), (-0.02, 0.03), (0.0, 12345.0), (-3.0, 7.0)])
 def test_ticks_are_few_round_and_inside(span: tuple[float, float]) -> None:
     found = round_ticks(*span)
@@ -228,7 +212,7 @@ def test_scales_bound_and_figures_are_short() -> None:
 
 def test_every_drawn_node_has_its_ancestors_and_a_place_of_its_own() -> None:
     state, story = story_of(ExampleSearch(batches=60))
-    drawing = tree.draw_lineage(story, most=100)
+    drawing = render.draw_lineage(story, most=100)
     names = {leaf.entry.node.id for leaf in drawing.leaves}
     assert drawing.thinned
     assert len(names) == len(drawing.leaves) <= 100
@@ -249,7 +233,7 @@ def test_a_chain_two_thousand_long_is_drawn() -> None:
     for n in range(1, 2000):
         node = replace(seed.node, id=f"n{n}", parents=(list(chain)[-1],))
         chain[node.id] = ReportNode(node, n)
-    drawing = tree.draw_lineage(replace(story, entries=chain, confirmed={}, final=None), most=5000)
+    drawing = render.draw_lineage(replace(story, entries=chain, confirmed={}, final=None), most=5000)
     assert len(drawing.leaves) == 2000
     assert {leaf.y for leaf in drawing.leaves} == {drawing.leaves[0].y}
 
@@ -280,7 +264,7 @@ def test_no_source_leaves_its_place_in_the_page(line: str) -> None:
     best = data["nodes"][data["best"]]
     shown = data["sources"][best["source"]]
     assert shown == [
-        sources.escape_invisible(s) for s in state.nodes[data["best"]].source.removesuffix("\n").split("\n")
+        figures.escape_invisible(s) for s in state.nodes[data["best"]].source.removesuffix("\n").split("\n")
     ]
 
 
@@ -316,21 +300,21 @@ def test_large_searches_are_bounded_and_say_so(monkeypatch: pytest.MonkeyPatch) 
     texts = parts["data"]["sources"]
     assert 20 < len(texts) < 200
     assert f"the sources of {len(texts)} nodes" in parts["content"]
-    assert sum(len(line) for text in texts for line in text) <= sources.MAX_CHARACTERS
+    assert sum(len(line) for text in texts for line in text) <= figures.MAX_CHARACTERS
     assert parts["data"]["nodes"][parts["data"]["best"]]["source"] >= 0
 
 
 def test_a_long_source_is_cut_and_says_so() -> None:
-    long = sources.display_source("x = 1\n" * 5000)
-    assert len(long.lines) == sources.MAX_LINES
+    long = figures.display_source("x = 1\n" * 5000)
+    assert len(long.lines) == figures.MAX_LINES
     assert long.cut
-    assert sources.display_source("y" * 9000).cut
-    assert not sources.display_source("x = 1\n").cut
+    assert figures.display_source("y" * 9000).cut
+    assert not figures.display_source("x = 1\n").cut
 
 
 def test_hidden_characters_are_spelled_out_and_plain_ones_kept() -> None:
-    assert sources.escape_invisible("a\u202eb\u200bc\x00d\ud800e") == "a\\u{202e}b\\u{200b}c\\u{0}d\\u{d800}e"
-    assert sources.escape_invisible("naïve 世界 →\tx\n") == "naïve 世界 →\tx\n"
+    assert figures.escape_invisible("a\u202eb\u200bc\x00d\ud800e") == "a\\u{202e}b\\u{200b}c\\u{0}d\\u{d800}e"
+    assert figures.escape_invisible("naïve 世界 →\tx\n") == "naïve 世界 →\tx\n"
 
 
 def test_a_refuted_finalist_is_told_apart() -> None:
@@ -345,7 +329,7 @@ def test_a_refuted_finalist_is_told_apart() -> None:
     story = build_report(state)
     assert story.final is not None
     assert story.final.node != best
-    rows = tables.finalist_rows(story, [])
+    rows = figures.finalist_rows(story, [])
     assert [(r.id, r.speedup, r.css) for r in rows] == [(best, "incorrect", "bad")]
     assert "but not confirmed" in render_parts(story)["data"]["nodes"][best]["result"]
 

@@ -29,9 +29,8 @@ from forecast_harness.search.events import Action, Event, Expired, Finished, Los
 from forecast_harness.search.log import read_log
 from forecast_harness.search.plan import pending_actions
 from forecast_harness.search.report import page
+from forecast_harness.search.report.figures import build_report, finalist_rows
 from forecast_harness.search.report.live import LiveDisplay
-from forecast_harness.search.report.report_model import build_report
-from forecast_harness.search.report.tables import finalist_rows
 from forecast_harness.search.state import MAX_RETRIES, SearchState, apply_event, batch_view, replay_events
 from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.search.simulated_search import LateJudge, SimulatedSearch, is_cheat

@@ -9,7 +9,7 @@ __all__ = ["page"]
 
 def page(state: SearchState) -> str:
     """The search as one HTML file that needs nothing else. See `render.page`."""
+    from forecast_harness.search.report.figures import build_report
     from forecast_harness.search.report.render import render_page as rendered
-    from forecast_harness.search.report.report_model import build_report
 
     return rendered(build_report(state))

@@ -1,36 +1,175 @@
-"""The charts of a search: progress, forecasts against measurements, reliability. Only geometry."""
+"""The charts of a search: progress, and forecasts against measurements. Only geometry; the template draws it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import log2, sqrt
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import log2
 
 from forecast_autotune.report.chart import percent
-from forecast_harness.search.report.panel import (
-    ChartLabel,
-    ChartMark,
-    ChartPanel,
-    ChartPath,
-    place_ticks,
-    step_path,
-    x_axis,
-    y_axis,
-)
-from forecast_harness.search.report.report_model import Z90, ReportNode, SearchReport
-from forecast_harness.search.report.scales import (
-    amount_text,
-    factor_text,
-    factor_ticks,
-    padded_bounds,
-    round_ticks,
-)
+from forecast_harness.search.report.figures import Z90, ReportNode, SearchReport, factor_text
 from forecast_harness.search.state import HistoryPoint
+
+
+@dataclass(frozen=True)
+class AxisScale:
+    """A linear map of [low, high] to [start, end]; what lies beyond is drawn at the edge."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """Place on paper, rounded to a tenth of a unit to keep pages small."""
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+def padded_bounds(
+    values: Iterable[float], *, least: float = 1e-9, margin: float = 0.06
+) -> tuple[float, float]:
+    """Bounds a little beyond all values, at least `least` apart; (-least / 2, least / 2) for none."""
+    found = [v for v in values if math.isfinite(v)] or [0.0]
+    low, high = min(found), max(found)
+    middle, half = (low + high) / 2, max((high - low) / 2, least / 2)
+    return middle - half * (1 + margin), middle + half * (1 + margin)
+
+
+def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round values in [low, high]: multiples of 1, 2 or 5 times a power of ten, at most `most` + 1."""
+    raw = (high - low) / max(most, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    unit = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.999)
+    first = math.ceil(low / unit - 1e-9)
+    return [round(n * unit, 12) for n in range(first, math.floor(high / unit + 1e-9) + 1)]
+
+
+def factor_ticks(low: float, high: float, most: int = 6) -> list[tuple[float, str]]:
+    """Ticks of an axis in log2 of a speed-up, named as factors: (log2, `1.2x`).
+
+    Round factors where the axis spans less than two doublings, powers of two where it spans more.
+    """
+    if high - low <= 2.0:
+        found = [math.log2(v) for v in round_ticks(2.0**low, 2.0**high, most) if v > 0]
+    else:
+        unit = math.ceil((high - low) / most)
+        found = [n * float(unit) for n in range(math.ceil(low / unit), math.floor(high / unit) + 1)]
+        if unit == 1 and len(found) < most:  # 1, 1.5, 2, 3, 4, 6, 8
+            found = sorted([*found, *(v for n in found if (v := n + math.log2(1.5)) <= high)])
+    return [(at, factor_text(at)) for at in found]
+
+
+def amount_text(value: float) -> str:
+    """A count or sum for a tick: `1,200`, `12 k`, `3.4 M`, `0.02`."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    if abs(value) >= 1e4:
+        return f"{value / 1e3:.3g} k"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
+
+
+# --- a chart as plain data, in the units of its own paper ---
+
+
+@dataclass(frozen=True)
+class ChartMark:
+    """A mark that stands for a node (`node` is its id) or for a bin (empty)."""
+
+    x: float
+    y: float
+    css: str
+    title: str
+    node: str = ""
+    radius: float = 4.0
+    cross: bool = False
+
+
+@dataclass(frozen=True)
+class ChartPath:
+    """A path; `path` is SVG's."""
+
+    path: str
+    css: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class ChartLabel:
+    """A label inside the chart."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str = "start"
+    css: str = "soft"
+
+
+@dataclass
+class ChartPanel:
+    """One chart. `x` and `y` map values to paper; ticks are (place, name)."""
+
+    title: str
+    x: AxisScale
+    y: AxisScale
+    x_title: str
+    y_title: str
+    x_ticks: Sequence[tuple[float, str]] = ()
+    y_ticks: Sequence[tuple[float, str]] = ()
+    lines: list[ChartPath] = field(default_factory=list)
+    dots: list[ChartMark] = field(default_factory=list)
+    words: list[ChartLabel] = field(default_factory=list)
+    note: str = ""
+    """A sentence under it."""
+    empty: str = ""
+    """Why there is nothing to see; empty if there is."""
+    width: float = 600.0
+    height: float = 300.0
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """Left, top, right, bottom of the plotting area."""
+        return self.x.start, self.y.end, self.x.end, self.y.start
+
+
+LEFT, TOP, RIGHT, BOTTOM = 70.0, 14.0, 576.0, 254.0
+"""Where the plotting area of a panel of the usual size lies."""
+
+
+def x_axis(low: float, high: float) -> AxisScale:
+    """The x axis of a panel of the usual size."""
+    return AxisScale(low, high, LEFT, RIGHT)
+
+
+def y_axis(low: float, high: float) -> AxisScale:
+    """The y axis of a panel of the usual size."""
+    return AxisScale(low, high, BOTTOM, TOP)
+
+
+def place_ticks(scale: AxisScale, ticks: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Ticks by their places on paper."""
+    return [(scale(value), name) for value, name in ticks]
+
+
+def step_path(points: Sequence[tuple[float, float]], end: float) -> str:
+    """A path that keeps each height until the next point, and the last one until `end`."""
+    if not points:
+        return ""
+    (x, y), rest = points[0], points[1:]
+    parts = [f"M{x:g} {y:g}"]
+    for after_x, after_y in rest:
+        if after_y != y:  # flat stretches need no points: thousands of results, a few dozen steps
+            parts.append(f"H{after_x:g}V{after_y:g}")
+            y = after_y
+    return "".join([*parts, f"H{end:g}"])
+
+
+# --- the charts ---
+
 
 MOST_DOTS = 600
 """A chart has at most so many marks of single results; the best ones and every n-th of the others stay."""
-RELIABILITY_BINS = 5
-"""Bins of the reliability diagram: with the few dozen results of a search, more would each hold too few."""
-_MIN_BIN_COUNT = 3
 
 
 def progress_chart(story: SearchReport, labels: dict[str, str], *, by: str) -> ChartPanel:
@@ -153,81 +292,3 @@ def _forecast_title(e: ReportNode, labels: dict[str, str]) -> str:
         f"{labels.get(e.node.id, e.node.id)}: forecast {factor_text(-e.belief.mean)}, "
         f"measured {factor_text(-e.measured)}"
     )
-
-
-def reliability_chart(story: SearchReport) -> ChartPanel:
-    """P(runs and is faster than the reference) against how often that came true, in five bins.
-
-    Bars are 95 % Wilson intervals; the Brier score is the mean squared error of the probabilities.
-    """
-    pairs = [
-        (e.belief.p_better, e.measured is not None and e.measured < 0)
-        for e in story.entries.values()
-        if e.belief is not None
-        and not e.belief.abstains
-        and e.judged is not None
-        and e.judged.outcome.is_label
-    ]
-    silent = sum(
-        e.belief is not None and e.belief.abstains and e.judged is not None for e in story.entries.values()
-    )
-    x, y = x_axis(0.0, 1.0), y_axis(0.0, 1.0)
-    shares = [(n / 5, percent(n / 5)) for n in range(6)]
-    panel = ChartPanel(
-        "Reliability of P(better)",
-        x,
-        y,
-        "forecast probability of being faster",
-        "came true",
-        place_ticks(x, shares),
-        place_ticks(y, shares),
-    )
-    if not pairs:
-        panel.empty = "Nothing that was forecast has been measured yet."
-        return panel
-    panel.lines.append(ChartPath(f"M{x(0):g} {y(0):g}L{x(1):g} {y(1):g}", "zero", "forecast = came true"))
-    for n in range(RELIABILITY_BINS):
-        inside = [(p, hit) for p, hit in pairs if min(int(p * RELIABILITY_BINS), RELIABILITY_BINS - 1) == n]
-        if not inside:
-            continue
-        count, hits = len(inside), sum(hit for _, hit in inside)
-        mean = sum(p for p, _ in inside) / count
-        low, high = wilson_interval(hits, count)
-        css = "faster" if count >= _MIN_BIN_COUNT else "waiting"
-        panel.lines.append(ChartPath(f"M{x(mean):g} {y(low):g}V{y(high):g}", f"interval {css}"))
-        title = f"forecast {percent(mean)}, came true {hits} of {count}"
-        panel.dots.append(ChartMark(x(mean), y(hits / count), css, title, radius=min(4 + sqrt(count) / 2, 9)))
-        right = x(mean) < 540
-        panel.words.append(
-            ChartLabel(
-                x(mean) + (12 if right else -12),
-                y(hits / count) + 4,
-                f"{hits}/{count}",
-                "start" if right else "end",
-            )
-        )
-    rate = sum(hit for _, hit in pairs) / len(pairs)
-    brier = sum((p - hit) ** 2 for p, hit in pairs) / len(pairs)
-    panel.note = (
-        f"Brier score {brier:.3f} over {len(pairs)} results (0 is perfect); always saying {percent(rate)}, "
-        f"the share that came true, would give {rate * (1 - rate):.3f}."
-    )
-    if silent:
-        panel.note += f" Left out, like on the left: {silent} for which it said that it does not know."
-    if story.reliability is not None:
-        said, true = story.reliability["better"]
-        panel.note += (
-            f" Weighed by 1 / propensity, so that audits stand for what was passed over: forecast "
-            f"{percent(said)}, came true {percent(true)}, Brier score {story.reliability['brier']:.3f}."
-        )
-    return panel
-
-
-def wilson_interval(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of a share (E. B. Wilson, 1927); (0, 1) where nothing was counted."""
-    if count == 0:
-        return 0.0, 1.0
-    share, scale = hits / count, 1 + z * z / count
-    middle = (share + z * z / (2 * count)) / scale
-    half = z * sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / scale
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -18,10 +20,132 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import codec
 from forecast_autotune.report.chart import milliseconds, percent, seconds
 from forecast_autotune.report.plot import STYLE
-from forecast_harness.search.report import charts, sources, tables, tree
-from forecast_harness.search.report.report_model import ReportNode, SearchReport
-from forecast_harness.search.report.scales import factor_text
-from forecast_harness.search.report.sources import escape_invisible
+from forecast_harness.search.report import charts, figures
+from forecast_harness.search.report.figures import ReportNode, SearchReport, escape_invisible, factor_text
+
+MAX_DRAWN_NODES = 400
+"""So many nodes can still be told apart; the rest are counted at their parents."""
+COLUMN, ROW, MARGIN = 78.0, 22.0, 22.0
+
+
+@dataclass(frozen=True)
+class DrawnNode:
+    """A drawn node."""
+
+    entry: ReportNode
+    x: float
+    y: float
+    parent: str
+    """The drawn node that it hangs on; empty for a root."""
+    hidden: int
+    """How many of its children are not drawn."""
+
+
+@dataclass(frozen=True)
+class LineageDrawing:
+    """A drawing of the lineage; the root is at the left, each generation a column."""
+
+    leaves: tuple[DrawnNode, ...]
+    edges: tuple[tuple[str, str], ...]
+    """(path, class): `line` towards the best node is `best`."""
+    width: float
+    height: float
+    total: int
+
+    @property
+    def thinned(self) -> bool:
+        """Whether nodes were left out."""
+        return len(self.leaves) < self.total
+
+
+def path_to_root(story: SearchReport, name: str, known: Container[str] = ()) -> list[str]:
+    """The node and its ancestors by first parents, youngest first, up to the first one that is `known`."""
+    found: dict[str, None] = {}
+    while name in story.entries and name not in found and name not in known:
+        found[name] = None
+        parents = story.entries[name].node.parents
+        name = parents[0] if parents else ""
+    return list(found)
+
+
+def by_importance(story: SearchReport) -> list[str]:
+    """All node ids, what a reader needs most first: ends and their ancestors, then by what is known."""
+    final = story.final
+    ends = [*([final.node] if final else []), *sorted(story.confirmed), *story.context.seeds]
+    first = [n for end in ends for n in path_to_root(story, end)]
+    rank = {"seed": 0, "faster": 1, "slower": 2, "failed": 3, "waiting": 4}
+
+    def key(entry: ReportNode) -> tuple[int, float, int]:
+        return rank[entry.kind], entry.score or 0.0, -entry.number
+
+    rest = sorted(story.entries.values(), key=key)
+    return list(dict.fromkeys([*first, *(e.node.id for e in rest)]))
+
+
+def draw_lineage(story: SearchReport, most: int = MAX_DRAWN_NODES) -> LineageDrawing:
+    """Lay out up to `most` nodes; a node is drawn only with all its ancestors."""
+    shown: dict[str, None] = {}
+    for name in by_importance(story):
+        line = path_to_root(story, name, shown)
+        if len(shown) + len(line) <= most:
+            shown.update(dict.fromkeys(line))
+    children = _drawn_children(story, shown)
+    hidden: dict[str, int] = defaultdict(int)
+    for name, entry in story.entries.items():
+        if name not in shown and entry.node.parents:
+            hidden[entry.node.parents[0]] += 1
+    places = _node_positions(children)
+    final = story.final
+    golden = set(path_to_root(story, final.node)) if final else set()
+    leaves, edges = [], []
+    for parent, names in children.items():
+        for name in names:
+            x, y = places[name]
+            leaves.append(DrawnNode(story.entries[name], x, y, parent, hidden[name]))
+            if parent:
+                from_x, from_y = places[parent]
+                bend = (from_x + x) / 2
+                path = f"M{from_x:g} {from_y:g}C{bend:g} {from_y:g} {bend:g} {y:g} {x:g} {y:g}"
+                edges.append((path, "best" if name in golden else "edge"))
+    edges.sort(key=lambda edge: edge[1] == "best")
+    width = max((x for x, _ in places.values()), default=0.0) + MARGIN + 40
+    height = max((y for _, y in places.values()), default=0.0) + MARGIN
+    leaves.sort(key=lambda leaf: (leaf.x, leaf.y))
+    return LineageDrawing(tuple(leaves), tuple(edges), width, height, len(story.entries))
+
+
+def _drawn_children(story: SearchReport, shown: Mapping[str, None]) -> dict[str, list[str]]:
+    """Drawn children by their parent, oldest first; roots under the empty name."""
+    found: dict[str, list[str]] = {"": []}
+    for name in sorted(shown, key=lambda n: story.entries[n].number):
+        parents = story.entries[name].node.parents
+        found.setdefault(parents[0] if parents and parents[0] in shown else "", []).append(name)
+    return found
+
+
+def _node_positions(children: Mapping[str, list[str]]) -> dict[str, tuple[float, float]]:
+    """A row for each childless node; others lie amid their children. No recursion: chains are long."""
+    places: dict[str, tuple[float, float]] = {}
+    row = 0
+    todo = [(name, 0, False) for name in reversed(children[""])]
+    while todo:
+        name, depth, done = todo.pop()
+        own = children.get(name, [])
+        x = MARGIN + depth * COLUMN
+        if not own:
+            places[name] = (x, MARGIN + row * ROW)
+            row += 1
+        elif done:
+            ys = [places[n][1] for n in own]
+            places[name] = (x, (ys[0] + ys[-1]) / 2)
+        else:
+            todo.append((name, depth, True))
+            todo += [(n, depth + 1, False) for n in reversed(own)]
+    return places
+
+
+# --- the page ---
+
 
 MOST_NODES = 3_000
 """So many nodes can be chosen in a page; of larger searches the page holds the most important ones."""
@@ -72,26 +196,26 @@ def render_parts(story: SearchReport, *, revision: str = "") -> dict[str, Any]:
     labels = {name: node_label(entry) for name, entry in story.entries.items()}
     final = story.final
     best = final.node if final and final.node in story.entries else story.root
-    drawing = tree.draw_lineage(story)
+    drawing = draw_lineage(story)
     data = {"revision": revision, **_page_data(story, best)}
-    workloads = tables.workloads(story)
+    workloads = figures.workload_names(story)
     content = _template("content.html.j2").render(
         head=_page_header(story),
-        cards=tables.header_cards(story),
+        cards=figures.header_cards(story),
         progress=[charts.progress_chart(story, labels, by=by) for by in ("measurements", "device_seconds")],
-        forecasts=[charts.forecast_chart(story, labels), charts.reliability_chart(story)],
+        forecasts=[charts.forecast_chart(story, labels)],
         legend=_LEGEND,
         tree=drawing,
         tree_note=_tree_note(drawing),
         labels=labels,
         best=best,
-        finalists=tables.finalist_rows(story, workloads),
+        finalists=figures.finalist_rows(story, workloads),
         finalists_note=_finalists_note(story),
         workloads=[escape_invisible(w) for w in workloads],
-        budget=tables.budget_bars(story),
-        kinds=tables.cost_rows(story),
-        arms=tables.arm_rows(story),
-        outcomes=tables.outcome_bars(story),
+        budget=figures.budget_bars(story),
+        kinds=figures.cost_rows(story),
+        arms=figures.arm_rows(story),
+        outcomes=figures.outcome_bars(story),
         lost=_lost_jobs_note(story),
         problems=[(escape_invisible(text), count) for text, count in story.problems.most_common(20)],
         notes=_footnotes(story, data),
@@ -148,8 +272,8 @@ def _time_text(at: str) -> str:
 
 
 def _page_data(story: SearchReport, best: str) -> dict[str, Any]:
-    order = tree.by_importance(story)[:MOST_NODES]
-    written = sources.sources_within(story.entries[n].node for n in order)
+    order = by_importance(story)[:MOST_NODES]
+    written = figures.sources_within(story.entries[n].node for n in order)
     texts = {n.id: number for number, n in enumerate(written)}
     nodes: dict[str, Any] = {}
     for name in order:
@@ -165,8 +289,8 @@ def _page_data(story: SearchReport, best: str) -> dict[str, Any]:
             "ran": entry.score is not None,
             "feedback": escape_invisible(entry.judged.feedback[:_MAX_FEEDBACK_CHARS]) if entry.judged else "",
             "source": texts.get(name, -1),
-            "cut": sources.display_source(entry.node.source).cut,
-            "steps": sources.line_opcodes(story.entries[known].node.source, entry.node.source)
+            "cut": figures.display_source(entry.node.source).cut,
+            "steps": figures.line_opcodes(story.entries[known].node.source, entry.node.source)
             if known in texts and name in texts
             else None,
         }
@@ -174,7 +298,7 @@ def _page_data(story: SearchReport, best: str) -> dict[str, Any]:
         "best": best,
         "over": story.stopped is not None and not story.stopped.interrupted,
         "nodes": nodes,
-        "sources": [sources.display_source(n.source).lines for n in written],
+        "sources": [figures.display_source(n.source).lines for n in written],
     }
 
 
@@ -189,12 +313,12 @@ def _node_facts(story: SearchReport, entry: ReportNode) -> list[tuple[str, list[
             found.append(("Times", times))
     again = story.confirmed.get(node.id)
     if again is not None and again.log2_ratio is not None:
-        between = tables.interval_text(again.log2_ratio, again.sd)
+        between = figures.interval_text(again.log2_ratio, again.sd)
         pairs = [("speed-up", factor_text(-again.log2_ratio)), ("95 % interval", between)]
         found.append(("Confirmation, over the seed", pairs))
     if belief is not None:
         pairs = [
-            ("speed-up", tables.forecast(belief)),
+            ("speed-up", figures.forecast_text(belief)),
             ("over", entry.reference),
             ("P(better)", percent(belief.p_better)),
             ("P(fails)", percent(belief.p_fail)),
@@ -234,12 +358,12 @@ def _result_facts(entry: ReportNode) -> list[tuple[str, str]]:
     if entry.score is not None:
         pairs += [
             ("speed-up", factor_text(-entry.score)),
-            ("95 % interval", tables.interval_text(entry.score, entry.sd)),
+            ("95 % interval", figures.interval_text(entry.score, entry.sd)),
         ]
     if judged.log2_ratio is not None and judged.against != entry.node.id:
         pairs += [("timed beside", judged.against), ("over that", factor_text(-judged.log2_ratio))]
     pairs += [
-        ("config", tables.config_text(judged.config)),
+        ("config", figures.config_text(judged.config)),
         ("configs timed", f"{judged.measurements:,}" if judged.measurements else ""),
         ("device time", seconds(judged.device_seconds) if judged.device_seconds else ""),
         ("device", judged.device),
@@ -248,11 +372,11 @@ def _result_facts(entry: ReportNode) -> list[tuple[str, str]]:
 
 
 def _short_value(value: Any) -> str:
-    text = tables.config_text(value) if isinstance(value, Mapping) else str(value)
+    text = figures.config_text(value) if isinstance(value, Mapping) else str(value)
     return text if len(text) <= 160 else text[:160] + "..."
 
 
-def _tree_note(drawing: tree.LineageDrawing) -> str:
+def _tree_note(drawing: LineageDrawing) -> str:
     if not drawing.thinned:
         return "A number is a node's own."
     return (

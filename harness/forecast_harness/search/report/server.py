@@ -16,7 +16,7 @@ from forecast_autotune.errors import StoreError
 from forecast_autotune.report.local_server import LocalServer, ServedText
 from forecast_harness.search import log
 from forecast_harness.search.report import render
-from forecast_harness.search.report.report_model import build_report
+from forecast_harness.search.report.figures import build_report
 from forecast_harness.search.state import SearchState, apply_event
 
 _REDRAW_PAUSE_FACTOR = 10

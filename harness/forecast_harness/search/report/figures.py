@@ -1,0 +1,654 @@
+"""What happened in a search, in the shape in which people read it: nodes, arms, costs, and rows of text."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from forecast_autotune.report.chart import milliseconds, percent, seconds
+from forecast_harness.records import (
+    EVIDENCE_TEXTS,
+    MODEL_NOTE,
+    Node,
+    NodeForecast,
+    NodeResult,
+    SearchBudget,
+    SearchContext,
+    SearchCost,
+    SearchTarget,
+)
+from forecast_harness.search.events import Lost, Stopped
+from forecast_harness.search.state import HistoryPoint, SearchState
+
+# --- sources, bounded and made safe to look at ---
+
+
+MAX_CHARACTERS = 3_000_000
+"""Of all sources in one page together."""
+MAX_LINES = 1_500
+"""Of one source; longer ones are cut, and say so."""
+MAX_LINE_CHARACTERS = 4_000
+"""Characters of one line."""
+
+
+@dataclass(frozen=True)
+class DisplayedSource:
+    """A source as it is shown."""
+
+    lines: tuple[str, ...]
+    cut: bool
+    """Whether lines, or ends of lines, are missing."""
+
+
+def escape_invisible(text: str) -> str:
+    """The text with every character that a reader cannot see, or that moves others, spelled out.
+
+    Keeps tabs and line feeds. Among the rest are controls, bidirectional overrides (which make a source read
+    differently from what runs), zero-width characters and lone surrogates.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c in "\t\n" or not _is_invisible(c) else f"\\u{{{ord(c):x}}}" for c in text)
+
+
+def _is_invisible(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+@lru_cache(maxsize=4096)
+def display_source(source: str) -> DisplayedSource:
+    """Lines of a source, at most `MAX_LINES` of at most `MAX_LINE_CHARACTERS` characters."""
+    lines = source.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    kept = [escape_invisible(line[:MAX_LINE_CHARACTERS]) for line in lines[:MAX_LINES]]
+    return DisplayedSource(
+        tuple(kept), len(kept) < len(lines) or any(len(line) > MAX_LINE_CHARACTERS for line in lines)
+    )
+
+
+@lru_cache(maxsize=4096)
+def line_opcodes(before: str, after: str) -> tuple[tuple[str, int, int, int, int], ...]:
+    """How the shown lines of one source become another's: difflib's opcodes, `equal` included."""
+    a, b = display_source(before).lines, display_source(after).lines
+    # Empty lines are everywhere alike: what is matched must not hang on them.
+    matcher = difflib.SequenceMatcher(lambda line: not line.strip(), a, b, autojunk=len(b) > 400)
+    return tuple(matcher.get_opcodes())
+
+
+def sources_within(nodes: Iterable[Node], most: int = MAX_CHARACTERS) -> list[Node]:
+    """The first of `nodes` whose sources fit together into `most` characters; at least one, if any."""
+    found: list[Node] = []
+    for node in nodes:
+        most -= sum(len(line) + 1 for line in display_source(node.source).lines)
+        if most < 0 and found:
+            break
+        found.append(node)
+    return found
+
+
+_FORECASTER_MARK, _WRITER_MARK = "llm-", "llm:"
+
+
+def model_text(state: SearchState) -> str:
+    """Of forecasts and of proposals; empty where no model is named."""
+    arms = {name: stats for name, stats in state.arms.items() if name.startswith(_WRITER_MARK)}
+    forecasts = state.context.surrogate.startswith(_FORECASTER_MARK)
+    if not arms and not forecasts:
+        return ""
+    told = [_forecast_text(state) if forecasts else "not asked for forecasts: --surrogate llm:SPEC asks one"]
+    for name in sorted({n.partition("/")[0] for n in arms}):
+        own = [stats for arm, stats in arms.items() if arm.partition("/")[0] == name]
+        requests, proposals, measured = (
+            sum(getattr(s, field) for s in own) for field in ("requests", "proposals", "measured")
+        )
+        asked = f"asked {requests} times for sources: {proposals} proposals, {measured} measured"
+        told.append(f"{name} {asked if requests else 'not asked for sources: no batch was due'}")
+    return "; ".join(told)
+
+
+def _forecast_text(state: SearchState) -> str:
+    answers = [b.forecasted for b in state.batches.values() if b.forecasted is not None]
+    if not answers:
+        return "not asked for forecasts: no batch had new sources"
+    beliefs = [belief for answer in answers for belief in answer.beliefs.values()]
+    heard = sum(MODEL_NOTE in belief.note for belief in beliefs)
+    tokens, seconds = (sum(getattr(a.spent, f) for a in answers) for f in ("tokens", "wall_seconds"))
+    text = f"asked for forecasts in {len(answers)} batches, moved {heard} of {len(beliefs)} forecasts, "
+    text += f"{tokens:,} tokens, {seconds:.1f} s"
+    if trouble := Counter(a.problem for a in answers if a.problem):
+        text += f"; not heard: {', '.join(f'{why} ({n}x)' for why, n in trouble.most_common(3))}"
+    return text
+
+
+Z90, Z95 = 1.6449, 1.9600
+"""Two-sided 90 % and 95 % quantiles of the normal distribution."""
+
+
+def speedup_interval(score: float, sd: float) -> tuple[float, float]:
+    """95 % interval of a speed-up whose -log2 is `score` with a standard error of `sd`: (low, high)."""
+    return float(2.0 ** -(score + Z95 * sd)), float(2.0 ** -(score - Z95 * sd))
+
+
+@dataclass(frozen=True)
+class ReportNode:
+    """One node and all that is known of it."""
+
+    node: Node
+    number: int
+    """0 for the first seed; then in the order in which nodes were accepted."""
+    judged: NodeResult | None = None
+    score: float | None = None
+    """log2(time / time of the first seed); None unless it ran."""
+    sd: float = 0.0
+    """Standard error of `score`, along the chain of comparisons that leads to the first seed."""
+    belief: NodeForecast | None = None
+    """The last one from before it was judged."""
+    reference: str = ""
+    """What `belief` is relative to."""
+    measured: float | None = None
+    """log2(time / time of `reference`), to hold against `belief`; None unless it ran."""
+    reason: str = ""
+    propensity: float = 1.0
+    status: str = ""
+    """What became of it, in a word or two."""
+
+    @property
+    def is_unverified(self) -> bool:
+        """Whether it seems faster and was not verified in full: it may not be called the best."""
+        return self.judged is not None and self.judged.is_unverified_gain
+
+    @property
+    def kind(self) -> str:
+        """`seed`, `faster` or `slower` (than the first seed), `failed`, `waiting`."""
+        if not self.node.parents:
+            return "seed"
+        if self.judged is None:
+            return "waiting"
+        if self.score is None:
+            return "failed"
+        return "faster" if self.score < 0 else "slower"
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """What one proposer and style gave."""
+
+    name: str
+    requests: int
+    proposals: int
+    new: int
+    measured: int
+    ran: int
+    better: int
+    """Ran, and faster than what was the best when its batch was decided."""
+    best: float | None
+    """Lowest score of those of which nothing is left to verify."""
+    spent: SearchCost
+
+
+@dataclass(frozen=True)
+class BestResult:
+    """The end of a search, or where it stands: what is claimed, and how surely."""
+
+    node: str
+    score: float
+    sd: float
+    evidence: str
+    """As `SearchState.evidence` has it."""
+
+    @property
+    def speedup(self) -> float:
+        """Time of the first seed over its own."""
+        return float(2.0**-self.score)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the speed-up."""
+        return speedup_interval(self.score, self.sd)
+
+
+@dataclass(frozen=True)
+class SearchReport:
+    """A whole search. Built by `build_report`, read by the report and the live view."""
+
+    target: SearchTarget
+    context: SearchContext
+    at: str
+    entries: Mapping[str, ReportNode]
+    """By node id, in the order in which nodes were accepted."""
+    history: Sequence[HistoryPoint]
+    arms: Sequence[ArmSummary]
+    total: SearchCost
+    spent: Mapping[str, SearchCost]
+    """By kind of work."""
+    final: BestResult | None
+    """None while nothing but the first seed has run."""
+    confirmed: Mapping[str, NodeResult]
+    lost: Sequence[Lost]
+    problems: Counter[str]
+    duplicates: Counter[str]
+    """Proposals that were not new, by why."""
+    stopped: Stopped | None
+    resumed: int
+    batch: int
+    """The newest batch that anything is known of."""
+    model: str = ""
+    """What language models did: `model_text`."""
+
+    @property
+    def root(self) -> str:
+        """The seed that speed-ups are stated against."""
+        return self.context.seeds[0]
+
+    @property
+    def budget(self) -> SearchBudget:
+        """What may be spent at most."""
+        return self.context.settings.budget
+
+    @property
+    def outcomes(self) -> Counter[tuple[str, str]]:
+        """How often nodes ended so: (outcome, stage)."""
+        return Counter((str(e.judged.outcome), e.judged.stage) for e in self.entries.values() if e.judged)
+
+
+def build_report(state: SearchState) -> SearchReport:
+    """What a state says. Raises `RecordError` before the search has started."""
+    entries = _report_nodes(state)
+    problems: Counter[str] = Counter()
+    for answer in state.answers.values():
+        if answer.problem:
+            problems[f"{answer.arm}: {answer.problem}"] += 1
+    for batch in state.batches.values():
+        if batch.forecasted is not None and batch.forecasted.problem:
+            problems[f"forecasts: {batch.forecasted.problem}"] += 1
+    lost = [one for b in state.batches.values() for found in b.lost.values() for one in found]
+    unverified = [one for found in state.lost_verifications.values() for one in found]
+    return SearchReport(
+        state.target,
+        state.context,
+        state.started.at if state.started else "",
+        entries,
+        tuple(state.history),
+        _arm_summaries(state, entries),
+        state.spent,
+        dict(state.spent_on),
+        _best_result(state, entries),
+        dict(state.confirmed),
+        [*lost, *unverified, *state.lost_confirmations],
+        problems,
+        Counter(r.reason for r in state.duplicates),
+        state.stopped,
+        state.resumed,
+        max(state.batches, default=0),
+        model_text(state),
+    )
+
+
+def _report_nodes(state: SearchState) -> dict[str, ReportNode]:
+    chances = {
+        name: chance
+        for batch in state.batches.values()
+        if batch.chosen is not None
+        for name, chance in zip(batch.chosen.nodes, batch.chosen.propensities, strict=True)
+    }
+    found: dict[str, ReportNode] = {}
+    for number, (name, node) in enumerate(state.nodes.items()):
+        reference, belief = state.beliefs.get(name, ("", None))
+        score = state.scores.get(name)
+        measured = None
+        if score is not None and reference in state.scores:
+            measured = score - state.scores[reference]
+        found[name] = ReportNode(
+            node,
+            number,
+            state.judged.get(name),
+            score,
+            0.0,
+            belief,
+            reference,
+            measured,
+            state.reason(name),
+            chances.get(name, 1.0),
+            state.status(name),
+        )
+    for point in state.history:  # in this order whatever a node was timed beside comes before it
+        entry = found[point.node]
+        if entry.score is not None and entry.judged is not None and point.node != state.seeds[0]:
+            sd = math.hypot(found[entry.judged.against].sd, entry.judged.sd)
+            found[point.node] = replace(entry, sd=sd)
+    return found
+
+
+def _arm_summaries(state: SearchState, entries: Mapping[str, ReportNode]) -> list[ArmSummary]:
+    found: list[ArmSummary] = []
+    for name, stats in state.arms.items():
+        own = [e for e in entries.values() if e.node.arm == name and e.judged is not None]
+        ratios = [
+            e.judged.log2_ratio for e in own if e.judged is not None and e.judged.log2_ratio is not None
+        ]
+        if stats.requests:  # the seeds' own is no arm
+            found.append(
+                ArmSummary(
+                    name,
+                    stats.requests,
+                    stats.proposals,
+                    stats.new,
+                    stats.measured,
+                    len(ratios),
+                    sum(r < 0 for r in ratios),
+                    min((e.score for e in own if e.score is not None and not e.is_unverified), default=None),
+                    stats.spent,
+                )
+            )
+    return found
+
+
+def _best_result(state: SearchState, entries: Mapping[str, ReportNode]) -> BestResult | None:
+    if not any(name != state.seeds[0] for name in state.scores):
+        return None
+    best = state.best
+    judged = state.confirmed.get(best)
+    sure = judged is not None and judged.log2_ratio is not None
+    sd = judged.sd if judged is not None and sure else entries[best].sd
+    return BestResult(best, state.best_score, sd, state.evidence(best))
+
+
+# --- rows of text ---
+
+
+def factor_text(at: float) -> str:
+    """2 to the power of `at` with three digits: `1.21x`, `12.3x`, `0.845x`."""
+    value = 2.0**at
+    if value >= 99.95:
+        return f"{value:.0f}x"
+    return f"{value:.2f}x" if value < 9.995 else f"{value:.1f}x"
+
+
+MAX_FINALISTS = 8
+_LIMIT_NAMES = {
+    "measurements": "measurements",
+    "device_seconds": "device time",
+    "wall_seconds": "wall time",
+    "tokens": "tokens",
+    "money": "money",
+}
+
+
+@dataclass(frozen=True)
+class HeaderCard:
+    """A figure of the header."""
+
+    value: str
+    name: str
+    css: str = ""
+
+
+@dataclass(frozen=True)
+class ShareBar:
+    """A share of something, with its figures."""
+
+    name: str
+    share: float
+    """0 to 100."""
+    text: str
+    css: str = ""
+    limited: bool = True
+    """Whether there is a whole to have a share of."""
+
+
+@dataclass(frozen=True)
+class FinalistRow:
+    """A row of the table of finalists."""
+
+    id: str
+    label: str
+    note: str
+    speedup: str
+    css: str
+    interval: str
+    during: str
+    forecast: str
+    times: Sequence[str]
+    config: str
+
+
+def header_cards(story: SearchReport) -> list[HeaderCard]:
+    """What the header says at a glance."""
+    spent, final = story.total, story.final
+    proposed = sum(a.proposals for a in story.arms)
+    limit = "" if story.budget.measurements is None else f" of {story.budget.measurements:,}"
+    return [
+        best_card(final),
+        HeaderCard(f"{spent.measurements:,}{limit}", f"candidates measured, of {proposed:,} proposed"),
+        HeaderCard(seconds(spent.device_seconds), "device time"),
+        HeaderCard(*per_percent(final, spent)),
+        status_card(story),
+    ]
+
+
+_UNCONFIRMED_NOTE = "not confirmed yet: the best of many looks better than it is"
+
+
+def best_card(final: BestResult | None) -> HeaderCard:
+    """The claim, with its interval, and whether it was confirmed."""
+    if final is None:
+        return HeaderCard("-", "no source but the seed has run")
+    if final.score >= 0.0:
+        return HeaderCard(factor_text(-final.score), "nothing faster than the seed was found", "fair")
+    low, _ = final.interval
+    how = EVIDENCE_TEXTS[final.evidence] if final.evidence else _UNCONFIRMED_NOTE
+    css = "good" if low > 1.0 else "fair"
+    between = interval_text(final.score, final.sd)
+    return HeaderCard(factor_text(-final.score), f"best speed-up, 95 % interval {between}; {how}", css)
+
+
+def per_percent(final: BestResult | None, spent: SearchCost) -> tuple[str, str]:
+    """What each per cent of the first seed's time that is saved cost: (in device time, in all else)."""
+    saved = 0.0 if final is None else 100.0 * (1.0 - 1.0 / final.speedup)
+    if saved <= 0.0:
+        return "-", "cost per percent gained: nothing was gained"
+    paid = [f"{spent.measurements / saved:.3g} measurements"]
+    if spent.tokens:
+        paid.append(f"{spent.tokens / saved:,.0f} tokens")
+    if spent.money:
+        paid.append(f"US$ {spent.money / saved:.3g}")
+    return (
+        seconds(spent.device_seconds / saved),
+        f"of device time per percent of the seed's time saved; {', '.join(paid)}",
+    )
+
+
+def status_card(story: SearchReport) -> HeaderCard:
+    """Whether it runs, and why it ended."""
+    if story.stopped is None:
+        return HeaderCard(f"batch {story.batch}", "under way, or ended without saying so")
+    word = "interrupted" if story.stopped.interrupted else "finished"
+    return HeaderCard(
+        word,
+        escape_invisible(story.stopped.reason) or "no reason given",
+        "fair" if story.stopped.interrupted else "",
+    )
+
+
+def budget_bars(story: SearchReport) -> list[ShareBar]:
+    """Each limit and what was spent of it; what has no limit is told by its sum."""
+    return bars_of_budget(story.total, story.budget)
+
+
+def bars_of_budget(spent: SearchCost, limits: SearchBudget) -> list[ShareBar]:
+    """`budget_bars`, of anything; what is neither limited nor spent is left out."""
+    found = []
+    for name, shown in _LIMIT_NAMES.items():
+        limit, used = getattr(limits, name), getattr(spent, name)
+        if limit is None and not used:
+            continue
+        share = 0.0 if not limit else min(100.0, 100.0 * used / limit)
+        text = _amount_text(name, used) + ("" if limit is None else f" of {_amount_text(name, limit)}")
+        found.append(ShareBar(shown, round(share, 1), text, limited=limit is not None))
+    return found
+
+
+def _amount_text(name: str, value: float) -> str:
+    if name.endswith("seconds"):
+        return seconds(value)
+    return f"US$ {value:.2f}" if name == "money" else f"{value:,.0f}"
+
+
+def _cost_cells(spent: SearchCost) -> tuple[str, ...]:
+    return (
+        f"{spent.measurements:,}" if spent.measurements else "",
+        seconds(spent.device_seconds) if spent.device_seconds else "",
+        seconds(spent.wall_seconds) if spent.wall_seconds else "",
+        *_payment_cells(spent),
+    )
+
+
+def _payment_cells(spent: SearchCost) -> tuple[str, str]:
+    return f"{spent.tokens:,}" if spent.tokens else "", f"{spent.money:.3f}" if spent.money else ""
+
+
+def cost_rows(story: SearchReport) -> list[tuple[str, ...]]:
+    """Costs by kind of work, and their sum."""
+    rows = [(name, *_cost_cells(spent)) for name, spent in story.spent.items() if spent != SearchCost()]
+    return [*rows, ("in all", *_cost_cells(story.total))]
+
+
+def arm_rows(story: SearchReport) -> list[tuple[str, ...]]:
+    """A row per arm, the best first."""
+    found = sorted(story.arms, key=lambda a: (a.best is None, a.best or 0.0, a.name))
+    return [
+        (
+            escape_invisible(a.name),
+            *(f"{n:,}" for n in (a.requests, a.proposals, a.new, a.measured, a.ran, a.better)),
+            "" if a.best is None else factor_text(-a.best),
+            *_payment_cells(a.spent),
+        )
+        for a in found
+    ]
+
+
+def outcome_bars(story: SearchReport) -> list[ShareBar]:
+    """How many nodes ended how, and at which stage; what waits to be measured last."""
+    counts = story.outcomes
+    waiting = sum(e.judged is None for e in story.entries.values())
+    again = story.duplicates.total()
+    most = max([*counts.values(), waiting, again, 1])
+    found = [
+        ShareBar(
+            f"{outcome.replace('_', ' ')}{f' at {stage}' if stage and outcome != 'ok' else ''}",
+            round(100.0 * count / most, 1),
+            f"{count:,} ({percent(count / counts.total())})",
+            "" if outcome == "ok" else "bad",
+        )
+        for (outcome, stage), count in sorted(counts.items(), key=lambda i: (i[0][0] != "ok", -i[1], i[0]))
+    ]
+    if waiting:
+        found.append(ShareBar("never measured", round(100.0 * waiting / most, 1), f"{waiting:,}", "soft"))
+    if again:
+        found.append(
+            ShareBar("not new: not even a node", round(100.0 * again / most, 1), f"{again:,}", "soft")
+        )
+    return found
+
+
+def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[FinalistRow]:
+    """The confirmed nodes, or without a confirmation the best of the search; fastest first."""
+    judged = {n: j for n, j in story.confirmed.items() if n in story.entries}
+    names = sorted(judged, key=lambda n: (judged[n].log2_ratio is None, judged[n].log2_ratio or 0.0))
+    if not names:
+        able = [e for e in story.entries.values() if e.score is not None and not e.is_unverified]
+        ran = [e for e in able if e.node.id != story.root]
+        names = [e.node.id for e in sorted(ran, key=lambda e: (e.score or 0.0, e.number))[:MAX_FINALISTS]]
+    return [_finalist_row(story.entries[n], judged.get(n), workloads) for n in names]
+
+
+def _finalist_row(entry: ReportNode, confirmed: NodeResult | None, workloads: Sequence[str]) -> FinalistRow:
+    judged = confirmed or entry.judged
+    score, sd = entry.score, entry.sd
+    if confirmed is not None:
+        score, sd = confirmed.log2_ratio, confirmed.sd
+    low, _ = speedup_interval(score or 0.0, sd)
+    took = {} if judged is None else judged.seconds
+    config = (judged.config if judged and judged.config else None) or (
+        entry.judged.config if entry.judged else {}
+    )
+    return FinalistRow(
+        entry.node.id,
+        f"#{entry.number}",
+        escape_invisible(entry.node.provenance.note) or "the seed",
+        str(judged.outcome if judged else "") if score is None else factor_text(-score),
+        "bad" if score is None else "good" if low > 1.0 else "",
+        "" if score is None else interval_text(score, sd),
+        "" if entry.score is None else factor_text(-entry.score),
+        "" if entry.belief is None else forecast_text(entry.belief),
+        [milliseconds(1000 * took[w]) if w in took else "" for w in workloads],
+        config_text(config),
+    )
+
+
+def workload_names(story: SearchReport, most: int = 6) -> list[str]:
+    """Names of the workloads that results tell times of; the first few."""
+    names: dict[str, None] = {}
+    for judged in (*story.confirmed.values(), *(e.judged for e in story.entries.values() if e.judged)):
+        names.update(dict.fromkeys(judged.seconds))
+    return list(names)[:most]
+
+
+def forecast_text(belief: NodeForecast) -> str:
+    """A belief in a few words."""
+    return f"{factor_text(-belief.mean)} ({interval_text(belief.mean, belief.sd)})"
+
+
+def interval_text(score: float, sd: float) -> str:
+    """The 95 % interval of a speed-up: `1.19x to 1.23x`."""
+    return f"{factor_text(-(score + Z95 * sd))} to {factor_text(-(score - Z95 * sd))}"
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """A config on a line: nested mappings are written out."""
+    parts: list[str] = []
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            parts.append(config_text(value))
+        elif value is not None:
+            parts.append(f"{name}={value}")
+    return escape_invisible(", ".join(p for p in parts if p))
+
+
+# --- the end of a search in a few lines ---
+
+
+def summary_lines(state: SearchState) -> list[tuple[str, str]]:
+    """What was found and what it cost: (name, text). Raises `RecordError` before the search has started."""
+    story = build_report(state)
+    per, what = per_percent(story.final, story.total)
+    spent = story.total
+    paid = [f"{spent.measurements:,} measurements", f"{seconds(spent.device_seconds)} of device time"]
+    paid += [f"{spent.tokens:,} tokens"] if spent.tokens else []
+    paid += [f"US$ {spent.money:.2f}"] if spent.money else []
+    end = status_card(story)
+    model = escape_invisible(story.model)
+    return [
+        ("best", _best_text(story)),
+        ("spent", ", ".join(paid)),
+        ("cost", what if per == "-" else f"{per} {what}"),
+        *([("language model", model)] if model else []),
+        ("ended", end.name if end.name.startswith(end.value) else f"{end.value}: {end.name}"),
+    ]
+
+
+def _best_text(story: SearchReport) -> str:
+    final = story.final
+    if final is None or final.score >= 0.0:
+        return best_card(final).name
+    note = escape_invisible(story.entries[final.node].node.provenance.note)
+    sure = EVIDENCE_TEXTS[final.evidence]
+    return (
+        f"{factor_text(-final.score)} over the seed, 95 % interval {interval_text(final.score, final.sd)}, "
+        f"{sure}{f': {note}' if note else ''}"
+    )
