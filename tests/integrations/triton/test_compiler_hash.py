@@ -1,9 +1,8 @@
-"""Triton's hash of its own files is computed by one child for all, and by this process while it waits."""
+"""Triton's hash of its own files is computed once, by a thread of this process, and children are told."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -39,35 +38,32 @@ def computed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
     first_launch.COMPILER_HASH.stop()
 
 
-def test_children_take_it_from_one_of_them(computed_by: Path) -> None:
-    shared = CompilerHash()
-    shared.start()
-
-    def digest() -> str:
-        shared.adopt()
-        return hashlib.sha256(module.triton_key().encode()).hexdigest()
-
-    answers = list(run_in_children([digest] * 3, 20.0))
-    (computer,) = computed_by.read_text().split()
-    assert int(computer) != HERE
-    shared.settle()
-    assert answers == [hashlib.sha256(module.triton_key().encode()).hexdigest()] * 3
-    assert computed_by.read_text().split() == [computer, str(HERE)], "this process asks Triton itself"
-    shared.start()
-    assert shared._children is None, "it is known"
-
-
-def test_a_hash_that_never_comes_is_computed(computed_by: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_launch, "_WAIT_S", 0.05)
-    shared = CompilerHash()
-    monkeypatch.setattr(shared, "compute", lambda: None)
-    shared.start()
+def adopted(shared: CompilerHash, count: int) -> list[str]:
+    """What so many children use, as they compile."""
 
     def adopt() -> str:
         shared.adopt()
         return str(module.triton_key())
 
-    assert list(run_in_children([adopt], 20.0)) == [module.triton_key()]
+    return list(run_in_children([adopt] * count, 20.0))
+
+
+def test_children_take_it_from_this_process(computed_by: Path) -> None:
+    shared = CompilerHash()
+    shared.start()
+    assert adopted(shared, 3) == [module.triton_key()] * 3
+    assert computed_by.read_text().split() == [str(HERE)]
+    shared.settle()
+    shared.start()
+    assert shared._shared is None, "it is known"
+
+
+def test_a_hash_that_never_comes_is_computed(computed_by: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_launch, "_WAIT_S", 0.05)
+    shared = CompilerHash()
+    monkeypatch.setattr(shared, "_compute", lambda: None)
+    shared.start()
+    assert adopted(shared, 1) == [module.triton_key()]
     shared.stop()
 
 
@@ -75,12 +71,7 @@ def test_a_text_too_long_to_share_is_not_shared(computed_by: Path, monkeypatch: 
     monkeypatch.setattr(first_launch, "_BYTES", 16)
     shared = CompilerHash()
     shared.start()
-
-    def adopt() -> str:
-        shared.adopt()
-        return str(module.triton_key())
-
-    assert list(run_in_children([adopt], 20.0)) == [module.triton_key()]
+    assert adopted(shared, 1) == [module.triton_key()]
     shared.stop()
 
 
@@ -94,12 +85,7 @@ def test_a_forked_process_computes_its_own(computed_by: Path) -> None:
         shared.settle()
 
     assert os.waitpid(child(restart), 0)[1] == 0
-
-    def adopt() -> str:
-        shared.adopt()
-        return str(module.triton_key())
-
-    assert list(run_in_children([adopt], 20.0)) == [module.triton_key()]
+    assert adopted(shared, 1) == [module.triton_key()]
     shared.stop()
 
 
@@ -129,20 +115,14 @@ def test_children_take_it_from_the_thread_that_began_early(
     shared.start_early()
     if begun_first:
         shared.start()
-        assert shared._children is None, "a child would compute it a second time"
         threading.Timer(0.1, hashing.set).start()
     else:
         hashing.set()
         shared.settle()
         shared.start()
-
-    def digest() -> str:
-        shared.adopt()
-        return hashlib.sha256(module.triton_key().encode()).hexdigest()
-
-    answers = list(run_in_children([digest] * 2, 20.0))
+    answers = adopted(shared, 2)
     shared.settle()
-    assert answers == [hashlib.sha256(module.triton_key().encode()).hexdigest()] * 2
+    assert answers == [module.triton_key()] * 2
     assert computed_by.read_text().split() == [str(HERE)], "once, in this process"
     shared.stop()
 
@@ -151,7 +131,7 @@ def test_without_a_driver_nothing_begins_early(computed_by: Path, monkeypatch: p
     monkeypatch.setattr(first_launch, "_DEVICE_FILES", ("/nowhere/driver",))
     shared = CompilerHash()
     shared.start_early()
-    assert not shared._is_under_way()
+    assert shared._thread is None
     assert computed_by.read_text() == ""
 
 
@@ -174,13 +154,11 @@ def test_a_hash_that_cannot_be_computed_early_is_computed_later(
     assert computed_by.read_text().split() == [str(HERE)]
 
 
-def test_a_decision_computes_it_once_here_and_once_in_a_child(device: Any, computed_by: Path) -> None:
+def test_a_decision_computes_it_once(device: Any, computed_by: Path) -> None:
     tuner = autotune(configs=blocks(128, 256, 512, 1024), key=["n"], store=False, mode="exhaustive")(
         fresh(double)
     )
     launch(tuner)
     assert tuner.decision.measured == 4
-    where = [int(pid) for pid in computed_by.read_text().split()]
-    assert where.count(HERE) == 1
-    assert len(where) <= 2
+    assert computed_by.read_text().split() == [str(HERE)]
     assert binaries() == 4, "what children compiled is what this process looked for"

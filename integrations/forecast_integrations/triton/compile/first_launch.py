@@ -2,9 +2,9 @@
 
 The hash of Triton's own files: every key of its cache begins with it, and the first compilation of a process reads the
 whole compiler (400 to 500 MB) for it, 0.2 to 0.6 s. A thread computes it from the first decorated kernel on, and has
-mostly done so when that is launched. Where it has not begun by then, one child computes it and leaves it in shared
-memory for the others. Only children, which are ours, are told: this process asks Triton itself, so that a wrong hash
-could cost a second compilation and never select a wrong binary.
+mostly done so when that is launched; it leaves the hash in shared memory for children that compile. Only these, which
+are ours, are told: this process asks Triton itself, so that a wrong hash could cost a second compilation and never
+select a wrong binary.
 
 Launcher stubs: Triton up to 3.6 launches through a C extension module generated from a kernel's signature. It runs a C
 compiler for it at the first launch of each signature, in the process that launches (about 0.3 s). The source of that
@@ -28,16 +28,13 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.compile.children import (
-    DispatchedTask,
-    Dispatcher,
-    ForkedChildren,
     kill_group,
 )
 from forecast_integrations.triton.problem.call import KernelCall
@@ -58,48 +55,40 @@ class CompilerHash:
     """The hash of this process' Triton."""
 
     def __init__(self) -> None:
-        self._children: ForkedChildren | None = None
         self._shared: mmap.mmap | None = None
         """One byte of state and four of length before the text."""
         self._owner = 0
-        self._early: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
 
     def start_early(self) -> None:
-        """Begin computing it in a thread, once per process; reading and digesting hold no lock of the interpreter.
+        """Begin computing it, once per process; nothing happens without a GPU's driver."""
+        if self._thread is None and any(map(os.path.exists, _DEVICE_FILES)):
+            self._begin()
 
-        Nothing happens without a GPU's driver.
-        """
-        if self._early is None and any(map(os.path.exists, _DEVICE_FILES)):
-            thread = threading.Thread(target=self._compute_early, name="compiler-hash", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no room for another thread
-                thread.start()
-                self._early = thread
+    def _begin(self) -> None:
+        """Compute it in a thread: reading and digesting hold no lock of the interpreter."""
+        thread = threading.Thread(target=self._compute, name="compiler-hash", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no room for another thread
+            thread.start()
+            self._thread = thread
 
-    def _compute_early(self) -> None:
+    def _compute(self) -> None:
+        text = ""
         with contextlib.suppress(Exception):  # it fails again where it is needed
-            self._publish(_module().triton_key())
+            text = _module().triton_key()
+        self._publish(text)
 
-    def _is_under_way(self) -> bool:
-        return self._early is not None and self._early.is_alive()
-
-    def start(self, dispatcher: Dispatcher | None = None) -> None:
-        """Begin computing it in a child, unless this process knows it or has begun.
-
-        A `dispatcher` must know `compute` as its task `hash`.
-        """
+    def start(self) -> None:
+        """Share it with children that are forked from now on, unless this process knows it already."""
         if self._owner == os.getpid() or _is_known():
             return
         self._owner = os.getpid()
-        self._children = None  # a forked process' copy of its parent's: not its own to wait for
         with contextlib.suppress(OSError):
             self._shared = mmap.mmap(-1, _BYTES)
-            if self._is_under_way():
-                if _is_known():  # the thread may have found nobody to tell
-                    self._publish(_module().triton_key())
-                return
-            self._children = ForkedChildren()
-            dispatched = DispatchedTask(dispatcher, "hash") if dispatcher is not None else None
-            self._children.start("hash", self.compute, dispatched)
+            if self._thread is None or not self._thread.is_alive():  # a fork has none of its parent's threads
+                self._begin()
+            elif _is_known():  # the thread may have found nobody to tell
+                self._publish(_module().triton_key())
 
     def adopt(self) -> None:
         """In a compile child: wait for the hash, and have Triton use it here."""
@@ -116,35 +105,24 @@ class CompilerHash:
 
     def settle(self) -> None:
         """Have this process know it as well, from Triton itself."""
-        if self._early is not None:
-            self._early.join()
-        text = _module().triton_key()
-        if self._shared is not None:
-            self._publish(text)  # whoever still waits for the child need not
+        if self._thread is not None:
+            self._thread.join()
+        self._publish(_module().triton_key())
         self.stop()
 
     def stop(self) -> None:
-        """Give up what is being computed. Children that have not adopted it yet must be gone."""
-        if self._children is not None and self._owner == os.getpid():
-            self._children.close()
-        self._children = self._shared = None
-        self._owner = 0
-
-    def compute(self) -> None:
-        """In a child: compute it, and leave it where others find it."""
-        try:
-            self._publish(_module().triton_key())
-        finally:
-            if self._shared is not None and self._shared[0] == _COMPUTING:
-                self._shared[0] = _FAILED
+        """Share it no longer. Children that have not adopted it yet must be gone."""
+        self._shared, self._owner = None, 0
 
     def _publish(self, text: str) -> None:
-        data = text.encode()
-        if self._shared is None or self._shared[0] != _COMPUTING or len(data) > _BYTES - 5:
+        data, shared = text.encode(), self._shared
+        if shared is None or shared[0] != _COMPUTING:
             return
-        self._shared[1:5] = len(data).to_bytes(4, "little")
-        self._shared[5 : 5 + len(data)] = data
-        self._shared[0] = _KNOWN
+        fits = 0 < len(data) <= _BYTES - 5
+        if fits:
+            shared[1:5] = len(data).to_bytes(4, "little")
+            shared[5 : 5 + len(data)] = data
+        shared[0] = _KNOWN if fits else _FAILED
 
 
 def _module() -> Any:
@@ -344,29 +322,22 @@ def _descriptor_metadata(signature: dict[str, Any]) -> list[SimpleNamespace] | N
     return [SimpleNamespace()] * count
 
 
-CHILD_TASKS: Mapping[str, Callable[[Any], object]] = {
-    "hash": lambda _: COMPILER_HASH.compute(),
-}
-"""What a dispatcher must know for a `FirstLaunch` to use it."""
-
-
 class FirstLaunch:
     """The preparation of one call's launches, for the pool that compiles its candidates and must `close` it.
 
     Nothing here raises, and nothing depends on it: what is not prepared, the launch does itself.
     """
 
-    def __init__(self, call: KernelCall, timeout_s: float, dispatcher: Dispatcher | None = None) -> None:
-        """`timeout_s` is the most that a preparation may take; children are the dispatcher's."""
+    def __init__(self, call: KernelCall, timeout_s: float) -> None:
+        """`timeout_s` is the most that a preparation may take."""
         self._call = call
         self._stubs = LauncherStubs(call, timeout_s)
-        self._dispatcher = dispatcher
         self._idle_time_used = False
 
     def begin(self) -> None:
-        """Begin, in a child, what every launch will need."""
+        """Begin what every launch will need."""
         with contextlib.suppress(Exception):
-            COMPILER_HASH.start(self._dispatcher)
+            COMPILER_HASH.start()
 
     def start(self, candidates: Sequence[Candidate]) -> None:
         """Begin what launches of these candidates will need."""

@@ -34,7 +34,7 @@ from forecast_integrations.triton.compile.children import (
     ForkedChild,
     ForkedChildren,
 )
-from forecast_integrations.triton.compile.first_launch import CHILD_TASKS, FirstLaunch
+from forecast_integrations.triton.compile.first_launch import FirstLaunch
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 
 if TYPE_CHECKING:
@@ -263,8 +263,8 @@ class ForkPool:
         self.while_waiting: Callable[[], object] = lambda: None
         if call is not None:
             # Last: children see this pool as it is when the dispatcher is forked.
-            self._dispatcher = Dispatcher({**CHILD_TASKS, "compile": self._attempt}, workers)
-            self._first_launch = FirstLaunch(call, timeout_s, self._dispatcher)
+            self._dispatcher = Dispatcher({"compile": self._attempt}, workers)
+            self._first_launch = FirstLaunch(call, timeout_s)
             self._first_launch.begin()
 
     def schedule(self, candidates: Sequence[Candidate]) -> None:
