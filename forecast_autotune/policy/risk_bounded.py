@@ -23,7 +23,7 @@ class Outlook(NamedTuple):
     samples: Array
     """Joint draws of their log2 times, [draws, n]; infinite where a draw fails."""
     risk: float
-    """Of stopping now."""
+    """The risk of stopping now."""
     seen: int
     """Candidates that have a time."""
     room: int

@@ -65,17 +65,17 @@ class TuningState:
         return self._one_of_each_program(np.flatnonzero(fit))
 
     def _one_of_each_program(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Of rows that share a program none if that was measured, else what is compiled, or compiles, or is first."""
+        """One of the rows that share a program: what is compiled, or compiles, or is first; none if it was measured."""
         if self.programs is None or not len(rows):
             return rows
         names = CandidateList.of(self.forecasts.candidates)
-        told = [m.candidate for m in self.measured.values() if m.outcome is not Outcome.INFRASTRUCTURE]
-        done = self.programs[[names.row_of[c] for c in told if c in names.row_of]]
+        tried = [m.candidate for m in self.measured.values() if m.outcome is not Outcome.INFRASTRUCTURE]
+        done = self.programs[[names.row_of[c] for c in tried if c in names.row_of]]
         rows = rows[~np.isin(self.programs[rows], done)]
         stage = [2 - (names[i] in self.compiling) - 2 * (names[i] in self.ready) for i in rows.tolist()]
         order = rows[np.argsort(stage, kind="stable")]
-        found: npt.NDArray[np.intp] = np.sort(order[np.unique(self.programs[order], return_index=True)[1]])
-        return found
+        kept: npt.NDArray[np.intp] = np.sort(order[np.unique(self.programs[order], return_index=True)[1]])
+        return kept
 
     def lacks_working_config(self) -> bool:
         """Every candidate tried so far failed by its own fault: no limit may end the decision here.

@@ -33,16 +33,16 @@ def stored_samples(tables: Sequence[Table]) -> tuple[AdviceSample, ...]:
         tensors = (a for a in table.problem.arguments if a.kind == "tensor")
         return -sum(math.prod(a.shape) for a in tensors), table.problem.id
 
-    found = []
+    samples = []
     for table in sorted(tables, key=order):
         rows = [m for m in table.measurements if m.candidate.is_base_variant]
         candidates = sorted(dict.fromkeys(m.candidate for m in rows), key=str)
         if candidates:
             grids = {m.candidate: m.grid for m in rows if m.grid is not None}
-            found.append(
+            samples.append(
                 AdviceSample(table.problem, candidates, grids, _facts(table.problem, candidates, grids))
             )
-    return tuple(found[:MAX_PROBLEMS])
+    return tuple(samples[:MAX_PROBLEMS])
 
 
 def _facts(
@@ -73,13 +73,13 @@ def contradictions(advice: Advice, tables: Sequence[Table]) -> list[tuple[str, f
             continue
         subject = AdviceSubject.of(table.problem, [m.candidate for m in rows], table.grids())
         try:
-            said = advice.function.evaluate(subject).log2
+            forecast = advice.function.evaluate(subject).log2
         except AdviceError:
             continue
         true = np.log2([m.ms for m in rows])
         first, most = int(np.argmin(true)), len(rows)
         best = [
-            (str(m.candidate.config), float(said[i] - said[first]), float(true[i] - true[first]))
+            (str(m.candidate.config), float(forecast[i] - forecast[first]), float(true[i] - true[first]))
             for i, m in enumerate(rows)
         ]
     return sorted(best, key=lambda row: -abs(row[1] - row[2]))[:MAX_CONTRADICTIONS]

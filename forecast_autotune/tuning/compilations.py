@@ -95,7 +95,7 @@ class FirstCompilations:
         self._compile(measurer, self.guessed(measurer.workers))
 
     def compiled_early(self, measurer: Measurer) -> Iterator[Candidate]:
-        """Of `begun`, each that has compiled while the first traces are still to come; ends with those.
+        """Each candidate of `begun` that has compiled while the first traces are still to come; ends with those.
 
         To be timed meanwhile: nobody else needs the device, and who traces is another process. Where nothing is traced,
         all of it, compiled or not.
@@ -134,7 +134,7 @@ class FirstCompilations:
         return [self._candidates[row] for row in order.tolist()]
 
     def guessed(self, workers: int) -> Sequence[Candidate]:
-        """Of a longer list, what seems best without its IR, one for each worker while that is traced.
+        """What seems best of a longer list without its IR, one for each worker while that is traced.
 
         Of 19 recorded lists of 36 to 48, 72 % of sixteen are wanted once there is IR, and all sixteens hold a
         config within 2 % of the best. Workers that turn out to have the wrong ones are given others. A single one

@@ -81,12 +81,12 @@ def forecast_compile_seconds(
     tiles = np.array([_log2_tile(c) for c in candidates])
     seen = np.array([_log2_tile(c) for c in known])
     level = sum(known.values()) / float(_curve(seen).sum())
-    found = level * _curve(tiles)
+    forecast = level * _curve(tiles)
     far = tiles > float(seen.max()) + _EXTRAPOLATED
-    trusted = float(found[far].sum()) <= MAX_EXTRAPOLATED_SHARE * float(found.sum())
+    trusted = float(forecast[far].sum()) <= MAX_EXTRAPOLATED_SHARE * float(forecast.sum())
     for row, candidate in enumerate(candidates):
-        found[row] = known.get(candidate, found[row])
-    return found if trusted else None
+        forecast[row] = known.get(candidate, forecast[row])
+    return forecast if trusted else None
 
 
 def _curve(tiles: Array) -> Array:
@@ -152,8 +152,8 @@ def seconds_saved(
     knows nothing of sources other than the user's. `refused` is how many candidates cannot run. Nothing is said of
     other languages, nor where the user's own benchmark function times, as nobody knows for how long.
     """
-    told = {m.protocol for m in measured.values()}
-    if problem.kernel.language != "triton" or any(name.startswith(USER_BENCHMARK) for name in told):
+    protocols = {m.protocol for m in measured.values()}
+    if problem.kernel.language != "triton" or any(name.startswith(USER_BENCHMARK) for name in protocols):
         return 0.0
     before = {c for c in known if c not in measured}
     listed = [c for c in candidates if c.is_base_variant and c not in before]

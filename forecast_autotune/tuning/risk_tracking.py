@@ -91,7 +91,7 @@ class RiskTracker:
         `measured` holds all labels, `tried` names those of this decision. A claim is refuted by the
         `winner` alone: it was timed side by side, and the fastest of many single timings is lucky.
         """
-        found = list(self.previous.verdicts) if self.previous is not None else []
+        verdicts = list(self.previous.verdicts) if self.previous is not None else []
         for claim in self.claims:
             seen = {c for c in claim.trusted if c in tried and c in measured}
             incumbent = measured.get(claim.incumbent)
@@ -99,5 +99,5 @@ class RiskTracker:
                 continue
             beaten = winner.candidate in seen and winner.ms * (1.0 + claim.tolerance) < incumbent.ms
             share = len(seen) / len(claim.trusted)
-            found.append(RiskVerdict(claim.surrogate, claim.shipped, claim.stated, beaten, share))
-        return tuple(found[-MAX_VERDICTS:])
+            verdicts.append(RiskVerdict(claim.surrogate, claim.shipped, claim.stated, beaten, share))
+        return tuple(verdicts[-MAX_VERDICTS:])

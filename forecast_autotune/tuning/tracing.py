@@ -108,7 +108,7 @@ class LaunchFacts:
 
     @cached_property
     def _kept(self) -> tuple[Mapping[tuple[str, Grid], TtirFacts], Mapping[str, TtirFacts]]:
-        """Of an earlier process's IR: by assignment and launch grid, and by assignment alone."""
+        """The facts of an earlier process's IR: by assignment and launch grid, and by assignment alone."""
         units = facts_by_unit(self.problem)
         return units, {name: one for (name, _), one in units.items()}
 
@@ -240,7 +240,7 @@ class LazyTraces:
             self._trace_assignments([i for i in first.tolist() if int(self._fact_classes[i]) not in done])
 
     def _neighbours(self, base: int) -> list[int]:
-        """Of each meta-parameter, two assignments that differ from this one in it alone, if there are any."""
+        """Two assignments for each meta-parameter that differ from this one in it alone, if there are any."""
         columns, keys = trace_parameters(self.candidates), self.candidates.assignments[1]
         same = {name: c.codes == c.codes[self._first_rows[base]] for name, c in columns.items()}
         neighbours: dict[int, None] = {}

@@ -100,8 +100,8 @@ class ReplayReport:
 
     def to_json(self) -> dict[str, Any]:
         """`{"problems": [...], "summary": {...}}`; the keys are stable."""
-        found = {"problems": [_row_json(r) for r in self.rows], "summary": self.summary()}
-        return found if self.without is None else {**found, "without_llm": self.without.to_json()}
+        report = {"problems": [_row_json(r) for r in self.rows], "summary": self.summary()}
+        return report if self.without is None else {**report, "without_llm": self.without.to_json()}
 
 
 def _row_json(row: ReplayRow) -> dict[str, Any]:

@@ -68,7 +68,7 @@ MOST_MEASURED = 0.5
 MOST_GENERATIONS = 5
 """Times that neighbours of the best join the pool, at most; as many as Helion's own searches at effort `quick`."""
 NEIGHBOURS, NEIGHBOURS_PER_WORKER, STEPS = 24, 4, 2
-"""Of these, how many are drawn at most, at least so many or so many for each worker; and how far away they are, in
+"""How many of these are drawn at most, at least so many or so many for each worker; and how far away they are, in
 Helion's steps."""
 _WORTHWHILE = 0.01
 """Share of its time by which a generation has to be better than the last, for another one to follow."""

@@ -38,10 +38,10 @@ class GeneratedLaunch:
     num_warps: int
     num_stages: int
     arguments: tuple[Argument, ...]
-    """Of the generated Triton kernel, whose parameters depend on the config."""
+    """The arguments of the generated Triton kernel, whose parameters depend on the config."""
     ttir: str
     facts: TtirFacts | None
-    """Of the text at these arguments and this grid; None for one that cannot be read."""
+    """The facts of the text at these arguments and this grid; None for one that cannot be read."""
 
 
 def generated_launch(
@@ -152,7 +152,7 @@ class _KnownDevice:
 
     @classmethod
     def current(cls) -> _KnownDevice:
-        """Of the current device; nothing where there is none."""
+        """The answers of the current device; nothing where there is none."""
         if not torch.cuda.is_available():
             return cls({})
         index = torch.cuda.current_device()

@@ -105,10 +105,10 @@ class OperationSearch(Rounds):
         if self.settings.mode is Mode.DETERMINISTIC:
             return []
         listed = [m for m in session.snapshot.rows(problem) if m.candidate in row]
-        found = self._of_clock(listed)
-        known = {m.candidate for m in found}
+        rows = self._of_clock(listed)
+        known = {m.candidate for m in rows}
         self.of_other_clock.update(m.candidate for m in listed if m.candidate not in known)
-        return found
+        return rows
 
     def _of_clock(self, rows: Iterable[Measurement]) -> list[Measurement]:
         if self.problem.kernel.language != "inductor":  # the user's own kernels are timed elsewhere, too
@@ -285,8 +285,8 @@ class OperationSearch(Rounds):
 
     def _relatives(self) -> list[Relative]:
         """Related problems, as far as they were timed by the clock that is in force."""
-        found = self.session.snapshot.relatives(self.timed_problem)
-        kept = [replace(r, measurements=tuple(self._of_clock(r.measurements))) for r in found]
+        relatives = self.session.snapshot.relatives(self.timed_problem)
+        kept = [replace(r, measurements=tuple(self._of_clock(r.measurements))) for r in relatives]
         return [r for r in kept if any(m.ok for m in r.measurements)]
 
     def _forecast(self, query: Query) -> Forecasts | None:
@@ -344,13 +344,13 @@ class OperationSearch(Rounds):
         untimed = len(self.candidates) - len(self.measured) - refused
         stored = timed is not None or self.decided_before
         evidence = Evidence.MEASURED if chosen in fresh else Evidence.STORED if stored else Evidence.FORECAST
-        asked = self.llm.record(None if self._forecasts is None else self._forecasts.consultation)
+        consultation = self.llm.record(None if self._forecasts is None else self._forecasts.consultation)
         why = "; ".join(filter(None, (self._reason(chosen), self.note)))
         decision = Decision(
             problem=self.problem.id,
             chosen=chosen,
             evidence=evidence,
-            reason=why if asked is None else f"{why}; {asked}",
+            reason=why if consultation is None else f"{why}; {consultation}",
             stated_risk=self._risk(untimed),
             tolerance=settings.tolerance,
             candidates=len(self.candidates),
@@ -366,11 +366,11 @@ class OperationSearch(Rounds):
                 self.compile_s,
                 self.measure_s,
                 len(self.compiled),
-            ).with_llm(asked),
+            ).with_llm(consultation),
             settings=self.decision_key(),
             at=utc_now(),
             rounds=tuple(self.reasons),
-            llm=asked,
+            llm=consultation,
         )
         if (
             settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE)

@@ -208,8 +208,8 @@ def _told(search: OperationSearch, timings: ChoiceTimings) -> ChoiceTimings:
         best: dict[Candidate, float] = {}
         for choice, ms in timings.items():
             best[named[choice]] = min(ms, best.get(named[choice], math.inf))
-        told = search.told_timings(best)
-        return {c: ms if told[named[c]] == best[named[c]] else told[named[c]] for c, ms in timings.items()}
+        times = search.told_timings(best)
+        return {c: ms if times[named[c]] == best[named[c]] else times[named[c]] for c, ms in timings.items()}
     except Exception as error:
         search.session.warn_once("put a decision into times", error)
         return timings
@@ -222,14 +222,14 @@ def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[Choic
     if pool is None or not wanted:
         return []
     with outside_the_scheduler():
-        found = [c for c in pool.choices(wanted, search.drop) if type(unwrap_choice(c)) in pool.kinds]
+        choices = [c for c in pool.choices(wanted, search.drop) if type(unwrap_choice(c)) in pool.kinds]
     # What is compared has to be timed alike; Inductor has told only the choices of its first round.
     graphs = has_own_graphs(choice for members in pool.values() for choice in members)
-    for choice in found:
+    for choice in choices:
         setattr(choice, SEARCH_ATTRIBUTE, search)
         if graphs:
             setattr(choice, CUDAGRAPH_OPTION, True)
-    return found
+    return choices
 
 
 @contextlib.contextmanager

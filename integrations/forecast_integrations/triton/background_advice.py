@@ -25,7 +25,7 @@ from forecast_integrations.triton.problem.source import standalone_source
 from forecast_integrations.triton.protocols import KernelFunction
 
 WRITING_KINDS = ("chat", "recorded")
-"""Of models: one in this process would share the device with what is being timed."""
+"""Kinds of models: one in this process would share the device with what is being timed."""
 
 
 class AdviceWriter:

@@ -35,14 +35,14 @@ class _DeferredConfigs:
     def expand(self) -> list[LaunchConfig]:
         """The user's list first, then the space."""
         space = self.space
-        found = list(self.listed)
+        configs = list(self.listed)
         for given in space.assignments():
             launch = {name: given[name] for name in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
             meta = {name: value for name, value in given.items() if name not in launch}
-            found.append(Config(meta, pre_hook=space.pre_hook, **launch))
-        if not found:
+            configs.append(Config(meta, pre_hook=space.pre_hook, **launch))
+        if not configs:
             raise SettingsError("the Space's constraints leave no candidate: relax `where` or add values")
-        return found
+        return configs
 
 
 class _ThreadArguments(threading.local):

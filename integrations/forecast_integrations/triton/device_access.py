@@ -117,15 +117,15 @@ def allow_capture_misses() -> Iterator[list[CaptureMiss]]:
     are stored), and is recorded among the store's misses for `warm`. What was so launched is in the list that the
     block is given. Outside of a capture the key is tuned as ever: graphs that are recorded after that have its choice.
     """
-    found: list[CaptureMiss] = []
+    misses: list[CaptureMiss] = []
     with _mutex:
-        _open.append(found)
+        _open.append(misses)
     try:
-        yield found
+        yield misses
     finally:
         with _mutex:
             # Not `remove`, which compares: two empty lists are equal.
-            del _open[next(i for i, one in enumerate(_open) if one is found)]
+            del _open[next(i for i, one in enumerate(_open) if one is misses)]
 
 
 def settings_in_capture(settings: Settings) -> Settings:
@@ -139,5 +139,5 @@ def note_capture_miss(problem: Problem, decision: Decision) -> None:
     """Tell the blocks that are entered of a key that was launched undecided."""
     miss = CaptureMiss(problem.kernel.name, problem.key, decision)
     with _mutex:
-        for found in _open:
-            found.append(miss)
+        for misses in _open:
+            misses.append(miss)

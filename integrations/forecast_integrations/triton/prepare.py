@@ -92,15 +92,15 @@ def _tuner_of(kernel: object) -> tuple[Tuner, list[Mapping[str, Any]]]:
     """The tuner in or under `kernel`, and what heuristics above it compute, outermost first."""
     from triton.runtime.autotuner import Autotuner
 
-    found: Any = kernel
+    layer: Any = kernel
     layers: list[Mapping[str, Any]] = []
-    while found is not None and not isinstance(found, Autotuner):
-        if isinstance(values := getattr(found, "values", None), dict):
+    while layer is not None and not isinstance(layer, Autotuner):
+        if isinstance(values := getattr(layer, "values", None), dict):
             layers.append(values)
-        found = getattr(found, "fn", None)
-    if found is None:
+        layer = getattr(layer, "fn", None)
+    if layer is None:
         raise TypeError(f"{kernel!r:.100} is no tuned kernel: give what @forecast_autotune made")
-    tuner: Tuner = found
+    tuner: Tuner = layer
     return tuner, layers
 
 

@@ -39,7 +39,7 @@ from forecast_integrations.triton.problem.rebuilt_call import (
 from forecast_integrations.triton.protocols import Key, is_tensor
 
 _MEMORY_SHARE = 0.8
-"""Of the free memory, for the tensors of all measured sizes."""
+"""The share of the free memory for the tensors of all measured sizes."""
 
 MakeMeasurer = Callable[[KernelCall, Problem, str, bool], Measurer]
 """(call, problem, kind of its arguments, whether it compiles candidates or finds them compiled) -> what times them."""
@@ -130,14 +130,16 @@ class RangeTuning:
             task = replace(task, candidates=left, fingerprint="")
 
         def measurers() -> list[Measurer]:
-            made: list[Measurer] = []
+            measurers_by_size: list[Measurer] = []
             kinds: set[str] = set()
             for i in self._measured:
                 sized = self.calls[i]
                 kind = describe.call_kind(sized.problem, self._call.tuner.fn)
-                made.append(make(self._with_storage(sized), sized.problem, kind, kind not in kinds))
+                measurers_by_size.append(
+                    make(self._with_storage(sized), sized.problem, kind, kind not in kinds)
+                )
                 kinds.add(kind)
-            return made
+            return measurers_by_size
 
         call = self._call
         # What may be recorded as a miss is the met call, with its own grids.
@@ -160,14 +162,19 @@ class RangeTuning:
 
     def _range_problem(self) -> Problem:
         """The problem that the decision is filed under: the same whichever size of the range was met."""
-        told = [
+        values = [
             [a.name, a.dtype, a.aligned] if a.kind == "tensor" else [a.name, a.kind, a.value]
             for a in self._arguments
             if a.kind != "scalar" and a.name != self._robust.argument
         ]
         options = call_options(self._call.tuner.fn.arg_names, self._named)
-        shown = [self._robust.identity(), digest(list(map(str, self._key))), told, *options_identity(options)]
-        made = Problem.of(
+        shown = [
+            self._robust.identity(),
+            digest(list(map(str, self._key))),
+            values,
+            *options_identity(options),
+        ]
+        problem = Problem.of(
             self._kernel,
             self._arguments,
             current_device(),
@@ -175,7 +182,7 @@ class RangeTuning:
             toolchain=toolchain(),
             identity=shown,
         )
-        return with_options(made, options)
+        return with_options(problem, options)
 
     def _sized(self, value: int) -> SizedCall:
         robust, call = self._robust, self._call
@@ -187,9 +194,9 @@ class RangeTuning:
             named |= given
         else:
             resized = resize_arguments(self._arguments, robust.argument, value)
-            made = resized.by_name()
+            records = resized.by_name()
             named = {
-                n: self._value(v, made[n], resized, "meta") if n in made else v
+                n: self._value(v, records[n], resized, "meta") if n in records else v
                 for n, v in self._named.items()
             }
             config = next(iter(call.configs.values()))
@@ -211,9 +218,10 @@ class RangeTuning:
             named |= {n: v for n, v in given.items() if n != "grid"}
             own = {n: v for n, v in named.items() if is_tensor(v) and self._named.get(n) is v}
             return self._called({**named, **copied_arguments((), own)[1]}, given.get("grid", sized.call.grid))
-        made = resized.by_name()
+        records = resized.by_name()
         named = {
-            n: self._value(v, made[n], resized, None) if n in made else v for n, v in self._named.items()
+            n: self._value(v, records[n], resized, None) if n in records else v
+            for n, v in self._named.items()
         }
         return self._called(named, sized.call.grid)
 

@@ -34,8 +34,8 @@ class TorchKeyValueStore:
     def get(self, key: str) -> str | None:
         """What the key holds; None where it holds nothing."""
         # `Store.get` waits for a missing key. Comparing with what no key holds asks in one message, and writes nothing.
-        found = self.compare_set(key, _ABSENT, _ABSENT)
-        return None if found == _ABSENT else found
+        held = self.compare_set(key, _ABSENT, _ABSENT)
+        return None if held == _ABSENT else held
 
     def set(self, key: str, value: str) -> None:
         """Write, whatever the key holds."""
@@ -54,9 +54,9 @@ def current_job(settings: Settings) -> Job | None:
     """The job whose ranks this process shares with; None where there is none, or the settings say so."""
     if settings.ranks == "alone":
         return None
-    if (found := _agent_store() or _process_group_store()) is None:
+    if (place_of_store := _agent_store() or _process_group_store()) is None:
         return None
-    place, rank, size, open_store = found
+    place, rank, size, open_store = place_of_store
     key = (os.getpid(), place, settings.ranks_wait_s)
     if key not in _jobs:
         limits = JobLimits(wait_s=settings.ranks_wait_s)
@@ -97,14 +97,14 @@ def _agent_store() -> _Found | None:
         from torch.distributed import PrefixStore, TCPStore
 
         # As torch has it: ranks of an earlier attempt are dead, and what they measured is in their own stores.
-        made = TCPStore(
+        store = TCPStore(
             host,
             port,
             is_master=False,
             wait_for_workers=False,
             timeout=timedelta(seconds=_TIMEOUT_S),
         )
-        return PrefixStore(f"{_PREFIX}/attempt_{attempt}", made)
+        return PrefixStore(f"{_PREFIX}/attempt_{attempt}", store)
 
     return f"{host}:{port} {attempt}", rank, size, open_store
 

@@ -55,17 +55,17 @@ class _Reader:
         """[compressed text, its length, facts as `encode_facts` gives them]; None where there is no TTIR."""
         texts: dict[str, str | CompressedText | None] = {job.name: job.text for job in jobs}
         texts |= self.traced([job for job in jobs if job.text is None])
-        found: dict[str, list[Any] | None] = {}
+        answers: dict[str, list[Any] | None] = {}
         for job in jobs:
             text = texts[job.name]
             if text is None:
-                found[job.name] = None
+                answers[job.name] = None
                 continue
             whole = text.expand() if isinstance(text, CompressedText) else text
-            told = [] if self.arguments is None else encode_facts(whole, self.arguments, job.grids)
+            facts = [] if self.arguments is None else encode_facts(whole, self.arguments, job.grids)
             packed = CompressedText.of(whole) if job.text is None else None
-            found[job.name] = [packed and packed.data, packed and packed.characters, told]
-        return found
+            answers[job.name] = [packed and packed.data, packed and packed.characters, facts]
+        return answers
 
     def _assignment(self, job: _TraceJob) -> dict[str, object]:
         """The meta-parameters of a job; host-side descriptors are set for it, as it is traced next."""
@@ -244,12 +244,12 @@ class ChildTracer:
             self._in_children.pop(name, None)
             if answer is None:
                 continue
-            data, characters, told = answer
+            data, characters, facts = answer
             if data is not None:
                 _store(self._known, name, CompressedText(data, characters))
             text = _stored(self._known, name)
             if text is not None:
-                self._done.add(name, text, decode_facts(told))
+                self._done.add(name, text, decode_facts(facts))
 
 
 def make_tracer(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_COPIED_BYTES = 8 << 30
-"""Of one call's tensors. Copies of so much take about 5 ms of a fast device."""
+"""The most bytes of one call's tensors. Copies of so much take about 5 ms of a fast device."""
 _ALIGNMENT = 256
 
 
@@ -71,8 +71,8 @@ class WeakArguments:
 
     def alive(self) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """Positional and keyword arguments while all of them exist, else None."""
-        args = tuple(found() for found in self._args)
-        kwargs = {name: found() for name, found in self._kwargs.items()}
+        args = tuple(reference() for reference in self._args)
+        kwargs = {name: reference() for name, reference in self._kwargs.items()}
         return None if _GONE in (*map(id, args), *map(id, kwargs.values())) else (args, kwargs)
 
 
@@ -88,10 +88,10 @@ def _reference(value: object) -> Callable[[], object]:
     if isinstance(value, _plain_types()):
         return lambda: value
     try:
-        found = weakref.ref(value)
+        reference = weakref.ref(value)
     except TypeError:  # a tuple of tensors, for one: nothing says when its like is gone
         return lambda: _THE_GONE
-    return lambda: _THE_GONE if (held := found()) is None else held
+    return lambda: _THE_GONE if (held := reference()) is None else held
 
 
 def copied_arguments(
@@ -122,13 +122,13 @@ def stand_in_call(call: KernelCall, config: LaunchConfig) -> KernelCall:
     kwargs = {name: _other(name, value, _stand_in) for name, value in call.kwargs.items()}
     if callable(call.grid):
         kwargs["grid"] = RecordedGrid.of(call, candidate_grids(call, call.grid, call.arguments()))
-    made = KernelCall(call.tuner, args, kwargs, call.configs, call.functions)
+    bare = KernelCall(call.tuner, args, kwargs, call.configs, call.functions)
     heuristics = heuristic_values(call.tuner.fn)
     names = [name for layer in heuristic_layers(call.tuner.fn) for name in layer]
-    given, told = (heuristics({**one.arguments(), **config.all_kwargs()}) for one in (call, made))
-    if any(name not in told or told[name] != given.get(name) for name in names):
+    given, alone = (heuristics({**one.arguments(), **config.all_kwargs()}) for one in (call, bare))
+    if any(name not in alone or alone[name] != given.get(name) for name in names):
         raise UncopyableArgumentsError("its heuristics read more of tensors than their shapes")
-    return made
+    return bare
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class RecordedGrid:
 
     @classmethod
     def of(cls, call: KernelCall, grids: Mapping[Candidate, tuple[int, ...]]) -> RecordedGrid:
-        """Of a call whose grids are known by candidate. Raises `UncopyableArgumentsError`."""
+        """The grids of a call, as they are known by candidate. Raises `UncopyableArgumentsError`."""
         listed = {c: dict(c.config.kwargs) for c in grids if c.variant not in call.functions}
         names = tuple(dict.fromkeys(name for given in listed.values() for name in given))
         answers: dict[Hashable, tuple[int, ...]] = {}
@@ -152,10 +152,10 @@ class RecordedGrid:
 
     def __call__(self, meta: Mapping[str, object]) -> tuple[int, ...]:
         """The grid under these meta-parameters. Raises `UncopyableArgumentsError` where it is not known."""
-        found = self.answers.get(tuple(getattr(v, "value", v) for v in map(meta.get, self.names)))
-        if found is None:
+        grid = self.answers.get(tuple(getattr(v, "value", v) for v in map(meta.get, self.names)))
+        if grid is None:
             raise UncopyableArgumentsError("its launch grid cannot be told without its arguments")
-        return found
+        return grid
 
 
 def _other(name: str, value: object, convert: Callable[[torch.Tensor], object]) -> object:
@@ -173,10 +173,10 @@ def _converted(value: Any, convert: Callable[[torch.Tensor], object]) -> Any:
     if type(value) is tuple:
         return tuple(_converted(item, convert) for item in value)
     if is_descriptor(value) and _is_plain_tensor(value.base):
-        made: Any = copy.copy(value)
-        object.__setattr__(made, "base", convert(value.base))
-        object.__setattr__(made, "block_shape", list(value.block_shape))
-        return made
+        copied: Any = copy.copy(value)
+        object.__setattr__(copied, "base", convert(value.base))
+        object.__setattr__(copied, "block_shape", list(value.block_shape))
+        return copied
     raise UncopyableArgumentsError(f"nobody knows how to copy an argument of type {type(value).__name__}")
 
 
@@ -258,6 +258,6 @@ def _copied_bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.
     count = storage.nbytes()
     flat = torch.empty(count + 2 * _ALIGNMENT, dtype=torch.uint8, device=device)
     shift = (storage.data_ptr() - flat.data_ptr()) % _ALIGNMENT
-    made = flat[shift : shift + count]
-    made.copy_(torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (count,), (1,)))
-    return made
+    copied = flat[shift : shift + count]
+    copied.copy_(torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (count,), (1,)))
+    return copied

@@ -297,19 +297,19 @@ class KeyDecision:
             )
         if isinstance(self.task.grids, LazyGrids):
             self.task.grids.close()
-        made = MadeDecision(
+        outcome = MadeDecision(
             decision,
             measurers[0].raw if measurers else None,
             measurers[0].built if measurers else (),
             time.perf_counter() - self.begun_at,
         )
-        return self._conclude(made)
+        return self._conclude(outcome)
 
-    def _conclude(self, made: MadeDecision) -> LaunchConfig:
+    def _conclude(self, outcome: MadeDecision) -> LaunchConfig:
         """Tell of the decision; returns what to launch."""
-        self.hear(made)
+        self.hear(outcome)
         problem, rows = self.problem, self.guarded.measurements(self.problem)
-        config = launch_config(self.call, self._to_serve(made.decision, rows), lambda: rows)
+        config = launch_config(self.call, self._to_serve(outcome.decision, rows), lambda: rows)
         try:
             publish_decision(
                 self.call,
@@ -317,9 +317,9 @@ class KeyDecision:
                 config,
                 self.guarded,
                 problem,
-                made.decision,
-                made.raw,
-                made.seconds,
+                outcome.decision,
+                outcome.raw,
+                outcome.seconds,
                 say=self.settings.summary,
                 resets=False,
             )
@@ -330,7 +330,7 @@ class KeyDecision:
                 warnings.warn(
                     f"kernel {problem.kernel.name}: a listener failed: {error!r:.300}", stacklevel=2
                 )
-        if made.raw is not None:
+        if outcome.raw is not None:
             offer_advice(self.settings, self.store, problem.kernel, self.tuner.fn)
         return config
 
@@ -354,7 +354,7 @@ class KeyDecision:
             check,
             settings.timeout_s,
         )
-        made = BackgroundMeasurer(
+        measurer = BackgroundMeasurer(
             self.call,
             self.problem.id,
             workers=settings.worker_count(),
@@ -367,5 +367,5 @@ class KeyDecision:
             timer=timer,
         )
         if self.served not in latest_labels(self.guarded.measurements(self.problem)):
-            made.served = self.served
-        return made
+            measurer.served = self.served
+        return measurer

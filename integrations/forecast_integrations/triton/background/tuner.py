@@ -67,10 +67,10 @@ def _mode_exchange() -> Callable[[object], int] | None:
     if not torch.cuda.is_available() or torch.version.cuda is None:
         return None
     try:
-        found: Callable[[object], int] = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+        exchange: Callable[[object], int] = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     except (OSError, AttributeError):
         return None
-    return found
+    return exchange
 
 
 class StallBudget:
@@ -132,13 +132,13 @@ class PendingKey:
     """Launches that the deciding thread waits for."""
     final_config: LaunchConfig | None = None
     arguments: WeakArguments | None = None
-    """Of its latest launch."""
+    """The arguments of its latest launch."""
     launched_at: float = field(default_factory=time.monotonic)
     """Its latest launch, by `time.monotonic`."""
     not_before: float = 0.0
     """When a launch may queue it again, by the same clock."""
     form: Hashable = ()
-    """Of the call that it was met with (`call_form`): candidates are timed at calls of the same form."""
+    """The form of the call that it was met with (`call_form`): candidates are timed at calls of the same form."""
     attempts: int = 0
     captured_at: dict[int, float] = field(default_factory=dict)
     """When a thread has launched it inside a capture that may not have ended, by the thread's number."""
@@ -453,7 +453,7 @@ class BackgroundTuner:
             final = None
         except Exception as error:
             name = key.decision.problem.kernel.name
-            said = str(error) if isinstance(error, ForecastAutotuneError) else repr(error)
+            reason = str(error) if isinstance(error, ForecastAutotuneError) else repr(error)
             with contextlib.suppress(Warning):  # nobody could catch it here
                 warnings.warn(
                     f"kernel {name} with key {key.decision.key} keeps the config that it was first launched with: "

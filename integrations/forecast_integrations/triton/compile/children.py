@@ -57,10 +57,10 @@ def deferred_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    pending: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        pending.append(number)
 
     handlers = {n: handler for n in _SIGNALS if callable(handler := signal.getsignal(n))}
     process = os.getpid()
@@ -71,14 +71,14 @@ def deferred_signals() -> Iterator[None]:
         yield
     finally:
         if os.getpid() != process:
-            came.clear()
+            pending.clear()
         while True:
             try:
                 for number, handler in handlers.items():
                     if signal.getsignal(number) is note:  # else a hook of the fork has put another there
                         signal.signal(number, handler)
-                while came:
-                    signal.raise_signal(came.pop(0))
+                while pending:
+                    signal.raise_signal(pending.pop(0))
                 break
             except BaseException as error:  # of a handler that is back: the others have to be, too
                 raised = raised or error
@@ -180,8 +180,8 @@ def _show_first(
     *rest: Any,
     **named: Any,
 ) -> None:
-    said = f"{filename}:{lineno}: {category.__name__}: {message}".encode(errors="replace")
-    slot = zlib.crc32(said) % len(_SHOWN_WARNINGS)
+    line = f"{filename}:{lineno}: {category.__name__}: {message}".encode(errors="replace")
+    slot = zlib.crc32(line) % len(_SHOWN_WARNINGS)
     if not _SHOWN_WARNINGS[slot]:
         _SHOWN_WARNINGS[slot] = 1
         show(message, category, filename, lineno, *rest, **named)
@@ -278,14 +278,14 @@ class FrameReader:
     def frames(self, block: bytes) -> list[bytes]:
         """The contents of the frames that are whole with this block."""
         self.received += block
-        found = []
+        contents = []
         while len(self.received) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self.received)[0]
             if len(self.received) < end:
                 break
-            found.append(bytes(self.received[_LENGTH.size : end]))
+            contents.append(bytes(self.received[_LENGTH.size : end]))
             del self.received[:end]
-        return found
+        return contents
 
 
 def frame(content: bytes) -> bytes:
@@ -755,7 +755,7 @@ def answers_of_children(
 
     None for a share whose child cannot be had, dies, or has not answered after `timeout_s` seconds.
     """
-    found: list[Any] = [None] * len(shares)
+    answers: list[Any] = [None] * len(shares)
     children = ForkedChildren()
     dispatcher = Dispatcher({"share": lambda i: answer(shares[i])}, len(shares))
     until = time.perf_counter() + timeout_s
@@ -766,8 +766,8 @@ def answers_of_children(
         while len(children) and (left := until - time.perf_counter()) > 0:
             for child, _ in children.finished(left)[0]:
                 with suppress(ValueError):
-                    found[child.tag] = child.answer()
+                    answers[child.tag] = child.answer()
     finally:
         children.close()
         dispatcher.close()
-    return found
+    return answers

@@ -46,7 +46,7 @@ _BYTES = 1 << 16
 """Room for the text: a version and 64 hex digits for each of Triton's source files."""
 _COMPUTING, _KNOWN, _FAILED = 0, 1, 2
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Of NVIDIA's driver, AMD's, and either in a virtual machine of Windows: without any, nothing will be compiled."""
+"""Files of NVIDIA's driver, AMD's, and either in a virtual machine of Windows: without any, nothing will be compiled."""
 _WAIT_S = 2.0
 """A child that waited this long computes the hash itself."""
 
@@ -198,10 +198,10 @@ class LauncherStubs:
         call = self._call
         function: KernelFunction
         if candidate.variant in call.functions:
-            found = call.functions[candidate.variant].trace_inputs(
+            inputs = call.functions[candidate.variant].trace_inputs(
                 call.args, call.kwargs, call.configs[candidate]
             )
-            function, args, kwargs = found[0], found[1], {**found[2], **found[3]}
+            function, args, kwargs = inputs[0], inputs[1], {**inputs[2], **inputs[3]}
         else:
             function, args, kwargs = call.tuner.fn, call.args, call.launch_keywords(candidate)
         given = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}

@@ -53,7 +53,7 @@ class CompileResult:
     error: BaseException | None = None
     """An error that is the caller's rather than the config's; to be raised."""
     cpu_seconds: float | None = None
-    """Of a child and the assembler that it ran; None where that is not known."""
+    """Seconds of a child and the assembler that it ran; None where that is not known."""
     began_s: float | None = None
     """When it began, by `time.perf_counter`; None where it was not compiled now."""
     raised: bool = False
@@ -161,11 +161,11 @@ class ThreadPool:
 
     def done(self) -> list[CompileResult]:
         """Collect what the threads have finished by now."""
-        found: list[CompileResult] = []
+        results: list[CompileResult] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                found.append(self._done.get_nowait())
-        return found
+                results.append(self._done.get_nowait())
+        return results
 
     def close(self) -> None:
         """Drop what has not started, and wait for what has: a compiler cannot be interrupted."""
@@ -326,11 +326,11 @@ class ForkPool:
         while self._listen(0.0):
             pass
         self._fill()
-        found = list(self._ended)
+        results = list(self._ended)
         self._ended.clear()
-        if self._first_launch is not None and any(result.outcome is None for result in found):
+        if self._first_launch is not None and any(result.outcome is None for result in results):
             self._first_launch.wait()
-        return found
+        return results
 
     def close(self) -> None:
         """Kill the children: what they were compiling is not wanted any more."""

@@ -107,9 +107,9 @@ class KernelCall:
     def hooks(self, candidate: Candidate) -> list[Callable[..., object]]:
         """Hooks of the user's around a launch of this candidate."""
         tuner, own = self.tuner, self.configs[candidate].pre_hook
-        found: list[Callable[..., object]] = [own] if own is not None else []
-        found += [tuner.pre_hook] if tuner.user_defined_pre_hook else []
-        return found + ([tuner.post_hook] if tuner.user_defined_post_hook else [])
+        hooks: list[Callable[..., object]] = [own] if own is not None else []
+        hooks += [tuner.pre_hook] if tuner.user_defined_pre_hook else []
+        return hooks + ([tuner.post_hook] if tuner.user_defined_post_hook else [])
 
     def hears_failures(self) -> bool:
         """Whether hooks of the user's surround every try of a config, the failing ones included."""

@@ -74,8 +74,8 @@ def _option_value(value: object) -> Scalar | tuple[str, str]:
 
 def options_of(problem: Problem) -> Options:
     """Those of a recorded call."""
-    found = problem.extra.get(OPTIONS)
-    return found if isinstance(found, Mapping) else {}
+    options = problem.extra.get(OPTIONS)
+    return options if isinstance(options, Mapping) else {}
 
 
 def with_options(problem: Problem, options: Options) -> Problem:
@@ -111,10 +111,10 @@ def _to_config_shared(config: LaunchConfig, shared: dict[Hashable, Config]) -> C
     Thousands of new containers at a time set off full garbage collections, which take a third of a
     second in a process that has loaded torch.
     """
-    given, told = config.kwargs, config.all_kwargs()
+    given, launched = config.kwargs, config.all_kwargs()
     options = {name: getattr(config, name, None) for name in _LAUNCH_OPTIONS}
-    if told != {**given, **{name: value for name, value in options.items() if value is not None}}:
-        return _to_own_config(told)
+    if launched != {**given, **{name: value for name, value in options.items() if value is not None}}:
+        return _to_own_config(launched)
     key = (*given.items(), *map(type, given.values()))  # 1 and True are equal, and different assignments
     try:
         like = shared.get(key)
@@ -134,11 +134,11 @@ def _to_config_shared(config: LaunchConfig, shared: dict[Hashable, Config]) -> C
     )
 
 
-def _to_own_config(told: NamedArguments) -> Config:
+def _to_own_config(launched: NamedArguments) -> Config:
     """The twin of a config of a user's class, which launches with these in place of its attributes."""
-    options: dict[str, Any] = {name: told[name] for name in _LAUNCH_OPTIONS & told.keys()}
+    options: dict[str, Any] = {name: launched[name] for name in _LAUNCH_OPTIONS & launched.keys()}
     options["ir_override"] = _override(options.get("ir_override"))
-    given = {name: _constant(value) for name, value in told.items() if name not in _LAUNCH_OPTIONS}
+    given = {name: _constant(value) for name, value in launched.items() if name not in _LAUNCH_OPTIONS}
     return Config.of(given, **options)
 
 
@@ -166,13 +166,13 @@ def _constant(value: object) -> Scalar:
 
 def pruned_configs(tuner: Tuner, kwargs: dict[str, object]) -> Sequence[LaunchConfig]:
     """What the user's own pruning leaves for a call. Raises `SettingsError` where that is nothing."""
-    found = list(tuner.prune_configs(kwargs))
-    if not found:
+    configs = list(tuner.prune_configs(kwargs))
+    if not configs:
         raise SettingsError(
             f"prune_configs_by has to leave a config, and left none of {len(tuner.configs)} with "
             f"top_k={tuner.configs_top_k!r}: let top_k be 1 at least, and early_config_prune keep one"
         )
-    return found
+    return configs
 
 
 def configs_by_candidate(configs: Sequence[LaunchConfig]) -> dict[Candidate, LaunchConfig]:
@@ -180,16 +180,16 @@ def configs_by_candidate(configs: Sequence[LaunchConfig]) -> dict[Candidate, Lau
 
     Configs that differ only in their `pre_hook` are different to Triton; they get variants of their own.
     """
-    found: dict[Candidate, LaunchConfig] = {}
+    by_candidate: dict[Candidate, LaunchConfig] = {}
     shared: dict[Hashable, Config] = {}
     for config in configs:
         twin = _to_config_shared(config, shared)
         candidate, number = Candidate(twin), 1
-        while candidate in found and found[candidate].pre_hook is not config.pre_hook:
+        while candidate in by_candidate and by_candidate[candidate].pre_hook is not config.pre_hook:
             number += 1
             candidate = Candidate(twin, f"{HOOK_VARIANT_PREFIX}{number}")
-        found.setdefault(candidate, config)
-    return found
+        by_candidate.setdefault(candidate, config)
+    return by_candidate
 
 
 def call_arguments(fn: KernelFunction, named: NamedArguments) -> list[Argument]:
@@ -229,15 +229,15 @@ def _argument(name: str, value: object, constexpr: bool) -> Argument:
 
 def _described(value: TensorDescriptor) -> dict[str, object] | bool:
     """What a descriptor says beside its tensor: its block, and shape and strides; what is not numbers is left out."""
-    found: dict[str, object] = {}
+    description: dict[str, object] = {}
     for name, given in (
         ("block", value.block_shape),
         ("shape", getattr(value, "shape", None)),
         ("strides", getattr(value, "strides", None)),
     ):
         if isinstance(given, Sequence) and all(isinstance(n, int) for n in given):
-            found[name] = [int(n) for n in given]
-    return found or True
+            description[name] = [int(n) for n in given]
+    return description or True
 
 
 def problem_identity(
@@ -331,8 +331,8 @@ def kernel_record(fn: KernelFunction) -> Kernel:
     python = getattr(jit, "fn", jit)
     name = str(getattr(jit, "__name__", None) or getattr(python, "__name__", "kernel"))
     module = getattr(python, "__module__", "") or ""
-    found = {"module": module, "qualname": str(getattr(python, "__qualname__", name))}
-    return Kernel(name, "triton", source_of(fn), source_hash(fn), found)
+    place = {"module": module, "qualname": str(getattr(python, "__qualname__", name))}
+    return Kernel(name, "triton", source_of(fn), source_hash(fn), place)
 
 
 def describe(
@@ -351,7 +351,7 @@ def describe(
     if own_benchmark:
         options[OWN_BENCHMARK] = True
     fixed = None if callable(grid) else launch_grid(grid, named, {})
-    made = Problem.of(
+    problem = Problem.of(
         kernel,
         given,
         current_device(),
@@ -360,7 +360,7 @@ def describe(
         toolchain=toolchain(),
         identity=problem_identity(given, key, options),
     )
-    return with_options(made, options)
+    return with_options(problem, options)
 
 
 def resized_problem(
@@ -368,7 +368,7 @@ def resized_problem(
 ) -> Problem:
     """The problem of the same call with other arguments, from its record."""
     options = options_of(problem)
-    made = Problem.of(
+    resized = Problem.of(
         problem.kernel,
         arguments,
         problem.device,
@@ -377,11 +377,11 @@ def resized_problem(
         toolchain=dict(problem.toolchain),
         identity=problem_identity(arguments, key, options),
     )
-    return with_options(made, options)
+    return with_options(resized, options)
 
 
 def launch_grids(
-    found: Mapping[Candidate, LaunchConfig],
+    configs: Mapping[Candidate, LaunchConfig],
     grid: CallGrid,
     named: NamedArguments,
     fn: KernelFunction,
@@ -395,13 +395,13 @@ def launch_grids(
         return {}
     heuristics = heuristic_values(fn)
     alone = bool(heuristic_layers(fn)) or not _LAUNCH_OPTIONS.isdisjoint(getattr(fn, "arg_names", ()))
-    asked: dict[Hashable, tuple[int, ...] | None] = {}
+    known: dict[Hashable, tuple[int, ...] | None] = {}
     shown: dict[Candidate, tuple[int, ...]] = {}
-    for candidate, config in found.items():
+    for candidate, config in configs.items():
         key = candidate if alone else candidate.config.kwargs
-        if key not in asked:
-            asked[key] = launch_grid(grid, named, heuristics({**named, **config.all_kwargs()}))
-        if (extent := asked[key]) is not None:
+        if key not in known:
+            known[key] = launch_grid(grid, named, heuristics({**named, **config.all_kwargs()}))
+        if (extent := known[key]) is not None:
             shown[candidate] = extent
     return shown
 
@@ -495,10 +495,10 @@ class LazySources(Mapping[str, str]):
         self._base, self._functions = base, functions
 
     def __getitem__(self, variant: str) -> str:
-        found = self._base if variant == "base" else self._functions[variant].source
-        if not found:
+        source = self._base if variant == "base" else self._functions[variant].source
+        if not source:
             raise KeyError(variant)
-        return str(found)
+        return str(source)
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in ("base", *self._functions) if self.get(name) is not None)

@@ -55,18 +55,18 @@ def find_tuner(kernel: Kernel) -> Tuner:
             f"{module or '?'}:{name} cannot be imported: define the kernel at the top of a module that can be"
         )
     try:
-        found: Any = importlib.import_module(module)
+        owner: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            owner = getattr(owner, part)
     except Exception as error:
         raise RebuildError(
             f"{module}:{name} cannot be imported ({type(error).__name__}: {error})"[:300]
         ) from error
-    while found is not None and not isinstance(found, Autotuner):
-        found = getattr(found, "fn", None)  # heuristics and others above the tuner
-    if found is None:
+    while owner is not None and not isinstance(owner, Autotuner):
+        owner = getattr(owner, "fn", None)  # heuristics and others above the tuner
+    if owner is None:
         raise RebuildError(f"{module}:{name} is no tuned kernel")
-    tuner: Tuner = found
+    tuner: Tuner = owner
     return tuner
 
 
@@ -78,15 +78,15 @@ def rebuilt_arguments(
     `elements` is storage that tensors get at least, by name. As many as possible go by position, as users' pruning
     functions see those alone. Raises `RebuildError`.
     """
-    made = {a.name: rebuilt_value(a, (elements or {}).get(a.name, 0)) for a in problem.arguments}
-    if strangers := made.keys() - set(names):
+    values = {a.name: rebuilt_value(a, (elements or {}).get(a.name, 0)) for a in problem.arguments}
+    if strangers := values.keys() - set(names):
         raise RebuildError(f"the kernel has no parameter {', '.join(sorted(strangers))} any more")
     positional: list[object] = []
     for name in names:
-        if name not in made:
+        if name not in values:
             break
-        positional.append(made.pop(name))
-    return tuple(positional), made
+        positional.append(values.pop(name))
+    return tuple(positional), values
 
 
 def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) -> object:
@@ -111,9 +111,11 @@ def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) 
 
 def _descriptor(argument: Argument, least: int, device: object) -> object:
     """A TMA descriptor of a tensor; the hooks of configs set its block anew where they do so."""
-    told = argument.extra[DESCRIPTOR]
+    record = argument.extra[DESCRIPTOR]
     shown = (
-        [told.get(name) for name in ("shape", "strides", "block")] if isinstance(told, Mapping) else [None]
+        [record.get(name) for name in ("shape", "strides", "block")]
+        if isinstance(record, Mapping)
+        else [None]
     )
     if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in shown):
         raise RebuildError(f"argument {argument.name} is a TMA descriptor, whose block is not recorded")
@@ -184,12 +186,12 @@ def call_again(miss: Miss, elements: Mapping[str, int] | None = None) -> None:
 
 
 def _rebuilt_options(problem: Problem) -> Options:
-    found = {name: value for name, value in options_of(problem).items() if name != OWN_BENCHMARK}
-    if strange := [n for n, v in found.items() if not isinstance(v, bool | int | float | str | None)]:
+    options = {name: value for name, value in options_of(problem).items() if name != OWN_BENCHMARK}
+    if strange := [n for n, v in options.items() if not isinstance(v, bool | int | float | str | None)]:
         raise RebuildError(
             f"launch option {', '.join(strange)} is no number or text: its value is not recorded"
         )
-    return found
+    return options
 
 
 MAX_SLACK_BYTES = 1 << 31
@@ -258,8 +260,8 @@ def resize_arguments(arguments: Sequence[Argument], name: str, value: int) -> Re
         if a.kind in ("scalar", "constexpr") and type(a.value) is int
     }
     new = {**resized, **scalars}
-    made = tuple(new.get(a.name, a) for a in arguments)
-    return ResizedArguments(made, tuple(arguments), elements, {old: value, **products})
+    later = tuple(new.get(a.name, a) for a in arguments)
+    return ResizedArguments(later, tuple(arguments), elements, {old: value, **products})
 
 
 def _size(arguments: Sequence[Argument], name: str) -> int:
@@ -309,13 +311,13 @@ def _changed_products(
     tensors: Sequence[Argument], resized: Mapping[str, Argument], old: int
 ) -> dict[int, int]:
     """Numbers of elements that are others now, of tensors that follow the argument: a kernel may take one of them."""
-    found: dict[int, int | None] = {}
+    products: dict[int, int | None] = {}
     for tensor in tensors:
         before, after = math.prod(tensor.shape), math.prod(resized[tensor.name].shape)
         if before != after and before != old:
-            found[before] = after if found.get(before, after) == after else None
+            products[before] = after if products.get(before, after) == after else None
     sizes = {n for t in tensors for n in t.shape}
-    return {b: a for b, a in found.items() if a is not None and b not in sizes}
+    return {b: a for b, a in products.items() if a is not None and b not in sizes}
 
 
 def _resized_scalar(
@@ -336,13 +338,13 @@ def _resized_scalar(
         (t.name, resized[t.name].stride[d]) for t in tensors for d, s in enumerate(t.stride) if s == given
     ]
     own = [new for tensor, new in places if _belongs(argument.name, tensor)]
-    found = set(own or [new for _, new in places]) or {given}
-    if len(found) > 1:
+    strides = set(own or [new for _, new in places]) or {given}
+    if len(strides) > 1:
         raise RebuildError(
             f"which stride {argument.name} is cannot be told: at {name} = {value} it may be "
-            f"{' or '.join(map(str, sorted(found)))}"
+            f"{' or '.join(map(str, sorted(strides)))}"
         )
-    return found.pop()
+    return strides.pop()
 
 
 def _belongs(stride: str, tensor: str) -> bool:
@@ -409,18 +411,20 @@ def _column(
 ) -> _GridColumn:
     if set(extents) == {1}:
         return _GridColumn(tuple(extents), False)
-    found: dict[tuple[int, int], set[_GridColumn]] = {}
+    formulas: dict[tuple[int, int], set[_GridColumn]] = {}
     for factors in _products(_factors(parameters, before, after), parameters[0], extents[0]):
-        told = [math.prod(f.at(f.before, p) for f in factors) for p in parameters]
-        if told == list(extents):
+        extents_before = [math.prod(f.at(f.before, p) for f in factors) for p in parameters]
+        if extents_before == list(extents):
             rank = len(factors), -sum(f.is_named_alike for f in factors)
-            made = tuple(math.prod(f.at(f.after, p) for f in factors) for p in parameters)
-            found.setdefault(rank, set()).add(_GridColumn(made, any(f.before != f.after for f in factors)))
-    if not found:
+            extents_after = tuple(math.prod(f.at(f.after, p) for f in factors) for p in parameters)
+            formulas.setdefault(rank, set()).add(
+                _GridColumn(extents_after, any(f.before != f.after for f in factors))
+            )
+    if not formulas:
         raise RebuildError(
             f"no formula of the call's sizes gives its launch grids {sorted(set(extents))[:4]}"
         )
-    best = found[min(found)]
+    best = formulas[min(formulas)]
     if len({column.extents for column in best}) > 1:
         raise RebuildError(
             f"{len(best)} formulas of the call's sizes give its launch grids, and differ at the other size"
@@ -529,25 +533,25 @@ def resize_grid(
             unseen.append(called)
         return new
 
-    made = rebound_function(grid, moved)
+    rebound = rebound_function(grid, moved)
     follows = count or _reads(grid, {**before, **parameters}) & _following(name, before, after)
     if unseen and not follows:
         raise RebuildError(
             f"the launch grid does not follow {name}, as far as can be seen, but depends on {', '.join(unseen)}: let "
             f"it read {name} from its parameters, or give `rebuild=`"
         )
-    return made
+    return rebound
 
 
 def _known_numbers(arguments: Sequence[Argument]) -> set[int]:
     """Numbers that are no riddle in a launch grid: sizes of the call, and what is no size."""
-    found = {0, 1}
+    known = {0, 1}
     for a in arguments:
         if a.kind == "tensor":
-            found |= {*a.shape, *a.stride, math.prod(a.shape)}
+            known |= {*a.shape, *a.stride, math.prod(a.shape)}
         elif type(a.value) is int:
-            found.add(a.value)
-    return found
+            known.add(a.value)
+    return known
 
 
 def rebound_function(function: FunctionType, moved: Callable[[object, str], object]) -> FunctionType:
@@ -566,11 +570,11 @@ def rebound_function(function: FunctionType, moved: Callable[[object, str], obje
     )
     read = function.__globals__
     shared = {n: new for n in code.co_names if n in read and (new := moved(read[n], n)) is not read[n]}
-    made = FunctionType(
+    rebound = FunctionType(
         code, {**read, **shared} if shared else read, function.__name__, new_defaults or None, cells or None
     )
-    made.__kwdefaults__ = {n: moved(v, n) for n, v in (function.__kwdefaults__ or {}).items()} or None
-    return made
+    rebound.__kwdefaults__ = {n: moved(v, n) for n, v in (function.__kwdefaults__ or {}).items()} or None
+    return rebound
 
 
 def _content(cell: CellType) -> object:

@@ -102,19 +102,19 @@ def scope_of(python: object) -> Mapping[str, Any]:
 
 
 def _references(tree: ast.AST, scope: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    references: dict[str, Any] = {}
     nodes = list(ast.walk(tree))
     # A notebook's global `n` is none of a kernel's business whose argument is called `n`.
     local = {node.arg for node in nodes if isinstance(node, ast.arg)}
     local |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     for node in nodes:
         if isinstance(node, ast.Name) and node.id in scope and node.id not in local:
-            found[node.id] = scope[node.id]
+            references[node.id] = scope[node.id]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = None if node.value.id in local else scope.get(node.value.id)
             if inspect.ismodule(owner) and owner.__name__.partition(".")[0] != "triton":
-                found[f"{node.value.id}.{node.attr}"] = getattr(owner, node.attr, None)
-    return {name: value for name, value in found.items() if not inspect.ismodule(value)}
+                references[f"{node.value.id}.{node.attr}"] = getattr(owner, node.attr, None)
+    return {name: value for name, value in references.items() if not inspect.ismodule(value)}
 
 
 _CONSTANT_TYPES = (int, float, str, bool, type(None))
@@ -128,9 +128,9 @@ def standalone_source(fn: KernelFunction) -> str:
     Raises `RecordError` for a kernel without readable source, or one that reads a global which is neither
     part of triton, nor a JIT function, nor a constant.
     """
-    made = _ModuleBuilder()
-    made.add(innermost(fn), "")
-    return made.text()
+    module = _ModuleBuilder()
+    module.add(innermost(fn), "")
+    return module.text()
 
 
 class _ModuleBuilder:
@@ -249,7 +249,7 @@ def _dtype_name(value: object) -> str:
     import triton.language as tl
 
     names: Mapping[str, Any] = vars(tl)
-    for name, found in names.items():
-        if type(found) is type(value) and found == value and not inspect.isclass(found):
+    for name, dtype in names.items():
+        if type(dtype) is type(value) and dtype == value and not inspect.isclass(dtype):
             return name
     raise RecordError(f"{value} is no dtype of triton.language")

@@ -14,7 +14,7 @@ from forecast_integrations.triton.timer.timers import LaunchTimer, TimedLaunch, 
 _ONLY = Candidate(Config.of({}))
 """There is one call at a time."""
 _LEAST_SHARE = 0.5
-"""Of the time of a launch, below which a replay has not done all that the launch does."""
+"""The share of a launch's time below which a replay has not done all that the launch does."""
 
 
 @dataclass(frozen=True)

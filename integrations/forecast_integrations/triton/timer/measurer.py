@@ -384,12 +384,12 @@ def _facts(kernel: object, deep: bool) -> dict[str, object]:
     `deep`, for harvests: static counts of the PTX as well, some milliseconds each.
     """
     metadata = getattr(kernel, "metadata", None)
-    found = {
+    values = {
         "shared": getattr(metadata, "shared", None),
         "registers": getattr(kernel, "n_regs", None),
         "spills": getattr(kernel, "n_spills", None),
     }
-    known: dict[str, object] = {name: int(value) for name, value in found.items() if value is not None}
+    known: dict[str, object] = {name: int(value) for name, value in values.items() if value is not None}
     if deep and "ptx" in (asm := getattr(kernel, "asm", {})):
         known["ptx"] = ptx_facts(asm["ptx"])
     return known

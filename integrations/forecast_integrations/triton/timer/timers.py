@@ -154,12 +154,12 @@ class ShortLaunchRecorder:
         self, launch: Callable[[], object], *, between: bool = False, pool: Any = None
     ) -> list[TimedLaunch]:
         """The launch behind every pause of `pause_lengths`; each was replayed once, so that the device holds it."""
-        found = []
+        launches = []
         for pause in pause_lengths(between=between):
             graph, _ = self._recorder.record(launch, pause, pool)
             graph.replay()
-            found.append(TimedLaunch(graph.replay, pause_seconds(pause) + self._pause_cost_s))
-        return found
+            launches.append(TimedLaunch(graph.replay, pause_seconds(pause) + self._pause_cost_s))
+        return launches
 
     def record_allocating(
         self, call: Callable[[], object], *, between: bool = False
@@ -203,15 +203,15 @@ _NEEDED = ("CUDAGraph", "Stream", "stream", "current_stream", "graph_pool_handle
 
 def _recorder_of(driver: Any, flush: Callable[[], None]) -> ShortLaunchRecorder | None:
     """The active device's recorder; made where it is asked for first."""
-    made, device = _RECORDERS.setdefault(driver, {}), int(driver.get_current_device())
-    if device not in made:
-        made[device] = None
+    recorders, device = _RECORDERS.setdefault(driver, {}), int(driver.get_current_device())
+    if device not in recorders:
+        recorders[device] = None
         interface = driver.get_device_interface()
         # Elsewhere a pause has other cycles.
         if driver.get_current_target().backend == "cuda" and all(hasattr(interface, n) for n in _NEEDED):
             with suppress(RuntimeError):
-                made[device] = ShortLaunchRecorder(interface, flush)
-    return made[device]
+                recorders[device] = ShortLaunchRecorder(interface, flush)
+    return recorders[device]
 
 
 def prepare_recording(flush: Callable[[], None]) -> None:
@@ -399,7 +399,7 @@ class LaunchTimer:
         self._interface = driver.active.get_device_interface()
         self._flush, cache_state = self._flusher(driver)
         self.protocol = f"events-{cache_state}-2"
-        """Of launches that are not recorded."""
+        """How launches are timed that are not recorded."""
         self._recorded_protocol = f"graph-{cache_state}-1"
         self._estimates: dict[Candidate, float] = {}
         """Milliseconds of one launch, roughly."""
@@ -407,7 +407,7 @@ class LaunchTimer:
         self._protocols: dict[Candidate, str] = {}
         self._host_bound: set[Candidate] = set()
         self._recorded: dict[Candidate, list[TimedLaunch]] = {}
-        """Of contenders: their finals replay the same graphs."""
+        """The recordings of contenders: their finals replay the same graphs."""
         self._flushes = 1
         self._device = int(driver.active.get_current_device())
         self._last_busy = _LAST_BUSY.setdefault(driver.active, {})
@@ -545,9 +545,9 @@ class LaunchTimer:
         if min(estimates) <= 1e3 * SHORT_LAUNCH_S:
             finely = len(candidates) <= _MOST_FINELY and min(estimates) <= 1e3 * _FINELY_S
             for candidate in candidates:
-                if not (found := self._record(candidate, finely=finely)):
+                if not (recorded_ways := self._record(candidate, finely=finely)):
                     break
-                ways.append(found)
+                ways.append(recorded_ways)
         recorded = len(ways) == len(candidates)
         if recorded:
             each_ms, least = each_ms * len(ways[0]), _FEWEST_RECORDED

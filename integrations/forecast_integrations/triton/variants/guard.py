@@ -32,7 +32,7 @@ _ALIGNMENT = 15
 
 ArgumentPicker = Callable[[Sequence[Any]], tuple[Any, ...]]
 OverlapPairs = tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
-"""Of each tensor that may be written: its place, its bytes, and the same of those it must not overlap."""
+"""The place and bytes of each tensor that may be written, and the same of those it must not overlap."""
 
 
 class CallGuard:
@@ -86,8 +86,8 @@ class CallGuard:
         places = {name: i for i, name in enumerate(self._names[: len(args)])}
         places |= {name: i for i, name in enumerate(kwargs, len(args)) if name in arguments}
         values = (*args, *kwargs.values())
-        found = self._layouts[kinds] = _CallLayout({name: (i, values[i]) for name, i in places.items()})
-        return found
+        layout = self._layouts[kinds] = _CallLayout({name: (i, values[i]) for name, i in places.items()})
+        return layout
 
     def _rivals_of(
         self, args: Arguments, kwargs: NamedArguments, names: Sequence[str], tensors: Sequence[Tensor]
@@ -108,7 +108,7 @@ class _CallLayout:
         described = {n: i for n, (i, value) in arguments.items() if n not in plain and is_descriptor(value)}
         tensors_by_name = {*plain, *described}
         self.names = (*plain, *described)
-        """Of the tensors: those that are arguments, then those in descriptors."""
+        """Names of the tensors: those that are arguments, then those in descriptors."""
         self.described = bool(described)
         self.tensors, self.descriptors = _picker([*plain.values()]), _picker([*described.values()])
         self.scalars = _picker([i for n, (i, _) in arguments.items() if n not in tensors_by_name])

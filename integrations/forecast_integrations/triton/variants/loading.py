@@ -64,10 +64,10 @@ class VariantConfig(Config):
     @classmethod
     def of(cls, config: LaunchConfig, function: AlternativeKernel) -> VariantConfig:
         """A config with these values for this function."""
-        made = cls.__new__(cls)
-        made.__dict__.update(vars(config))
-        made.function = function
-        return made
+        config_of_variant = cls.__new__(cls)
+        config_of_variant.__dict__.update(vars(config))
+        config_of_variant.function = function
+        return config_of_variant
 
     def all_kwargs(self) -> dict[str, Any]:
         """Meta-parameters and launch options. Not to be changed: one dict serves every launch."""
@@ -157,18 +157,18 @@ class LoadedVariant(AlternativeKernel):
         hooks = {config.pre_hook for config in base}
         if not self._configs:
             return list(dict.fromkeys(VariantConfig.of(self._narrowed(config), self) for config in base))
-        found = [VariantConfig.of(config, self) for config in self._configs]
+        own = [VariantConfig.of(config, self) for config in self._configs]
         if len(hooks) == 1:
             # What every config of the base prepares (a descriptor's block, say), these need, too.
-            for config in found:
+            for config in own:
                 config.pre_hook = next(iter(hooks))
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(own))
 
     def _narrowed(self, config: LaunchConfig) -> LaunchConfig:
-        made = Config.__new__(Config)
-        made.__dict__.update(vars(config))
-        made.kwargs = {n: v for n, v in config.kwargs.items() if n in self._takes}
-        return made
+        narrowed = Config.__new__(Config)
+        narrowed.__dict__.update(vars(config))
+        narrowed.kwargs = {n: v for n, v in config.kwargs.items() if n in self._takes}
+        return narrowed
 
     def grid(self, grid: CallGrid, named: NamedArguments, config: LaunchConfig) -> Grid | None:
         """Its own launch grid, or the call's."""
@@ -181,9 +181,9 @@ class LoadedVariant(AlternativeKernel):
     def trace_inputs(self, args: Arguments, kwargs: NamedArguments, config: LaunchConfig) -> TraceInputs:
         """Everything by name, as the positions are the base's. Raises what a launch would."""
         grid, given = self._given(args, {**kwargs, **config.all_kwargs()})
-        found = self.entry.arguments(grid, given, self._meta(given), {})
-        meta = {n: found.pop(n) for n in (*self.entry.meta, *self.entry.base) if n in found}
-        return self.kernel, (), found, meta
+        values = self.entry.arguments(grid, given, self._meta(given), {})
+        meta = {n: values.pop(n) for n in (*self.entry.meta, *self.entry.base) if n in values}
+        return self.kernel, (), values, meta
 
     def _run(self, *args: object, **kwargs: object) -> object:
         return self.launch(args, kwargs)
@@ -359,11 +359,11 @@ def launch_variant(
 
 
 def add_variants(
-    found: dict[Candidate, LaunchConfig], functions: Mapping[str, AlternativeKernel]
+    configs: dict[Candidate, LaunchConfig], functions: Mapping[str, AlternativeKernel]
 ) -> dict[Candidate, LaunchConfig]:
     """The base's candidates with those of the other functions after them, each with configs of its own."""
-    base = [config for candidate, config in found.items() if candidate.variant == "base"]
-    return found | {
+    base = [config for candidate, config in configs.items() if candidate.variant == "base"]
+    return configs | {
         Candidate(to_config(config), name): config
         for name, function in functions.items()
         for config in function.configs(base)

@@ -91,15 +91,15 @@ class VariantSources:
         as far as a check admits them for the problem, and none where a tensor that is written overlaps
         another one. What cannot be loaded is left out, with one warning.
         """
-        found = dict(self.kernels)
+        functions = dict(self.kernels)
         for variant in self._records(problem, own):
             check = admission(variant, problem)
             if check is None or may_overlap(named, written(check.signature)):
                 continue
             loaded = self._load(variant, problem.kernel, tuner, own)
             if loaded is not None:
-                found.setdefault(variant.name, loaded)
-        return found
+                functions.setdefault(variant.name, loaded)
+        return functions
 
     def _records(self, problem: Problem, own: Store | None) -> Iterator[Variant]:
         yield from self.records
@@ -158,14 +158,14 @@ def _kernels_by_name(kernels: Mapping[str, KernelFunction]) -> dict[str, Alterna
 
 def _kernels_by_own_name(kernels: Sequence[KernelFunction]) -> dict[str, KernelFunction]:
     """Kernels by their own names, numbered where two have one."""
-    found: dict[str, KernelFunction] = {}
+    named: dict[str, KernelFunction] = {}
     for kernel in kernels:
         title = str(
             getattr(kernel, "__name__", None) or getattr(kernel, "base_fn", kernel.__class__).__name__
         )
         name, number = title, 1
-        while name in found or name == "base":
+        while name in named or name == "base":
             number += 1
             name = f"{title} {number}"
-        found[name] = kernel
-    return found
+        named[name] = kernel
+    return named
