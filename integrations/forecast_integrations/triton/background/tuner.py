@@ -457,7 +457,7 @@ class BackgroundTuner:
             with contextlib.suppress(Warning):  # nobody could catch it here
                 warnings.warn(
                     f"kernel {name} with key {key.decision.key} keeps the config that it was first launched with: "
-                    f"{said:.300}",
+                    f"{reason:.300}",
                     stacklevel=2,
                 )
         with self._changed:

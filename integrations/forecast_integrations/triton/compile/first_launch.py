@@ -46,7 +46,7 @@ _BYTES = 1 << 16
 """Room for the text: a version and 64 hex digits for each of Triton's source files."""
 _COMPUTING, _KNOWN, _FAILED = 0, 1, 2
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Files of NVIDIA's driver, AMD's, and either in a virtual machine of Windows: without any, nothing will be compiled."""
+"""Files of NVIDIA's driver, AMD's, and either under WSL: without any, nothing will be compiled."""
 _WAIT_S = 2.0
 """A child that waited this long computes the hash itself."""
 
