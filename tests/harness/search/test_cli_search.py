@@ -63,7 +63,10 @@ def refused(capture: Capture, *arguments: str) -> str:
         ),
         (("swiglu", "--archive", "best"), "invalid choice: 'best'"),
         (("swiglu", "--serve", "70000"), "must be an integer from 0 to 65535"),
-        (("swiglu", "--device", "cpu", "--proposer", "gpt"), "mechanical, recorded:PATH, llm:SPEC"),
+        (
+            ("swiglu", "--device", "cpu", "--proposer", "gpt"),
+            "mechanical, recorded:FOLDER, files:FOLDER, llm:SPEC",
+        ),
         (("swiglu", "--device", "cpu", "--surrogate", "gpt"), "no forecaster is called 'gpt'"),
         (("swiglu", "--device", "cpu", "--proposer", "external:/no/such"), "needs a program that can be run"),
         (("swiglow", "--device", "cpu"), "nor a KernelBench file"),

@@ -23,6 +23,11 @@ from forecast_harness.search.state import SearchState, apply_event, replay_event
 from tests.harness.search.example_log import ExampleSearch
 
 
+@pytest.fixture(autouse=True)
+def drawn_at_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forecast_harness.search.report.live._REDRAW_INTERVAL_S", 0.0)
+
+
 def watched(example: ExampleSearch, *, terminal: bool, quiet: bool = False) -> str:
     """All that a terminal or pipe got while the search of an example went on."""
     console = Console(file=io.StringIO(), force_terminal=terminal, width=110, color_system=None)

@@ -54,9 +54,10 @@ class LiveDisplay:
         if self._quiet or state.started is None:
             return
         for line, important in self._new_lines(state):
-            self._last = line
             if important:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            else:
+                self._last = line
         now = time.monotonic()
         if self._line is not None and (
             now - self._drawn_at >= _REDRAW_INTERVAL_S or state.stopped is not None
@@ -66,7 +67,7 @@ class LiveDisplay:
             self._drawn_at = now
             spent = [bar.text for bar in bars_of_budget(state.spent, state.settings.budget) if bar.limited]
             shown = "; ".join([escape_invisible(state.text), *spent, self._last])
-            self._line.update(Text(shown, overflow="ellipsis", no_wrap=True), refresh=True)
+            self._line.update(Text(shown), refresh=True)
 
     def _new_lines(self, state: SearchState) -> list[tuple[str, bool]]:
         """Lines about what came since the last look, and whether they matter to whoever reads them later."""
