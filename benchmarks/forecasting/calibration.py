@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.advice.surrogates import FamilyModels, advice_by_source
 from benchmarks.lib.environment import environment
+from benchmarks.lib.recorded_advice import FamilyModels, advice_by_source
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import FAMILIAR, INFORMED, SCHEMA, STRANGE
 from forecast_autotune.surrogates.formula import AnalyticSurrogate

@@ -22,19 +22,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.forecasting.advice import NEAR_TABLE, kernel_label
 from benchmarks.lib import result_files
-from benchmarks.lib.advice.figures import paired_figures
-from benchmarks.lib.advice.surrogates import FamilyModels, FollowingAdvice, advice_by_source
+from benchmarks.lib.recorded_advice import (
+    FamilyModels,
+    FollowingAdvice,
+    advice_by_source,
+    advised_tables,
+    decision_figures,
+    kernel_label,
+    paired_figures,
+)
 from benchmarks.lib.result_files import say
-from benchmarks.lib.surrogates_without import table_paths
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.language import parse_cost_function
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.advised import AdviceWeights
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.replays.replay import load, replay_one
 from forecast_train.splits import family_of
 
 KINDS = ("inverted", "noise", "misplaced", "mutated", "mutated")
@@ -104,25 +108,10 @@ def spoil(text: str, kind: str, generator: random.Random) -> str:
     return text
 
 
-def play(table: Any, arm: Surrogate, settings: Settings) -> dict[str, Any]:
-    """The default policy's decision."""
-    row, _ = replay_one(table, surrogate=arm, policy=None, settings=settings)
-    return {
-        "regret": row.regret,
-        "measured": row.measured,
-        "stated_risk": row.stated_risk,
-        "missed": float(row.regret > settings.tolerance + 1e-9),
-    }
-
-
 def spoilt_replays(options: Namespace, report: result_files.ResultFile) -> dict[str, Any]:
     """Every spoilt function on a problem of its kernel; the summary."""
     advice = advice_by_source()
-    tables = [
-        t
-        for t in load([*table_paths(), NEAR_TABLE])
-        if t.problem.kernel.source_sha256 in advice and len(t.by_candidate()) > 5
-    ]
+    tables = advised_tables(advice)
     generator = random.Random(options.seed)
     models = FamilyModels(options.models, sorted({family_of(t.problem) for t in tables}))
     settings, sources = Settings.from_environment(), sorted(advice)
@@ -150,7 +139,7 @@ def spoilt_replays(options: Namespace, report: result_files.ResultFile) -> dict[
         for name, arm in arms.items():
             begin = time.perf_counter()
             try:
-                found = play(table, arm, settings)
+                found = decision_figures(table, arm, settings)
             except Exception as error:  # what is looked for
                 report.add("crashes", {"problem": label, "kind": kind, "arm": name, "error": repr(error)})
                 outcomes["crashed"] += 1
