@@ -6,35 +6,42 @@
 The fitted tables are those of `harvest_choices.py --split fit`: templates of GEMMs with their times. What is
 learned is what the closed form of the templates gets wrong; kernels of the corpus (`--also`), whose IR was
 read, teach the same trees. A problem of Inductor's counts `--copies` times as much as one of the corpus,
-which has fifty times as many. `--held-out` prints the regret on other tables after 1 to 8 compiled choices.
+which has fifty times as many. `--held-out` prints the regret on other tables after 1 to 8 compiled choices, by our
+forecasts at once and in rounds; a compiled choice that fails counts as compiled. Vendor kernels are not compiled:
+`with vendor` has them in everybody's hands, `templates` in nobody's.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.inductor.choice_regret import compare, forecast, is_gemm_table, sequential_forecast
+import numpy as np
+
 from benchmarks.lib.inductor.inductor_problems import HELD_OUT
 from benchmarks.lib.result_files import say
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Candidate, Problem
+from forecast_autotune.policy import RiskBounded, TuningState
+from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_autotune.tuning.replays.replay import load
-from forecast_integrations.inductor.choices.geometry import operation_geometry
+from forecast_integrations.inductor.choices.geometry import MatmulGeometry, OperandLayout, operation_geometry
+from forecast_integrations.inductor.choices.records import is_library_kernel
 from forecast_integrations.inductor.choices.surrogate import (
     LearnedTemplateSurrogate,
     TemplateSurrogate,
     default,
     with_shared_level,
 )
-from forecast_integrations.inductor.choices.templates import has_closed_form
+from forecast_integrations.inductor.choices.templates import TEMPLATE, has_closed_form
 from forecast_train.surrogate.fit import FitSettings, fit_model
 
 
@@ -55,6 +62,121 @@ def prior_mean(
     if operation_geometry(problem) is None:
         return formula_prior(problem, candidates, grids, ttir)
     return TemplateSurrogate().prior(Query(problem, candidates))
+
+
+# --- regret against the number of compiled choices ---
+
+CHOICES = (1, 3, 5, 8)
+Order = Callable[[Table, Sequence[Candidate], int], list[Candidate]]
+"""(table, its templates in Inductor's order, how many) -> what to compile, best first."""
+_ALL_FAILED_REGRET = 10.0
+"""Regret of somebody all of whose choices failed, and who has no vendor kernel to fall back on."""
+
+
+@dataclass(frozen=True)
+class ChoicesOfTable:
+    """A table's rows, by what they cost."""
+
+    templates: dict[Candidate, Measurement]
+    """Choices that are compiled, in Inductor's order."""
+    vendor: float
+    """Milliseconds of the fastest library kernel; infinite without one."""
+
+    @classmethod
+    def of(cls, table: Table) -> ChoicesOfTable:
+        rows = table.by_candidate()
+        templates = {c: m for c, m in rows.items() if c.variant.startswith(TEMPLATE)}
+        library = [m.ms for c, m in rows.items() if is_library_kernel(c) and m.ok]
+        return cls(templates, min(library, default=math.inf))
+
+    def regret(self, compiled: Iterable[Candidate], *, with_vendor: bool) -> float:
+        """time(best of the compiled) / time(best of all) - 1."""
+        floor = self.vendor if with_vendor else math.inf
+        got = min([floor, *(self.templates[c].ms for c in compiled if self.templates[c].ok)])
+        best = min([floor, *(m.ms for m in self.templates.values() if m.ok)])
+        return got / best - 1.0 if math.isfinite(got) else _ALL_FAILED_REGRET
+
+
+def random_regret(split: ChoicesOfTable, count: int, *, with_vendor: bool, draws: int = 200) -> float:
+    """Expected regret of `count` templates at random."""
+    names = list(split.templates)
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(draws):
+        chosen = generator.permutation(len(names))[:count]
+        found.append(split.regret([names[int(i)] for i in chosen], with_vendor=with_vendor))
+    return float(np.mean(found))
+
+
+def forecast(surrogate: Surrogate) -> Order:
+    """Our forecasts before anything was measured."""
+
+    def order(table: Table, templates: Sequence[Candidate], count: int) -> list[Candidate]:
+        names = list(table.by_candidate())
+        found = surrogate.forecast(Query(table.problem, names))
+        wanted = set(templates)
+        ranked = [names[int(i)] for i in found.order() if names[int(i)] in wanted]
+        return ranked[:count]
+
+    return order
+
+
+def sequential_forecast(surrogate: Surrogate) -> Order:
+    """One choice at a time, each by what the earlier ones have taught; the library's kernels come first."""
+
+    def order(table: Table, templates: Sequence[Candidate], count: int) -> list[Candidate]:
+        rows = table.by_candidate()
+        names, wanted = list(rows), set(templates)
+        measured = {c: m for c, m in rows.items() if c not in wanted}
+        chosen: list[Candidate] = []
+        while len(chosen) < min(count, len(templates)):
+            found = surrogate.forecast(Query(table.problem, names, measured=list(measured.values())))
+            state = TuningState(
+                found, measured, new=len(chosen), tolerance=0.0, risk=0.0, problem=table.problem.id
+            )
+            plan = RiskBounded(least=1, first=1e-9, share=1.0, floor=count + len(names)).plan(state)
+            ranked = (found.candidates[int(i)] for i in found.order())
+            following = next(
+                (c for c in itertools.chain(plan.measure, ranked) if c in wanted and c not in measured), None
+            )
+            if following is None:
+                break
+            chosen.append(following)
+            measured[following] = rows[following]
+        return chosen
+
+    return order
+
+
+def is_gemm_table(table: Table) -> bool:
+    """Whether a table is of a GEMM and has templates to choose from."""
+    split = ChoicesOfTable.of(table)
+    ran = sum(m.ok for m in split.templates.values())
+    shape = operation_geometry(table.problem)
+    return isinstance(shape, MatmulGeometry) and isinstance(shape.left, OperandLayout) and ran > 1
+
+
+def compare(
+    tables: Sequence[Table], orders: dict[str, Order], choices: Sequence[int] = CHOICES
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Geometric-mean regret by side (`with vendor`, `templates`), name and number of choices."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for side in ("with vendor", "templates"):
+        named: dict[str, dict[str, float]] = {}
+        for name, count in itertools.product([*orders, "random"], choices):
+            each = [
+                _regret_of_order(table, orders.get(name), count, side == "with vendor") for table in tables
+            ]
+            named.setdefault(name, {})[str(count)] = float(np.expm1(np.mean(np.log1p(each))))
+        found[side] = named
+    return found
+
+
+def _regret_of_order(table: Table, order: Order | None, count: int, with_vendor: bool) -> float:
+    split = ChoicesOfTable.of(table)
+    if order is None:
+        return random_regret(split, count, with_vendor=with_vendor)
+    return split.regret(order(table, list(split.templates), count), with_vendor=with_vendor)
 
 
 def main() -> int:
