@@ -43,8 +43,7 @@ from benchmarks.lib.environment import ROOT
 from benchmarks.lib.libraries.contexts import ENVIRONMENT, by_context, read_rows
 from benchmarks.lib.libraries.installation import install_libraries, library_environment
 from benchmarks.lib.libraries.tables import pack_tables, write_text_free
-from benchmarks.lib.processes.child_processes import child_environment
-from benchmarks.lib.processes.waiting_processes import copy_missing
+from benchmarks.lib.processes.child_processes import child_environment, copy_missing
 from benchmarks.lib.result_files import ResultFile, say
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store

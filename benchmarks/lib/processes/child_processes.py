@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.lib.environment import ROOT
-
-if TYPE_CHECKING:
-    from forecast_integrations.triton.compile.children import ForkedChild
 
 _REMOVED_VARIABLES = (
     "TRITON_CACHE_DIR",
@@ -73,36 +71,6 @@ def last_object(text: str) -> dict[str, Any]:
     return found
 
 
-def check_each(
-    checks: Sequence[tuple[dict[str, Any], Callable[[], dict[str, Any]]]], jobs: int, limit_s: float
-) -> None:
-    """Do every check in a child of its own, `jobs` at a time; print a JSON line as each ends.
-
-    A check is the first fields of its line, which name it, and what finds the others: `verdict`, and `detail`
-    at least where that is bad.
-    """
-    import torch
-    import triton
-
-    from forecast_integrations.triton.compile.children import ForkedChildren
-
-    children, left = ForkedChildren(), list(reversed(checks))
-    torch.set_num_threads(1)
-    while left or len(children):
-        while left and len(children) < jobs:
-            children.start(*left.pop())
-        ended = [(one.tag, _child_outcome(one)) for one, _ in children.finished(0.5)[0]]
-        for late in children.overdue(limit_s):
-            children.kill(late)
-            ended.append((late.tag, {"verdict": "failed", "detail": f"not done after {limit_s:g} s"}))
-        for name, found in ended:
-            print(json.dumps({**name, "triton": triton.__version__, **found}), flush=True)
-    children.close()
-
-
-def _child_outcome(ended: ForkedChild) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = ended.answer()
-    except ValueError:
-        return {"verdict": "failed", "detail": "the process died"}
-    return found
+def copy_missing(source: str, to: str) -> str:
+    """For `shutil.copytree`: libraries that a running process has mapped must not change under it."""
+    return to if Path(to).exists() else str(shutil.copy2(source, to))
