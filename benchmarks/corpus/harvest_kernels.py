@@ -30,7 +30,6 @@ import torch
 
 from benchmarks import kernels
 from benchmarks.corpus.retime_near_best import close_configs
-from benchmarks.lib.case_problems import binary_digests
 from benchmarks.lib.environment import environment
 from benchmarks.lib.processes.child_processes import module_command
 from benchmarks.lib.processes.harvest_worker import (
@@ -44,9 +43,34 @@ from benchmarks.lib.processes.harvest_worker import (
     run_worker,
 )
 from benchmarks.lib.result_files import say
-from forecast_autotune.records import Candidate, Outcome, digest
+from forecast_autotune.records import Candidate, Outcome, Problem, digest
 from forecast_integrations.triton.compile.pool import ForkPool, without_device
 from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.source import innermost
+
+
+def problem_of_case(case: kernels.Case) -> tuple[Problem, dict[str, Any]]:
+    """The problem record of a case on the null device, and its arguments by name."""
+    data = case.make("meta")
+    named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
+    record = describe.kernel_record(case.kernel)
+    key = tuple(str(named[name]) for name in case.key)
+    return describe.describe(case.kernel, record, named, key, data["grid"]), named
+
+
+def binary_digests(case: kernels.Case) -> list[str]:
+    """What each config's binary depends on: a digest that other shapes may share."""
+    problem, named = problem_of_case(case)
+    kind = describe.call_kind(problem, innermost(case.kernel))
+    computed = describe.heuristic_values(case.kernel)
+    found = []
+    for config in harvested_configs(case):
+        values = computed({**named, **config.all_kwargs()})
+        added = {k: v for k, v in values.items() if k not in named}
+        found.append(digest(kind, str(config), sorted((k, repr(v)) for k, v in added.items())))
+    return found
+
 
 PATIENCE = 3
 """Fresh lanes that a kernel may cost before it is left."""

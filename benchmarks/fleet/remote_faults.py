@@ -38,15 +38,65 @@ from benchmarks.lib.fleet.servers import (
     redis_server,
     spoil_bytes,
 )
-from benchmarks.lib.fleet.stored_rows import decision, measurement, problem, row
-from benchmarks.lib.processes.core_waits import waited_for_core_s
 from benchmarks.lib.result_files import write_result
-from forecast_autotune.records import Problem
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Decision,
+    Device,
+    Evidence,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import kernel_of
 from forecast_autotune.store.layers import StoreLayers
 from forecast_autotune.store.remote.backends import entry_of, open_backend
 from forecast_autotune.store.remote.client import RemoteClient
+from forecast_autotune.store.rows import Row
+
+DEVICE = Device("Example GPU", "cuda", "90")
+
+
+def problem(number: int) -> Problem:
+    """One of endlessly many; eight of them are of one kernel."""
+    kernel = Kernel(
+        f"kernel_{number // 8}", source="def kernel(): ...\n" * 20, source_sha256=f"{number // 8:064x}"
+    )
+    argument = Argument("a", "tensor", "float16", (128 << (number % 8), 64), (64, 1), aligned=True)
+    return Problem.of(kernel, [argument], DEVICE, key=[str(number % 8)], toolchain={"triton": "3.6.0"})
+
+
+def measurement(of: Problem, number: int, at: str = "") -> Measurement:
+    """A time of the candidate of this number."""
+    candidate = Candidate(Config.of({"BLOCK": number}))
+    ms = 0.1 + (number * 7919 % 1000) / 1000
+    return Measurement(of.id, candidate, Outcome.OK, ms, repeats=20, protocol="example", at=at)
+
+
+def decision(of: Problem, chosen: Measurement) -> Decision:
+    """The decision for that candidate."""
+    return Decision(
+        *(of.id, chosen.candidate, Evidence.MEASURED, "example", 0.05, 0.02, 100, 10),
+        median_ms=chosen.median_ms,
+        at=chosen.at,
+    )
+
+
+def row(record: Problem | Measurement | Decision) -> Row:
+    """The row of a record."""
+    found = Row.of(record.to_json())
+    assert found is not None
+    return found
+
+
+def waited_for_core_s() -> float:
+    """Seconds that this thread was ready to run while the kernel had given its core to another."""
+    return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+
 
 FAULTS = (*MISBEHAVIOUR, "bit turned", "answer cut", "not there", "no records", "worker killed")
 STALL_S = 0.005

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from benchmarks import kernels
-from benchmarks.lib.kernel_ranges import RANGES
 from benchmarks.ranges.live_ranges import (
+    RANGES,
     best_single,
     compared,
     interpolated_choice,

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.inductor import upstream_tests as upstream
-from benchmarks.lib.inductor import upstream_runs
-from benchmarks.lib.inductor.upstream_runs import TestRun, deal, without_folders
+from benchmarks.inductor.upstream_tests import TestRun, deal, without_folders
 
 CASES = """
 import os
@@ -226,7 +225,7 @@ def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: P
 @pytest.mark.slow
 def test_what_a_processor_can_do_is_found_out_by_one_process(tmp_path: Path) -> None:
     """Torch compiles a program for every instruction set, and runs each, where its cache is empty."""
-    upstream_runs._builds.cache_clear()  # what was found out before, in this process
+    upstream._builds.cache_clear()  # what was found out before, in this process
     (tmp_path / "test_cases.py").write_text(PROBES, encoding="utf-8")
     outcomes = []
     for expected in ("1", "0"):

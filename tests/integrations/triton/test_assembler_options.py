@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from benchmarks.lib.compiled_binaries import machine_code
+from benchmarks.devices.assembler_options import machine_code
 from forecast_autotune import autotune, with_assembler_options
 from forecast_autotune.features.devices import datasheet_device
 from forecast_autotune.store import Store
