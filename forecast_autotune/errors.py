@@ -62,8 +62,8 @@ def is_told_to_caller(error: Exception) -> bool:
 
     A warning is raised only where somebody has asked for that.
     """
-    told = isinstance(error, ForecastAutotuneError) and not isinstance(error, RecordError | StoreError)
-    return told or isinstance(error, Warning) or is_of_caller(error)
+    deliberate = isinstance(error, ForecastAutotuneError) and not isinstance(error, RecordError | StoreError)
+    return deliberate or isinstance(error, Warning) or is_of_caller(error)
 
 
 @contextlib.contextmanager
@@ -95,12 +95,12 @@ def is_from_signal_handler(error: BaseException) -> bool:
 
 def codes_in_traceback(error: BaseException) -> set[CodeType]:
     """The code of every function that an error has come through."""
-    found: set[CodeType] = set()
+    results: set[CodeType] = set()
     traceback = error.__traceback__
     while traceback is not None:
-        found.add(traceback.tb_frame.f_code)
+        results.add(traceback.tb_frame.f_code)
         traceback = traceback.tb_next
-    return found
+    return results
 
 
 def code_of(function: Any) -> CodeType | None:

@@ -61,5 +61,5 @@ class Framework(Protocol):
 
 def triton() -> Framework:
     """Triton's. Raises `PluginError` where its integration is not installed."""
-    found: Framework = plugins.load(GROUP, "triton")
-    return found
+    result: Framework = plugins.load(GROUP, "triton")
+    return result

@@ -203,8 +203,8 @@ class LanguageMeasurer:
 
     def compiled(self, candidate: Candidate) -> Any:
         """What a candidate was compiled to; None where it was not, or failed."""
-        found = self._pool.done.get(candidate)
-        return None if found is None else found.result
+        result = self._pool.done.get(candidate)
+        return None if result is None else result.result
 
     def ready(self) -> Collection[Candidate]:
         """What is compiled and not timed."""
@@ -250,13 +250,13 @@ class LanguageMeasurer:
             self._pool.schedule(candidates)
             self._pool.wait(lambda left: not left)
             for _ in range(_TURNS):
-                for candidate, found in times.items():
-                    found.extend(self._kernel.time(self._pool.done[candidate].result))
+                for candidate, result in times.items():
+                    result.extend(self._kernel.time(self._pool.done[candidate].result))
         except Exception:
             return []
         finally:
             self._timing_s += time.perf_counter() - begin
-        return [self._ok(c, found, None, IN_TURNS) for c, found in times.items()]
+        return [self._ok(c, result, None, IN_TURNS) for c, result in times.items()]
 
     def spent(self) -> MeasuringCost:
         """Seconds so far; `timing_s` is wall time of checks and launches."""
@@ -362,5 +362,5 @@ def tune_language(
         settings=chosen,
         policy=policy,
     )
-    known = [found for m in measurers if (found := m.compiled(decision.chosen)) is not None]
+    known = [result for m in measurers if (result := m.compiled(decision.chosen)) is not None]
     return TunedKernel(decision, known[0] if known else kernel.compile(decision.chosen.config))

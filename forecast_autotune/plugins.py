@@ -36,14 +36,14 @@ def load(group: str, name: str) -> Any:
 
     Raises `PluginError` for a name that nobody registered, and whatever the import raises.
     """
-    found = _registered(group)
-    if name not in found:
-        there = ", ".join(sorted(found)) or "nothing"
+    result = _registered(group)
+    if name not in result:
+        there = ", ".join(sorted(result)) or "nothing"
         raise PluginError(
             f"nothing is registered as {name!r} under {group} (there is: {there}): "
             f"reinstall {DISTRIBUTION}, or install the package that brings it"
         )
-    return found[name].load()
+    return result[name].load()
 
 
 @cache
@@ -70,5 +70,5 @@ def _checkout() -> dict[str, dict[str, str]]:
     import tomllib
 
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("project", {})
-    found: dict[str, dict[str, str]] = project.get("entry-points", {})
-    return found if project.get("name") == DISTRIBUTION else {}
+    results: dict[str, dict[str, str]] = project.get("entry-points", {})
+    return results if project.get("name") == DISTRIBUTION else {}

@@ -78,8 +78,8 @@ def parse_literal(source: str) -> Any:
 
 
 def _parse_within_limits(source: str, parse: Callable[[], ParsedNode]) -> ParsedNode:
-    if said := _excess(source):
-        raise SourceTextError(said)
+    if message := _excess(source):
+        raise SourceTextError(message)
     try:
         tree = _parse_locked(parse)
     except SyntaxError as error:
@@ -102,22 +102,22 @@ def _excess(source: str) -> str:
     if not source.isascii() and (lone := re.search("[\ud800-\udfff]", source)):
         return f"character {lone.start()} is a lone surrogate, which no encoding holds"
     tokens = depth = prefixes = 0
-    for found in _TOKEN.finditer(source):
-        kind = found.lastgroup
+    for token in _TOKEN.finditer(source):
+        kind = token.lastgroup
         if kind == "space":
             continue
         tokens += 1
-        prefixes = prefixes + 1 if kind == "prefix" or (prefixes and found.group() == ":") else 0
+        prefixes = prefixes + 1 if kind == "prefix" or (prefixes and token.group() == ":") else 0
         if kind == "open":
             depth += 1
         elif kind == "close":
             depth = max(0, depth - 1)
-        elif kind == "word" and len(found.group()) > MAX_DIGITS and found.group()[0].isdigit():
+        elif kind == "word" and len(token.group()) > MAX_DIGITS and token.group()[0].isdigit():
             return f"a number has more than {MAX_DIGITS} digits"
         elif (
             kind == "string"
-            and len(found.group()) > MAX_FORMATTED_CHARACTERS
-            and _is_formatted(found.group())
+            and len(token.group()) > MAX_FORMATTED_CHARACTERS
+            and _is_formatted(token.group())
         ):
             return f"an f-string has more than {MAX_FORMATTED_CHARACTERS} characters"
         if depth > MAX_BRACKET_DEPTH:

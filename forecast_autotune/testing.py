@@ -139,19 +139,19 @@ class LanguageContract:
     def test_compiles_in_several_threads_at_once(self) -> None:
         kernel, configs = self.make()
         with ThreadPoolExecutor(4) as pool:
-            made = list(pool.map(kernel.compile, configs[:4]))
-        assert [kernel.check(one) for one in made] == [""] * len(made)
+            results = list(pool.map(kernel.compile, configs[:4]))
+        assert [kernel.check(one) for one in results] == [""] * len(results)
 
     def test_a_config_that_fails_is_an_outcome(self) -> None:
         kernel, _ = self.make()
         measurer = self.measurer(kernel)
         expected = {Candidate(config): outcome for config, outcome in self.failing().items()}
         try:
-            found = {m.candidate: m for m in measurer.measure(list(expected))}
+            results = {m.candidate: m for m in measurer.measure(list(expected))}
         finally:
             measurer.close()
-        assert {c: m.outcome for c, m in found.items()} == expected
-        assert all(m.extra["message"] for m in found.values()), "a failure without a reason"
+        assert {c: m.outcome for c, m in results.items()} == expected
+        assert all(m.extra["message"] for m in results.values()), "a failure without a reason"
 
     def test_is_decided_by_measuring_and_then_from_the_store(self) -> None:
         kernel, configs = self.make()
@@ -192,14 +192,14 @@ class MeasurerContract:
     def test_measures_what_is_asked_for_once(self) -> None:
         measurer, names = self.make()
         try:
-            found = list(measurer.measure(names[:2], prefetch=names[2:3]))
-            found += measurer.measure(names[2:4])
+            results = list(measurer.measure(names[:2], prefetch=names[2:3]))
+            results += measurer.measure(names[2:4])
             spent = measurer.spent()
         finally:
             measurer.close()
-        assert {m.candidate for m in found[:2]} == set(names[:2])
-        assert {m.candidate for m in found[2:]} == set(names[2:4])
-        assert all(m.ok for m in found)
+        assert {m.candidate for m in results[:2]} == set(names[:2])
+        assert {m.candidate for m in results[2:]} == set(names[2:4])
+        assert all(m.ok for m in results)
         assert spent.timing_s > 0
 
     def test_what_is_prefetched_is_not_timed_unless_asked_for(self) -> None:
@@ -221,15 +221,15 @@ class MeasurerContract:
     def test_what_does_not_come_in_time_comes_when_asked_for_again(self) -> None:
         measurer, names = self.make()
         try:
-            found = list(measurer.measure(names[:3], within_s=0.0))
+            results = list(measurer.measure(names[:3], within_s=0.0))
             assert set(measurer.compiling()) <= set(names[:3])
             assert all(seconds >= 0.0 for seconds in measurer.compiling().values())
-            found += measurer.measure([c for c in names[:3] if c not in {m.candidate for m in found}])
+            results += measurer.measure([c for c in names[:3] if c not in {m.candidate for m in results}])
             assert not measurer.compiling()
             spent = measurer.spent()
         finally:
             measurer.close()
-        assert sorted(m.candidate.id for m in found) == sorted(c.id for c in names[:3])
+        assert sorted(m.candidate.id for m in results) == sorted(c.id for c in names[:3])
         assert spent.compiled <= 3, "something was compiled twice"
 
     def test_what_is_timed_is_not_ready_and_what_was_not_listened_to_is(self) -> None:
@@ -291,8 +291,8 @@ class PolicyContract:
 
     def test_ends(self) -> None:
         table = example_table()
-        found = self.run(self.state(table, 0), table.by_candidate())
-        assert any(m.ok for m in found.values())
+        result = self.run(self.state(table, 0), table.by_candidate())
+        assert any(m.ok for m in result.values())
 
     def test_respects_a_budget_of_measurements(self) -> None:
         table = example_table()
@@ -345,9 +345,9 @@ class StoreContract:
         noted = replace(table.measurements[0], extra={"message": "über", "spills": 3})
         store.add(table.problem, table.measurements[1])
         store.add_all(table.problem, [*table.measurements[2:], noted])
-        found = store.measurements(table.problem)
-        assert found == [*table.measurements[1:], noted]
-        assert found[-1].extra == noted.extra
+        result = store.measurements(table.problem)
+        assert result == [*table.measurements[1:], noted]
+        assert result[-1].extra == noted.extra
 
     def test_keeps_problems_apart(self) -> None:
         store, table = self.make(), example_table()

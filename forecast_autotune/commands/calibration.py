@@ -37,8 +37,8 @@ def model_records(decisions: Iterable[Decision], tables: Iterable[Table]) -> lis
             tallies[decision.llm.model].add(decision.llm)
     errors: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for table in tables:
-        for model, found in _errors(table.measurements).items():
-            errors[model] += found
+        for model, result in _errors(table.measurements).items():
+            errors[model] += result
     return [
         {"model": name, **tallies[name].to_json(), **_accuracy(errors[name])}
         for name in sorted({*tallies, *errors})
@@ -68,13 +68,13 @@ def _accuracy(errors: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 def _errors(rows: Sequence[Measurement]) -> dict[str, list[tuple[float, float]]]:
     """By model, |error| of its forecasts and of those it was added to, log2, of one problem."""
-    told: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    gaps_of: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for m in rows:
-        if m.ok and (found := _noted(m)) is not None:
-            told[found[0]].append(found[1])
+        if m.ok and (result := _noted(m)) is not None:
+            gaps_of[result[0]].append(result[1])
     return {
         model: [tuple(row) for row in np.abs(np.array(gaps) - np.median(gaps, axis=0)).tolist()]
-        for model, gaps in told.items()
+        for model, gaps in gaps_of.items()
         if len(gaps) > 1  # of one, the level is all there is
     }
 
@@ -171,16 +171,16 @@ def _render(data: dict[str, Any]) -> list[RenderableType]:
 
     parts: list[RenderableType] = []
     if data["risk"]:
-        made = plain_table("stated risk", ">decisions checked", ">refuted", ">stated", ">observed")
+        table = plain_table("stated risk", ">decisions checked", ">refuted", ">stated", ">observed")
         for row in data["risk"]:
-            made.add_row(
+            table.add_row(
                 f"{percent(row['low'])} to {percent(row['high'])}",
                 f"{row['n']} ({row['seen']:.1f} in full)",
                 str(row["refuted"]),
                 percent(row["stated"]),
                 percent(row["observed"]),
             )
-        parts.append(made)
+        parts.append(table)
     else:
         parts.append(
             shown_text(

@@ -197,14 +197,14 @@ def _accelerator() -> DoctorCheck:
     if "torch" not in sys.modules or "triton" not in sys.modules:
         return DoctorCheck("accelerator", "warn", "unknown without torch and triton", remedy)
     try:
-        found = frameworks.triton().accelerators()
+        result = frameworks.triton().accelerators()
     except Exception as error:
         return DoctorCheck(
             "accelerator", "fail", f"{error!r}"[:300], "check the driver: nvidia-smi or rocm-smi"
         )
     return (
-        DoctorCheck("accelerator", "ok", found)
-        if found
+        DoctorCheck("accelerator", "ok", result)
+        if result
         else DoctorCheck("accelerator", "warn", "none", remedy)
     )
 
@@ -259,10 +259,10 @@ def _variants(root: Path) -> DoctorCheck:
     store = Store(root)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoreWarning)  # shown as part of this line
-        found = store.variants()
-    bases = len({v.base_sha256 for v in found})
-    passed = sum(any(c.passed for c in v.checks) for v in found)
-    detail = f"{len(found)} of {bases} kernel sources, {passed} verified" if found else "none"
+        result = store.variants()
+    bases = len({v.base_sha256 for v in result})
+    passed = sum(any(c.passed for c in v.checks) for v in result)
+    detail = f"{len(result)} of {bases} kernel sources, {passed} verified" if result else "none"
     if store.issued_warnings:
         remedy = "remove the files: " + "; ".join(store.issued_warnings[:3])
         return DoctorCheck("variants", "warn", f"{detail}; {len(store.issued_warnings)} unreadable", remedy)
@@ -274,9 +274,9 @@ def _advice(root: Path) -> DoctorCheck:
     store = Store(root)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoreWarning)  # shown as part of this line
-        found = store.advice_of()
-    models = ", ".join(sorted({a.model or "unknown" for a in found}))
-    detail = f"on {len(found)} kernel sources, by {models}" if found else "none"
+        result = store.advice_of()
+    models = ", ".join(sorted({a.model or "unknown" for a in result}))
+    detail = f"on {len(result)} kernel sources, by {models}" if result else "none"
     if store.issued_warnings:
         remedy = "remove the files: " + "; ".join(store.issued_warnings[:3])
         return DoctorCheck("advice", "warn", f"{detail}; {len(store.issued_warnings)} unreadable", remedy)
@@ -293,9 +293,9 @@ def _remote(settings: Settings) -> Iterator[DoctorCheck]:
         open_backend(settings.remote)
     except Exception as error:  # whatever a client raises
         missing = missing_package_text(error) if isinstance(error, ImportError) else None
-        said = missing or (str(error) if isinstance(error, StoreError) else plain_reason(error))
+        message = missing or (str(error) if isinstance(error, StoreError) else plain_reason(error))
         remedy = "until then nothing is shared: see above, or unset FORECAST_AUTOTUNE_REMOTE"
-        yield DoctorCheck("remote store", "fail", said, remedy)
+        yield DoctorCheck("remote store", "fail", message, remedy)
     else:
         yield DoctorCheck("remote store", "ok", f"{settings.remote}, not contacted")
 
@@ -327,16 +327,16 @@ def _added(settings: Settings, network: bool) -> Iterator[DoctorCheck]:
 def _tables() -> DoctorCheck:
     from forecast_autotune.tuning.replays.replay import shipped_tables
 
-    found = shipped_tables()
-    if not found:
+    result = shipped_tables()
+    if not result:
         return DoctorCheck(
             "replay tables",
             "warn",
             "none in this installation",
             "`replay` needs TABLE files, as `export` writes them",
         )
-    size = sum(path.stat().st_size for path in found) / 1e6
-    return DoctorCheck("replay tables", "ok", f"{len(found)} files, {size:.1f} MB")
+    size = sum(path.stat().st_size for path in result) / 1e6
+    return DoctorCheck("replay tables", "ok", f"{len(result)} files, {size:.1f} MB")
 
 
 def _render_checks(checks: list[DoctorCheck], settings: list[tuple[str, str, str]]) -> list[RenderableType]:

@@ -173,21 +173,21 @@ def import_(options: argparse.Namespace, output: Output) -> int:
         tables += [table for cache in caches for table in import_triton_cache(cache, device)]
     store = open_store(options)
     rows = [imported_name(m) for table in tables for m in table.measurements]
-    found, problems = len(set(rows)), len({table.problem.id for table in tables})
+    distinct, problems = len(set(rows)), len({table.problem.id for table in tables})
     added = store.import_tables(tables)
     for variant in without_checks(variants):
         store.put_variant(variant)
     store.sync()
     _check_saved(store)
-    counts = {"problems": problems, "measurements": found, "added": added, "variants": len(variants)}
+    counts = {"problems": problems, "measurements": distinct, "added": added, "variants": len(variants)}
     data = {**counts, "store": str(store.root)}
     of = f"{count_text(problems, 'problem')}{_variants_note(len(variants))}"
-    noun = "measurement" if found == len(rows) else "distinct measurement"
+    noun = "measurement" if distinct == len(rows) else "distinct measurement"
     new = f"added {count_text(added, noun)} of {of}"
-    known = "" if found == added else f"; {found - added} known already"
+    known = "" if distinct == added else f"; {distinct - added} known already"
     output.emit(data, new + known, _dim_text(str(store.root)))
-    if told := refused.summary():
-        raise UsageError(f"{told} refused, as the warnings say; everything else was taken")
+    if text := refused.summary():
+        raise UsageError(f"{text} refused, as the warnings say; everything else was taken")
     return 0
 
 
@@ -261,9 +261,9 @@ def read_any_table(
         if is_theirs(path):
             return read(path, device_from_name(device) if device else None, refuse=refuse)
     for name in plugins.names(IMPORTERS):
-        found: list[Table] | None = plugins.load(IMPORTERS, name)(path, device, refuse)
-        if found is not None:
-            return found
+        tables: list[Table] | None = plugins.load(IMPORTERS, name)(path, device, refuse)
+        if tables is not None:
+            return tables
     return read_tables(path, other, refuse)
 
 

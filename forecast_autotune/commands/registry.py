@@ -125,10 +125,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As `argparse` does, but that a command tells of unknown words itself. Raises `UsageError`."""
-        found, unknown = super().parse_known_args(args, namespace)
+        result, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(self._unknown_text(unknown, list(args or ())))
-        return found, unknown
+        return result, unknown
 
     def _unknown_text(self, unknown: list[str], given: list[str]) -> str:
         option = next((word for word in unknown if word.startswith("-")), None)

@@ -64,7 +64,7 @@ def summarize(tables: Iterator[Table], decisions: Iterator[tuple[Problem, Decisi
         name = (problem.kernel.name, problem.device.slug)
         known = seen.setdefault(name, set())
         known.add(problem.id)
-        found = groups.setdefault(
+        result = groups.setdefault(
             name,
             {
                 "kernel": problem.kernel.name,
@@ -78,8 +78,8 @@ def summarize(tables: Iterator[Table], decisions: Iterator[tuple[Problem, Decisi
                 "last": "",
             },
         )
-        found["problems"] = len(known)
-        return found
+        result["problems"] = len(known)
+        return result
 
     for table in tables:
         row, counted = group(table.problem), table.by_candidate().values()
@@ -108,17 +108,17 @@ def explain(options: argparse.Namespace, output: Output) -> int:
             f"kernel {options.kernel} has no key that holds {' '.join(options.key)}; stored keys: "
             + "; ".join(keys[:8])
         )
-    found = [_problem_json(p, measured.get(p.id, []), decided.get(p.id)) for p in matching]
-    for problem, entry in zip(matching, found, strict=True):
+    results = [_problem_json(p, measured.get(p.id, []), decided.get(p.id)) for p in matching]
+    for problem, entry in zip(matching, results, strict=True):
         entry["advice"] = advice_json(store, problem, measured.get(problem.id, []), decided.get(problem.id))
-    data = {"kernel": options.kernel, "problems": found}
+    data = {"kernel": options.kernel, "problems": results}
     if output.as_json:
         output.emit(data)
         return 0
     from forecast_autotune.report.table import decision_explanation
 
     shown: list[RenderableType] = []
-    for entry in found:
+    for entry in results:
         shown += [decision_explanation(entry, options.top), *advice_lines(entry["advice"])]
     output.emit(data, *shown)
     return 0
@@ -196,18 +196,18 @@ def advice_json(
     advice = store.advice(problem.kernel.source_sha256)
     if advice is None:
         return None
-    found: dict[str, Any] = {"model": advice.model, "at": advice.at, "provenance": advice.provenance}
+    shown: dict[str, Any] = {"model": advice.model, "at": advice.at, "provenance": advice.provenance}
     if decision is not None:
-        found["outcome"] = decision.advice or "not asked about in this decision"
+        shown["outcome"] = decision.advice or "not asked about in this decision"
     try:
         function = advice.function
-        found |= {"summary": function.summary, "confidence": function.confidence}
+        shown |= {"summary": function.summary, "confidence": function.confidence}
         table = Table(problem, list(rows))
-        found["terms"] = _terms(advice, table, decision)
-        found["constants"] = _constants(advice, table)
+        shown["terms"] = _terms(advice, table, decision)
+        shown["constants"] = _constants(advice, table)
     except RecordError as error:
-        found["trouble"] = str(error)
-    return found
+        shown["trouble"] = str(error)
+    return shown
 
 
 def _terms(advice: Advice, table: Table, decision: Decision | None) -> list[dict[str, Any]]:
@@ -287,11 +287,11 @@ def advice_lines(advice: Mapping[str, Any] | None) -> list[RenderableType]:
     if outcome := advice.get("outcome"):
         lines.append(shown_text(f"  {outcome}", style="yellow" if "dropped" in outcome else ""))
     for row in advice.get("terms", ()):
-        told = (
+        text = (
             f"  {row['term']}: {row['chosen']:.4g} for the chosen config, {row['median']:.4g} in the median"
         )
-        lines.append(shown_text(f"{told} of {row['candidates']}", style="dim"))
+        lines.append(shown_text(f"{text} of {row['candidates']}", style="dim"))
     for row in advice.get("constants", ()):
-        told = f"  {row['constant']}: stated {row['stated']:.4g}, by these measurements about {row['fitted']:.3g}"
-        lines.append(shown_text(told, style="dim"))
+        text = f"  {row['constant']}: stated {row['stated']:.4g}, by these measurements about {row['fitted']:.3g}"
+        lines.append(shown_text(text, style="dim"))
     return [Padding(Text("\n").join(lines), (0, 0, 1, 2))]

@@ -22,8 +22,8 @@ _NORMAL_QUANTILE_95 = 1.6448536269514722
 def open_store(options: argparse.Namespace, *, to_read: bool = False) -> Store:
     """The store of `--store`, else the environment's; of a bundle, `to_read`, its rows. Raises as `own_root` does."""
     root = own_root(options, to_read=to_read)
-    if said := newer_layout_text(root):
-        warnings.warn(said, StoreWarning, stacklevel=2)
+    if message := newer_layout_text(root):
+        warnings.warn(message, StoreWarning, stacklevel=2)
     return _store_of_bundle(root) if is_bundle(root) else Store.default(root)
 
 
@@ -34,9 +34,9 @@ def own_root(options: argparse.Namespace, *, to_read: bool = False) -> Path:
     place of a folder in it.
     """
     root = (default_directory() if options.store is None else parse_user_directory(options.store)).absolute()
-    if said := misplaced_file(root):
+    if message := misplaced_file(root):
         raise UsageError(
-            f"{root} is {said} where a folder of the store belongs: move it away, or name another"
+            f"{root} is {message} where a folder of the store belongs: move it away, or name another"
         )
     check_folders(root)
     if is_bundle(root) and not to_read:
@@ -63,23 +63,23 @@ def first_forecasts(rows: Sequence[Measurement]) -> dict[Candidate, dict[str, fl
 
     `low_ms` and `high_ms` bound the central 90 %. A candidate measured without a forecast is left out.
     """
-    found: dict[Candidate, dict[str, float]] = {}
+    results: dict[Candidate, dict[str, float]] = {}
     for m in rows:
         noted = m.extra.get("forecast")
-        if m.candidate in found or not isinstance(noted, Mapping):
+        if m.candidate in results or not isinstance(noted, Mapping):
             continue
         values = [noted.get(name) for name in ("log2_ms", "sd", "p_fail")]
         # A table from elsewhere may carry anything under this name.
         if not all(isinstance(v, int | float) and abs(v) < 60 for v in values):
             continue
         point, sd, p_fail = (float(v) for v in values if v is not None)
-        found[m.candidate] = {
+        results[m.candidate] = {
             "ms": 2.0**point,
             "low_ms": 2.0 ** (point - _NORMAL_QUANTILE_95 * sd),
             "high_ms": 2.0 ** (point + _NORMAL_QUANTILE_95 * sd),
             "p_fail": p_fail,
         }
-    return found
+    return results
 
 
 def open_named_store(options: argparse.Namespace, *, to_read: bool = True) -> Store:

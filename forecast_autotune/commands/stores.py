@@ -55,9 +55,9 @@ def diff_stores(options: argparse.Namespace, output: Output) -> int:
         if options.second is None
         else row_source(options.second, output.remark)
     )
-    found = list(differences(first, second))
-    data = {"first": first.name, "second": second.name, "kernels": [_difference_json(d) for d in found]}
-    shown = [_difference_line(d) for d in found] or ["the two hold the same"]
+    results = list(differences(first, second))
+    data = {"first": first.name, "second": second.name, "kernels": [_difference_json(d) for d in results]}
+    shown = [_difference_line(d) for d in results] or ["the two hold the same"]
     output.emit(data, *shown)
     return 0
 
@@ -104,8 +104,8 @@ def row_source(text: str, complain: Complain) -> RowSource:
     path = parse_user_directory(text)
     if is_bundle(path):
         return Bundle.open(path)
-    if said := misplaced_file(path):
-        raise UsageError(f"{path} is {said}: name a store's folder or a bundle")
+    if message := misplaced_file(path):
+        raise UsageError(f"{path} is {message}: name a store's folder or a bundle")
     if not path.is_dir():
         raise UsageError(f"{path}: there is no such folder")
     if not any((path / name).exists() for name in STORE_NAMES) and not newer_layout_text(path):
@@ -134,19 +134,19 @@ def own_rows(options: argparse.Namespace, complain: Complain) -> RowSource:
 
 def _checked(place: str) -> dict[str, Any]:
     wrong: list[str] = []
-    kernels, found = 0, dict.fromkeys(KINDS, 0)
+    kernels, result = 0, dict.fromkeys(KINDS, 0)
     try:
         source = row_source(place, wrong.append)
         for kernel in source.kernels():
             kernels += 1
             for row in source.rows(kernel):
-                found[row.kind] += 1
+                result[row.kind] += 1
     except BundleError as error:
         wrong.append(f"{error}: copy it anew, or make it again with `store bundle`")
     except (StoreError, UsageError) as error:
         wrong.append(str(error))
-    counts = {f"{kind}s": count for kind, count in found.items()}
-    return {"place": place, "kernels": kernels, "rows": sum(found.values()), **counts, "wrong": wrong}
+    counts = {f"{kind}s": count for kind, count in result.items()}
+    return {"place": place, "kernels": kernels, "rows": sum(result.values()), **counts, "wrong": wrong}
 
 
 def _difference_json(found: KernelDifference) -> dict[str, Any]:
@@ -162,8 +162,8 @@ def _difference_line(found: KernelDifference) -> str:
 def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
     """Write a store's rows as a bundle, and read it back."""
     folder = parse_user_directory(options.folder).absolute()
-    if said := misplaced_file(folder):
-        raise UsageError(f"{folder} is {said}: name a new or empty folder")
+    if message := misplaced_file(folder):
+        raise UsageError(f"{folder} is {message}: name a new or empty folder")
     wanted = BundleOptions(
         kernel=options.kernel or "",
         device=options.device or "",

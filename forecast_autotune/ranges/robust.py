@@ -110,16 +110,16 @@ class Robust:
         if self.weigh == "log":
             # The ends stand for as much on their outer side as on their inner one.
             half = np.diff(logs)[[0, -1]] / 2 if len(points) > 1 else np.array([0.5, 0.5])
-            found = np.diff([logs[0] - half[0], *middles, logs[-1] + half[1]])
+            shares = np.diff([logs[0] - half[0], *middles, logs[-1] + half[1]])
         else:
-            found = np.diff([points[0] - 0.5, *np.exp2(middles), points[-1] + 0.5])
+            shares = np.diff([points[0] - 0.5, *np.exp2(middles), points[-1] + 0.5])
             if callable(self.weigh):
-                found = found * np.array([float(self.weigh(p)) for p in points])
-        if not np.isfinite(found).all() or (found < 0).any() or not found.sum() > 0:
+                shares = shares * np.array([float(self.weigh(p)) for p in points])
+        if not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum() > 0:
             raise SettingsError(
-                f"weigh must give numbers of at least 0, one of them above, for {points}; got {found.tolist()}"
+                f"weigh must give numbers of at least 0, one of them above, for {points}; got {shares.tolist()}"
             )
-        return np.asarray(found / found.sum())
+        return np.asarray(shares / shares.sum())
 
     def shares(self) -> Array:
         """How much each measured size says of each of `points()`: [points, measured], rows sum to 1.
@@ -155,14 +155,14 @@ def _nearest(values: range, wanted: int) -> int:
 
 def _checked_range(over: object) -> range:
     if isinstance(over, range):
-        found = over if over.step > 0 else over[::-1]
+        values = over if over.step > 0 else over[::-1]
     elif isinstance(over, tuple) and len(over) == 2 and all(type(v) is int for v in over):
-        found = range(over[0], over[1] + 1)
+        values = range(over[0], over[1] + 1)
     else:
         raise SettingsError(f"a range is (lowest, highest), or a range of integers, got {over!r:.60}")
-    if not len(found) or found[0] < 1:
+    if not len(values) or values[0] < 1:
         raise SettingsError(f"a range holds positive integers, at least one, got {over!r:.60}")
-    return found
+    return values
 
 
 def _shown(values: range) -> str:

@@ -82,12 +82,12 @@ class RangeRows:
     def combined(self) -> list[Measurement]:
         """One measurement per candidate that was measured at all measured points, or failed at one."""
         known = [self.labels(i) for i in self.measured]
-        found = []
+        results = []
         for candidate in dict.fromkeys(c for labels in known for c in labels):
             parts = [labels[candidate] for labels in known if candidate in labels]
             if len(parts) == len(known) or not all(m.ok for m in parts):
-                found.append(self.combine(parts))
-        return found
+                results.append(self.combine(parts))
+        return results
 
     def combine(self, parts: Sequence[Measurement]) -> Measurement:
         """One measurement for the range from those at the measured points, in order; what failed anywhere fails."""
@@ -196,9 +196,9 @@ class RangeMeasurer:
                 parts.append(known)
                 continue
             # Kept before the next is asked for: what has lost the device says so then.
-            for found in measurer.measure([first.candidate]):
-                self._keep(point, found)
-                parts.append(found)
+            for result in measurer.measure([first.candidate]):
+                self._keep(point, result)
+                parts.append(result)
         return self._rows.combine(parts)
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
@@ -250,22 +250,22 @@ class RangeSurrogate:
         """Forecasts of the weighted geometric mean over the measured points. Raises what the inner one raises."""
         self.texts = query.ttir
         rows = self._rows
-        found = [self.at_point(query, i) for i in rows.measured]
-        first = found[0]
+        results = [self.at_point(query, i) for i in rows.measured]
+        first = results[0]
 
         def weighed(values: Sequence[Array]) -> Array:
             return np.asarray(sum(w * v for w, v in zip(rows.shares, values, strict=True)))
 
         def draw(chosen: npt.NDArray[np.intp], count: int, generator: np.random.Generator) -> Array:
             seed = int(generator.integers(2**31))
-            return weighed([f.samples(chosen, count, seed) for f in found])
+            return weighed([f.samples(chosen, count, seed) for f in results])
 
         return replace(
             first,
-            mean=weighed([f.mean for f in found]),
-            sd=weighed([f.sd for f in found]),
-            p_fail=np.max([f.p_fail for f in found], axis=0),
-            lower_bound=weighed([f.optimistic() for f in found]),
+            mean=weighed([f.mean for f in results]),
+            sd=weighed([f.sd for f in results]),
+            p_fail=np.max([f.p_fail for f in results], axis=0),
+            lower_bound=weighed([f.optimistic() for f in results]),
             sampler=draw,
             without_llm=None,
         )
@@ -320,8 +320,8 @@ class RangeStore:
         """Other problems of the kernel than those of the range, most similar to a middle size first."""
         middle = self.rows.measured[len(self.rows.measured) // 2]
         own = {p.problem.id for p in self.rows.points}
-        found = self._store.relatives(self.rows.points[middle].problem, limit + len(own))
-        return [r for r in found if r.problem.id not in own][:limit]
+        result = self._store.relatives(self.rows.points[middle].problem, limit + len(own))
+        return [r for r in result if r.problem.id not in own][:limit]
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
         """Nothing: its parts are committed already."""
@@ -348,10 +348,10 @@ class RangeStore:
 
     def recover(self, problem: Problem) -> list[Measurement]:
         """Record candidates whose launch, at any measured point, took a process down."""
-        found = [m for i in self.rows.measured for m in self._store.recover(self.rows.points[i].problem)]
-        if found:
+        results = [m for i in self.rows.measured for m in self._store.recover(self.rows.points[i].problem)]
+        if results:
             self.refresh()
-        return found
+        return results
 
     def sync(self) -> None:
         """Make what was added survive a power cut."""
@@ -430,20 +430,20 @@ def _decide(
     guarded = GuardedStore(store)
     view = range_store(guarded, task.problem.id, plan)
     rows = view.rows
-    asked = RangeSurrogate(surrogate, rows)
+    forecaster = RangeSurrogate(surrogate, rows)
     view.conclude = lambda decision: _with_best_of_range(decision, plan, rows)
     decision = tune(
         task,
         lambda: RangeMeasurer(measurers(), rows, view.keep),
         store=view,
-        surrogate=asked,
+        surrogate=forecaster,
         settings=settings,
         policy=policy,
     )
     if view.made is None:
         return decision
     with contextlib.suppress(Exception):
-        _keep_facts(guarded, rows, asked)
+        _keep_facts(guarded, rows, forecaster)
     return view.made
 
 
@@ -462,8 +462,8 @@ def _with_best_of_range(decision: Decision, plan: RangePlan, rows: RangeRows) ->
     rivals = [c for c in timed if c == decision.chosen or (base and c.is_base_variant)]
     if not rivals:  # nothing is known at all sizes of what was decided, which stands
         return decision
-    found = range_slowdowns(rivals, plan, rows)
-    best = min(found, key=lambda s: (s.worst, s.mean) if plan.worst else (s.mean, s.worst))
+    result = range_slowdowns(rivals, plan, rows)
+    best = min(result, key=lambda s: (s.worst, s.mean) if plan.worst else (s.mean, s.worst))
     return replace(
         decision,
         chosen=best.candidate,
@@ -515,6 +515,6 @@ def _keep_facts(store: GuardedStore, rows: RangeRows, surrogate: RangeSurrogate)
         at = rows.points[i]
         labels = rows.labels(i)
         grids = {c: at.grids[c] for c in labels if c in at.grids}
-        found = collect_facts(at.problem, list(labels), grids, surrogate.texts, within_s=FACT_COLLECTION_S)
-        if found["units"]:
-            store.put_facts(at.problem, merge_facts(store.facts(at.problem), found))
+        result = collect_facts(at.problem, list(labels), grids, surrogate.texts, within_s=FACT_COLLECTION_S)
+        if result["units"]:
+            store.put_facts(at.problem, merge_facts(store.facts(at.problem), result))

@@ -173,11 +173,11 @@ def from_json(kind: type[T], data: Any, what: str = "") -> T:
     """
     layout = _layout_of(kind)
     try:
-        found: T = _read(kind, data)
+        result: T = _read(kind, data)
     except RecordError as error:
         remedy = f": {layout.remedy}" if layout.remedy else ""
         raise type(error)(f"{what or _label(kind)}{error}{remedy}") from error
-    return found
+    return result
 
 
 # --- reading ---
@@ -251,31 +251,31 @@ def _read(kind: Any, data: Any) -> Any:
     layout, get = plan.layout, data.get
     if plan.headed and (get("type", "") != layout.tag or get("schema") != layout.schema):
         _check_header(layout, data)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, part in plan.flat:
-        found[name] = _read(part, data)
+        values[name] = _read(part, data)
     lenient = layout.lenient
     for name, exact, read, default in plan.fields:
         value = get(name, _ABSENT)
         if type(value) is exact:
-            found[name] = value
+            values[name] = value
         elif value is _ABSENT or (lenient and value is None):
             if default is _ABSENT:
                 raise RecordError(f" needs the field {name!r}; it has {', '.join(map(str, data)) or 'none'}")
             if default is not _CLASS_DEFAULT:
-                found[name] = default
+                values[name] = default
         else:
             try:
-                found[name] = read(value)
+                values[name] = read(value)
             except MALFORMED as error:
                 raise RecordError(f".{name}{reason(error)}") from error
     if plan.extra:
         known = plan.known
-        found[EXTRA] = {k: v for k, v in data.items() if k not in known}
+        values[EXTRA] = {k: v for k, v in data.items() if k not in known}
     elif layout.unknown == "refuse" and (strange := sorted(set(data) - plan.known)):
         raise RecordError(f" has unknown fields {strange}; known are {', '.join(sorted(plan.known))}")
     try:
-        return kind(**found)
+        return kind(**values)
     except ValueError as error:
         raise RecordError(f": {error}") from error
 

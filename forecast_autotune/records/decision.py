@@ -88,11 +88,11 @@ class LLMConsultation(Record, label="consultation", lenient=True):
     def __str__(self) -> str:
         if not self.asked:
             return f"language model not asked: {self.why}"
-        told = f", {self.effect}" if self.effect else ""
+        text = f", {self.effect}" if self.effect else ""
         if self.trouble:
-            return f"without {self.model}: {self.trouble}{told}"
+            return f"without {self.model}: {self.trouble}{text}"
         why = f" ({self.why})" if self.why else ""
-        return f"{self.model} at weight {self.weight:.2f}{told}{why}"
+        return f"{self.model} at weight {self.weight:.2f}{text}{why}"
 
 
 @dataclass(frozen=True)

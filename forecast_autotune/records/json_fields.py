@@ -59,12 +59,12 @@ def read_number(value: object, what: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RecordError(f"{what} must be a number or null, not {value!r:.40}")
     try:
-        found = float(value)
+        result = float(value)
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
+        result = math.inf
+    if not math.isfinite(result):
         raise RecordError(f"{what} must be finite, not {value!r:.40}")
-    return found
+    return result
 
 
 def refuse_constant(word: str) -> float:
@@ -179,10 +179,10 @@ def _read_integer(value: Any) -> int:
 def _read_float(value: Any) -> float:
     if type(value) is float and -math.inf < value < math.inf:
         return value
-    found = None if isinstance(value, bool) else read_number(value, "")
-    if found is None:
+    result = None if isinstance(value, bool) else read_number(value, "")
+    if result is None:
         raise RecordError(f" must be a number, not {value!r:.40}")
-    return found
+    return result
 
 
 def _read_float_or_null(value: Any) -> float | None:
@@ -195,10 +195,10 @@ def number_within(least: float, most: float) -> Reader:
     """What reads a number from `least` to `most`."""
 
     def read(value: Any) -> float:
-        found = _read_float(value)
-        if not least <= found <= most:
+        result = _read_float(value)
+        if not least <= result <= most:
             raise RecordError(f" must be a number from {least:g} to {most:g}, not {value!r:.40}")
-        return found
+        return result
 
     return read
 

@@ -36,8 +36,8 @@ Refuse: TypeAlias = Callable[[RecordError], None]
 
 def refuse_row(error: RecordError, refuse: Refuse | None) -> None:
     """Tell of a row that is left out, in `MAX_REASON` characters; raises it where nobody is to be told."""
-    if len(said := str(error)) > MAX_REASON:
-        error = RecordError(said[:MAX_REASON])
+    if len(message := str(error)) > MAX_REASON:
+        error = RecordError(message[:MAX_REASON])
     if refuse is None:
         raise error
     refuse(error)

@@ -113,12 +113,12 @@ class _TextHandler(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.FORBIDDEN, "This server answers to its own address only.\n")
         path, _, query = self.path.partition("?")
         try:
-            found = owner.served(path, query)
+            result = owner.served(path, query)
         except ForecastAutotuneError as error:
             return self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{printable(error)}\n")
-        if found is None:
+        if result is None:
             return self._answer(HTTPStatus.NOT_FOUND, f"There is nothing but {' and '.join(owner.paths)}.\n")
-        return self._answer(HTTPStatus.OK, found.text, found.kind)
+        return self._answer(HTTPStatus.OK, result.text, result.kind)
 
     do_HEAD = do_GET
 

@@ -143,8 +143,8 @@ def disk_use(root: Path | None) -> tuple[int, int]:
     folders = [] if root is None else [os.fspath(root)]
     while folders:
         try:
-            with os.scandir(folders.pop()) as found:
-                for entry in found:
+            with os.scandir(folders.pop()) as result:
+                for entry in result:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
                     elif entry.is_file(follow_symlinks=False):
@@ -286,7 +286,7 @@ def _why(reasons: Sequence[str]) -> str:
 
 def _calibration(o: StoreOverview) -> str:
     covered = o.intervals.get("covered")
-    told = (
+    text = (
         "<p>No measurement with a forecast yet.</p>\n"
         if covered is None
         else f"<p>{percent(covered)} of {o.intervals['n']:,} first measurements fell inside their 90 % interval.</p>\n"
@@ -306,7 +306,7 @@ def _calibration(o: StoreOverview) -> str:
             '<div class="scroll" tabindex="0" role="region" aria-label="Calibration"><table>\n'
             f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>\n"
         )
-    return f"<h2>Calibration</h2>\n{told}{table}"
+    return f"<h2>Calibration</h2>\n{text}{table}"
 
 
 def _bin(row: dict[str, Any]) -> str:

@@ -87,12 +87,12 @@ class ModelTally:
         text += f"{self.seconds:.1f} s"
         for name, reasons in (("not heard", self.unheard), ("not asked", self.unasked)):
             if reasons:
-                told = [
+                texts = [
                     f"{printable(why, LONGEST_NAME)} ({n}x)" if n > 1 else printable(why, LONGEST_NAME)
                     for why, n in reasons.most_common(_MAX_SHOWN_REASONS)
                 ]
-                rest = len(reasons) - len(told)
-                text += f"; {name}: {', '.join(told)}" + (f" and {rest} other reasons" if rest else "")
+                rest = len(reasons) - len(texts)
+                text += f"; {name}: {', '.join(texts)}" + (f" and {rest} other reasons" if rest else "")
         return text
 
     def to_json(self) -> dict[str, object]:

@@ -43,13 +43,13 @@ def model_rows(report: ReplayReport) -> list[tuple[str, str]]:
         return []
     alone = report.without.summary()
     measured = sum(r.measured for r in report.rows), sum(r.measured for r in report.without.rows)
-    told = [
+    texts = [
         f"{measured[1]} candidates measured (with it {measured[0]})",
         f"{percent(alone['geomean_regret'])} regret, {percent(alone['max_regret'])} at worst",
         f"{seconds(alone['tune_s'])} of tuning",
     ]
     line = model_tally(report).line().removeprefix("language model: ")
-    return [("language model", line or "not asked: no decision was due"), ("without it", ", ".join(told))]
+    return [("language model", line or "not asked: no decision was due"), ("without it", ", ".join(texts))]
 
 
 _NARROW_COLUMNS = 110
@@ -89,55 +89,55 @@ def plain_table(*columns: str, title: str = "") -> Table:
 
     Where it is too wide, it is printed without its last columns.
     """
-    made = _FittingTable(
+    table = _FittingTable(
         box=box.SIMPLE_HEAD, pad_edge=False, title=title or None, title_justify="left", header_style="bold"
     )
     for name in columns:
         right = name.startswith(">")
-        made.add_column(
+        table.add_column(
             name.removeprefix(">"),
             justify="right" if right else "left",
             no_wrap=right,
             # Names tell rows apart, so all of a name is worth a second line; a chart is not.
-            overflow="ellipsis" if any(c.no_wrap for c in made.columns) else "fold",
+            overflow="ellipsis" if any(c.no_wrap for c in table.columns) else "fold",
         )
-    return made
+    return table
 
 
 def key_value_table(pairs: Iterable[tuple[str, str | Text]]) -> Table:
     """Names and values in two columns without lines."""
-    made = Table.grid(padding=(0, 2))
-    made.add_column(style="dim", no_wrap=True)
-    made.add_column()
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
     for name, value in pairs:
-        made.add_row(name, value if isinstance(value, Text) else shown_text(value))
-    return made
+        table.add_row(name, value if isinstance(value, Text) else shown_text(value))
+    return table
 
 
 def checklist(rows: Iterable[tuple[str, str, str, str]]) -> Table:
     """`doctor`'s lines: status, name, detail, remedy."""
     colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-    made = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 2))
     for whole in (True, True, False, False):  # a cut-off name says nothing, a wrapped remedy still helps
-        made.add_column(no_wrap=whole)
+        table.add_column(no_wrap=whole)
     for status, name, detail, remedy in rows:
-        made.add_row(
+        table.add_row(
             shown_text(status, style=colours[status]),
             shown_text(name, style="bold"),
             shown_text(detail),
             shown_text(remedy, style=colours[status]),
         )
-    return made
+    return table
 
 
 def settings_table(rows: Iterable[tuple[str, str, str]]) -> Table:
     """Variables, the values in force, and what they mean."""
-    made = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 2))
     for variable, value, meaning in rows:
-        made.add_row(
+        table.add_row(
             shown_text(variable), shown_text(value or "-", style="bold"), shown_text(meaning, style="dim")
         )
-    return made
+    return table
 
 
 def _colour(regret: float, tolerance: float) -> str:
@@ -152,7 +152,7 @@ def replay_table(report: ReplayReport, *, width: int = 132, plain: bool = False)
     `width` is the terminal's; `plain` uses ASCII only.
     """
     wide = width >= _NARROW_COLUMNS
-    made = plain_table(
+    table = plain_table(
         "problem",
         ">measured",
         *(["share", "regret, falling"] if wide else []),
@@ -162,18 +162,18 @@ def replay_table(report: ReplayReport, *, width: int = 132, plain: bool = False)
         *([">faster"] if wide else []),
     )
     if wide:
-        made.columns[0].overflow = "ellipsis"  # one line each, as charts are compared with those below
+        table.columns[0].overflow = "ellipsis"  # one line each, as charts are compared with those below
     for row in report.rows:
-        made.add_row(*_cells(row, report.tolerance, width, plain))
+        table.add_row(*_cells(row, report.tolerance, width, plain))
     if not wide:
-        return made
+        return table
     low, high = ("_", "#") if plain else ("▁", "█")
     limit = percent(64 * max(report.tolerance, 0.005))
     legend = (
         "regret, falling: of the best config so far, after each measurement; "
         f"{low} within {percent(report.tolerance)}, each step doubles it, {high} above {limit}"
     )
-    return Group(made, Padding(shown_text(legend, style="dim"), (0, 0, 1, 0)))
+    return Group(table, Padding(shown_text(legend, style="dim"), (0, 0, 1, 0)))
 
 
 def _cells(row: ReplayRow, tolerance: float, width: int, plain: bool) -> list[Text]:
@@ -199,7 +199,7 @@ def _cells(row: ReplayRow, tolerance: float, width: int, plain: bool) -> list[Te
 
 def model_comparison(report: ReplayReport) -> RenderableType:
     """One line per problem: what was measured, its regret and its seconds, with the language model and without it."""
-    made = plain_table(
+    table = plain_table(
         "problem",
         "model",
         ">measured",
@@ -211,7 +211,7 @@ def model_comparison(report: ReplayReport) -> RenderableType:
         title="with the language model (candidates moved into and out of the plan, its weight), and without it",
     )
     for row, alone in zip(report.rows, report.without.rows if report.without else (), strict=True):
-        made.add_row(
+        table.add_row(
             shown_text(row.label or row.kernel, limit=LONGEST_NAME),
             shown_text(_consulted(row)),
             str(row.measured),
@@ -221,7 +221,7 @@ def model_comparison(report: ReplayReport) -> RenderableType:
             seconds(row.tune_s),
             shown_text(seconds(alone.tune_s), style="dim"),
         )
-    return made
+    return table
 
 
 def _consulted(row: ReplayRow) -> str:
@@ -230,8 +230,8 @@ def _consulted(row: ReplayRow) -> str:
         return "-"
     if not part.asked:
         return f"not asked: {part.why}"
-    told = f"+{part.moved_in} -{part.moved_out} at {part.weight:.2f}"
-    return f"{told}; {part.trouble}" if part.trouble else told
+    text = f"+{part.moved_in} -{part.moved_out} at {part.weight:.2f}"
+    return f"{text}; {part.trouble}" if part.trouble else text
 
 
 def replay_panel(report: ReplayReport) -> RenderableType:
@@ -258,11 +258,11 @@ def replay_panel(report: ReplayReport) -> RenderableType:
 
 def store_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """What a store holds, per kernel and device."""
-    made = plain_table(
+    table = plain_table(
         "kernel", "device", ">problems", ">decided", ">candidates", ">ok", ">failed", ">best", "last measured"
     )
     for row in rows:
-        made.add_row(
+        table.add_row(
             shown_text(row["kernel"], style="bold", limit=LONGEST_NAME),
             shown_text(row["device"], limit=LONGEST_NAME),
             str(row["problems"]),
@@ -273,7 +273,7 @@ def store_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
             milliseconds(row["best_ms"]),
             shown_text(str(row["last"]), style="dim", limit=LONGEST_NAME),
         )
-    return made
+    return table
 
 
 _EVIDENCE = {
@@ -300,12 +300,12 @@ def decision_explanation(problem: Mapping[str, Any], top: int) -> RenderableType
     ran = [m for m in problem["measurements"] if m["outcome"] == "ok"]
     taken = None if problem["decision"] is None else problem["decision"]["candidate"]
     if ran:
-        made = plain_table("", "config", ">measured", ">forecast", ">90 % range", ">off by")
+        table = plain_table("", "config", ">measured", ">forecast", ">90 % range", ">off by")
         for place, m in enumerate(ran[:top], 1):
             chosen = m["candidate"] == taken
             shown = f"{place} *" if chosen else f"{place}"
-            made.add_row(shown, *_forecast_cells(m, ran[0]["median_ms"]), style="bold" if chosen else "")
-        parts.append(Padding(made, (0, 0, 0, 2)))
+            table.add_row(shown, *_forecast_cells(m, ran[0]["median_ms"]), style="bold" if chosen else "")
+        parts.append(Padding(table, (0, 0, 0, 2)))
     failed: dict[str, int] = {}
     for m in problem["measurements"]:
         if m["outcome"] != "ok":
@@ -372,6 +372,6 @@ def _decision_rows(decision: Mapping[str, Any] | None) -> list[tuple[str, str | 
         ("decided", decision["at"]),
     ]
     if decision.get("llm") is not None:
-        told = consultation_text(LLMConsultation.from_json(decision["llm"]))
-        pairs.append(("language model", told.removeprefix("language model ")))
+        message = consultation_text(LLMConsultation.from_json(decision["llm"]))
+        pairs.append(("language model", message.removeprefix("language model ")))
     return pairs + [(f"plan {i}", text) for i, text in enumerate(decision["rounds"], 1)]

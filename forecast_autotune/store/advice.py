@@ -36,14 +36,14 @@ class AdviceFiles:
 
     def of(self, source_sha256: str) -> Advice | None:
         """The advice on one source. A damaged file is noted and skipped."""
-        if (found := self._kept.get(source_sha256)) is not None or self._path is None:
-            return found
+        if (result := self._kept.get(source_sha256)) is not None or self._path is None:
+            return result
         return self._read(self._file(self._path, source_sha256))
 
     def every(self) -> list[Advice]:
         """All advice, by kernel and source."""
-        found = {a.source_sha256: a for a in self._listed()} | self._kept
-        return sorted(found.values(), key=lambda a: (a.kernel, a.source_sha256))
+        results = {a.source_sha256: a for a in self._listed()} | self._kept
+        return sorted(results.values(), key=lambda a: (a.kernel, a.source_sha256))
 
     def put(self, advice: Advice) -> None:
         """Keep advice in place of what there was on its source; in memory, with a note, if the disk refuses."""

@@ -29,10 +29,10 @@ VARIABLE = "FORECAST_AUTOTUNE_STORES"
 
 def bundle_folders() -> list[Path | StoreError]:
     """Every folder that should be a bundle, in the order in which they are asked; errors for those not found."""
-    found: dict[Path, Path | StoreError] = {}
+    results: dict[Path, Path | StoreError] = {}
     for place in [*_named(), *_beside_program(), *_beside_loaded_kernels(), *_of_packages()]:
-        found.setdefault(place if isinstance(place, Path) else Path(str(place)), place)
-    return list(found.values())
+        results.setdefault(place if isinstance(place, Path) else Path(str(place)), place)
+    return list(results.values())
 
 
 def _named() -> Iterator[Path | StoreError]:

@@ -77,13 +77,13 @@ def _read_files(value: object) -> dict[str, BundledFile]:
         raise RecordError(" must be an object")
     if len(value) > MAX_FILES:
         raise RecordError(f" must have at most {MAX_FILES} entries, not {len(value)}")
-    found = {str(path): BundledFile.from_json(entry) for path, entry in value.items()}
-    for path, entry in found.items():
+    results = {str(path): BundledFile.from_json(entry) for path, entry in value.items()}
+    for path, entry in results.items():
         if not is_plain_path(path) or path == MANIFEST:
             raise RecordError(f" must name files in the bundle by plain names, not {path!r:.80}")
         if not _DIGEST.fullmatch(entry.sha256):
             raise RecordError(f"[{path!r}] must have a SHA-256 of 64 hexadecimal digits")
-    return found
+    return results
 
 
 def is_plain_path(path: str) -> bool:
@@ -128,14 +128,14 @@ class Manifest(Record, tag="bundle", schema=SCHEMA, unknown="refuse", complete=T
     def of_bytes(cls, data: bytes) -> Manifest:
         """Read it. Raises `BundleError` for anything that `to_bytes` does not write."""
         try:
-            found = cls.from_json(decode(data))
+            result = cls.from_json(decode(data))
         except MALFORMED as error:
             raise BundleError(f"{MANIFEST} is no manifest ({error})"[:300]) from error
-        if found.digest != found.computed_digest():
-            raise BundleError(f"{MANIFEST} is not what its digest {found.digest[:16]!r} was made of")
-        if found.to_bytes() != data:
+        if result.digest != result.computed_digest():
+            raise BundleError(f"{MANIFEST} is not what its digest {result.digest[:16]!r} was made of")
+        if result.to_bytes() != data:
             raise BundleError(f"{MANIFEST} was edited: it has other bytes than were written")
-        return found
+        return result
 
 
 ROWS = "rows"
@@ -180,8 +180,8 @@ def from_bytes(data: bytes, kernel: KernelName) -> KernelRows:
     strangers = len(rows) - len(rows.with_problems()[0])
     if strangers:
         raise BundleError(f"{where}: {strangers} rows are about problems that it does not describe")
-    if said := unfounded_decision(rows):
-        raise BundleError(f"{where}: {said}")
+    if message := unfounded_decision(rows):
+        raise BundleError(f"{where}: {message}")
     return rows
 
 
@@ -195,8 +195,8 @@ def unfounded_decision(rows: KernelRows) -> str:
         if decision.evidence in (Evidence.FORECAST, Evidence.ONLY) and decision.median_ms is None:
             continue
         labels = latest_labels(measured.get(row.problem, ()))
-        found = labels.get(decision.chosen)
-        if found is None or not found.ok:
+        chosen = labels.get(decision.chosen)
+        if chosen is None or not chosen.ok:
             return f"the decision on {row.problem} rests on a time that is not there"
     return ""
 
@@ -224,17 +224,17 @@ def newest(every: Iterable[KernelRows]) -> str:
 
 def without_code(rows: KernelRows) -> KernelRows:
     """The rows without texts of programs: no kernel's source and no IR; a source's hash stays."""
-    made = KernelRows(decisions=dict(rows.decisions))
+    kernel_rows = KernelRows(decisions=dict(rows.decisions))
     for row in rows.measurements.values():
         if b'"ir_override":"' not in row.line:  # else the candidate itself is IR
-            made.add(row)
+            kernel_rows.add(row)
     for row in rows.problems.values():
         data = {name: value for name, value in row.data.items() if name in _PROBLEM_FIELDS}
         data["kernel"] = {**data["kernel"], "source": ""}
         stripped = Row.of(data)
         assert stripped is not None
-        made.add(stripped)
-    return made
+        kernel_rows.add(stripped)
+    return kernel_rows
 
 
 _PROBLEM_FIELDS = frozenset(
@@ -253,18 +253,18 @@ MAX_COMPILED_BYTES = 512 * 1024 * 1024
 
 def compiled_files(cache: Path) -> dict[str, bytes]:
     """What is in Triton's cache, by its path in a bundle. Raises `StoreError` where there is nothing."""
-    found: dict[str, bytes] = {}
+    results: dict[str, bytes] = {}
     for path in sorted(p for p in cache.glob("*/*") if p.is_file()):
         name = f"{path.parent.name}/{path.name}"
         if not is_plain_path(name) or path.suffix == ".lock" or ".tmp" in path.name:
             continue
         data = read_regular(path, MAX_COMPILED_BYTES)
-        found[_FOLDER + name] = _relative_group(data) if path.name.startswith(_GROUP) else data
-    if not found:
+        results[_FOLDER + name] = _relative_group(data) if path.name.startswith(_GROUP) else data
+    if not results:
         raise StoreError(
             f"{cache} holds no compiled kernels: run the program once with TRITON_CACHE_DIR={cache}"
         )
-    return found
+    return results
 
 
 def is_compiled(path: str) -> bool:
@@ -382,12 +382,12 @@ def write_bundle(source: RowSource, folder: Path, options: BundleOptions | None 
     try:
         if folder.is_dir() and any(folder.iterdir()):
             raise StoreError(f"{folder} is not empty: name a new folder, a bundle holds nothing but itself")
-        files, made = _row_files(source, options)
+        files, rows = _row_files(source, options)
         if options.compiled is not None:
             files |= compiled_files(options.compiled)
         if options.graphs is not None:
             files |= graphs_file(options.graphs)
-        manifest = _manifest(files, made, options)
+        manifest = _manifest(files, rows, options)
         _write_files(folder, files | {MANIFEST: manifest.to_bytes()})
     except OSError as error:
         raise StoreError(f"cannot write a bundle to {folder}: {error}") from error
@@ -411,17 +411,17 @@ def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def _row_files(source: RowSource, options: BundleOptions) -> tuple[dict[str, bytes], list[KernelRows]]:
     files: dict[str, bytes] = {}
-    made: list[KernelRows] = []
+    results: list[KernelRows] = []
     for kernel in source.kernels():
         rows = source.rows(kernel)
         if not rows.problems or not _matches(rows, options):
             continue
         rows = _founded(rows if options.sources else without_code(rows))
-        made.append(rows)
+        results.append(rows)
         files[rows_path(kernel)] = to_bytes(rows)
     if not files:
         raise StoreError(f"{source.name} holds nothing of the kernels and devices asked for")
-    return files, made
+    return files, results
 
 
 def _founded(rows: KernelRows) -> KernelRows:
@@ -442,8 +442,8 @@ def _matches(rows: KernelRows, options: BundleOptions) -> bool:
 
 
 def _manifest(files: Mapping[str, bytes], made: list[KernelRows], options: BundleOptions) -> Manifest:
-    asked = {SOURCES: options.sources, COMPILED: options.compiled, GRAPHS: options.graphs}
-    carries = [name for name, given in asked.items() if given]
+    kinds = {SOURCES: options.sources, COMPILED: options.compiled, GRAPHS: options.graphs}
+    carries = [name for name, given in kinds.items() if given]
     covers = sorted(map(coverage_of, made), key=lambda c: (c.slug, c.kernel))
     return Manifest(
         release=__version__,
@@ -472,18 +472,18 @@ class Bundle:
         except BundleError as error:
             raise BundleError(f"the bundle {path} is refused: {error}") from error
         except OSError as error:
-            said = error.strerror or str(error)
-            raise BundleError(f"the bundle {path} is refused: {error.filename or path}: {said}") from error
+            message = error.strerror or str(error)
+            raise BundleError(f"the bundle {path} is refused: {error.filename or path}: {message}") from error
 
     @classmethod
     def _open(cls, path: Path) -> Bundle:
         if not (path / MANIFEST).is_file():
             raise BundleError(f"there is no {MANIFEST}; `forecast-autotune store bundle` makes a bundle")
         manifest = Manifest.of_bytes(read_regular(path / MANIFEST))
-        found = set(_files_below(path)) - {MANIFEST}
-        if missing := sorted(manifest.files.keys() - found):
+        files = set(_files_below(path)) - {MANIFEST}
+        if missing := sorted(manifest.files.keys() - files):
             raise BundleError(f"{missing[0]} is missing ({len(missing)} of {len(manifest.files)} files)")
-        if extra := sorted(found - manifest.files.keys()):
+        if extra := sorted(files - manifest.files.keys()):
             raise BundleError(f"{extra[0]!r:.120} does not belong to it ({len(extra)} such files)")
         rows: dict[KernelName, KernelRows] = {}
         for name in sorted(manifest.files):

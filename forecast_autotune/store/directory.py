@@ -68,9 +68,9 @@ def launch_marker(directory: Path | None, problem: Problem, candidate: Candidate
 
 def recover_crashes(directory: Path | None, problem: Problem, notes: StoreNotes) -> list[Measurement]:
     """What dead processes of this host left behind, as failed measurements; removes what they left."""
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     if directory is None or not directory.is_dir():
-        return found
+        return measurements
     for path in directory.glob(_marker_name(problem, None)):
         pid = path.stem.rpartition("-")[2]
         # A note with our own number is from before a restart: we are not launching anything now.
@@ -78,7 +78,7 @@ def recover_crashes(directory: Path | None, problem: Problem, notes: StoreNotes)
             continue
         candidate = read_record(path, _sound_candidate, "no candidate", notes)
         if candidate is not None:
-            found.append(
+            measurements.append(
                 Measurement(
                     problem.id,
                     candidate,
@@ -90,7 +90,7 @@ def recover_crashes(directory: Path | None, problem: Problem, notes: StoreNotes)
             )
         with contextlib.suppress(OSError):
             path.unlink()
-    return found
+    return measurements
 
 
 def _sound_candidate(data: Any) -> Candidate:
@@ -199,8 +199,8 @@ class KernelDirectory:
         except (FileNotFoundError, NotADirectoryError):
             names = set()
         except OSError as error:
-            said = f"{self.path}: cannot be listed, going on with what is known: {error}"
-            self._notes.add(said, topic=str(self.path))
+            message = f"{self.path}: cannot be listed, going on with what is known: {error}"
+            self._notes.add(message, topic=str(self.path))
             return
         self._logs = {name: log for name, log in self._logs.items() if name in names}
         for name in sorted(names):
@@ -225,14 +225,14 @@ class KernelDirectory:
 
         Hosts are merged by time; a measurement without a time counts as older than all others.
         """
-        found = [m for log in self._logs.values() for m in log.measurements.get(problem_id, ())]
-        stored = set(found) if self._unwritten and found else set()
+        results = [m for log in self._logs.values() for m in log.measurements.get(problem_id, ())]
+        stored = set(results) if self._unwritten and results else set()
         for entry in self._unwritten:
             m = entry.measurement
             # A write that failed late (at close, on a network) may have arrived all the same.
             if m is not None and m.problem == problem_id and m not in stored:
-                found.append(m)
-        return sorted(found, key=lambda m: m.at)
+                results.append(m)
+        return sorted(results, key=lambda m: m.at)
 
     def problems(self) -> dict[str, Problem]:
         """Every problem known after the last refresh, by id, in order of first appearance."""
@@ -349,12 +349,12 @@ class KernelDirectory:
 
     def _read_decisions(self, *, holding: bytes = b"") -> dict[str, Decision]:
         """The decisions that could not be filed, and those on file that hold these bytes, by problem."""
-        found = dict(self._decisions)
+        results = dict(self._decisions)
         if self.path is not None:
             for path in list_files(self.path / "decisions", "[!.]*.json", self._notes):
                 if (decision := self._read_decision(path, holding=holding)) is not None:
-                    found.setdefault(decision.problem, decision)
-        return found
+                    results.setdefault(decision.problem, decision)
+        return results
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
         """File a decision, and its problem with it, so that it can be shown later."""
@@ -406,8 +406,8 @@ class KernelDirectory:
 
     def verdicts(self) -> list[RiskVerdict]:
         """All verdicts of the decisions on file; decisions without any are not even parsed."""
-        found = self._read_decisions(holding=b'"share":')
-        return [v for _, decision in sorted(found.items()) for v in decision.verdicts]
+        result = self._read_decisions(holding=b'"share":')
+        return [v for _, decision in sorted(result.items()) for v in decision.verdicts]
 
     def counts(self) -> StoredCounts:
         """What there is, after the last refresh."""

@@ -236,19 +236,21 @@ _LAYOUT = re.compile(r"v[1-9]")
 def check_folders(root: Path) -> None:
     """Raise `StoreError` where a store's folder, or one of those in it, is something else."""
     for folder in (root, root / VERSION, root / VARIANTS, root / ADVICE):
-        if said := misplaced_file(folder):
+        if message := misplaced_file(folder):
             raise StoreError(
-                f"{folder} is {said} where a folder of the store belongs: move it away, or name another"
+                f"{folder} is {message} where a folder of the store belongs: move it away, or name another"
             )
 
 
 def newer_layout_text(root: Path) -> str:
     """What is said of a store that a newer release keeps in another layout; empty where none does."""
-    found = sorted(
+    results = sorted(
         path.name for path in root.glob("v*") if _LAYOUT.fullmatch(path.name) and path.name > VERSION
     )
-    listed = " and ".join(found)
-    return f"{root}: {listed} is of a newer release and not read: upgrade forecast-autotune" if found else ""
+    listed = " and ".join(results)
+    return (
+        f"{root}: {listed} is of a newer release and not read: upgrade forecast-autotune" if results else ""
+    )
 
 
 def is_newer(path: Path) -> bool:
@@ -272,8 +274,8 @@ def replace_record(path: Path, payload: bytes) -> None:
 
 def list_files(folder: Path, pattern: str, notes: StoreNotes) -> list[Path]:
     """The files below a folder, in order; none, with a note, where it cannot be listed or is no folder."""
-    if said := misplaced_file(folder):
-        _note_misplaced(folder, said, notes)
+    if message := misplaced_file(folder):
+        _note_misplaced(folder, message, notes)
         return []
     try:
         return sorted(folder.glob(pattern))
@@ -284,11 +286,11 @@ def list_files(folder: Path, pattern: str, notes: StoreNotes) -> list[Path]:
 
 def list_folders(folder: Path, notes: StoreNotes) -> list[Path]:
     """The folders in a folder, in order; a note on what else is there, names with a leading dot left out."""
-    found = list_files(folder, "[!.]*", notes)
-    for path in found:
-        if said := misplaced_file(path):
-            _note_misplaced(path, said, notes)
-    return [path for path in found if path.is_dir()]
+    result = list_files(folder, "[!.]*", notes)
+    for path in result:
+        if message := misplaced_file(path):
+            _note_misplaced(path, message, notes)
+    return [path for path in result if path.is_dir()]
 
 
 def _note_misplaced(path: Path, said: str, notes: StoreNotes) -> None:
@@ -308,8 +310,8 @@ def read_record(
     except FileNotFoundError:
         return None
     except NotADirectoryError:
-        if said := misplaced_file(path.parent):
-            _note_misplaced(path.parent, said, notes)
+        if message := misplaced_file(path.parent):
+            _note_misplaced(path.parent, message, notes)
     except OSError as error:
         notes.add(f"{path}: cannot be read: {error}", topic=str(path))
     except MALFORMED as error:

@@ -131,8 +131,8 @@ class StoreLayers:
             measured = [Measurement.from_json(row.data) for row in rows.of_problem(problem.id)]
             decided = [Decision.from_json(row.data) for row in rows.decisions.values()]
         except RecordError as error:
-            said = f"the remote store's rows of {problem.id} are ignored: {error}"
-            self._notes.add(said[:300], topic="remote")
+            message = f"the remote store's rows of {problem.id} are ignored: {error}"
+            self._notes.add(message[:300], topic="remote")
             return
         if measured:
             directory.add([LogEntry.of(problem, m) for m in measured], unique=True)
@@ -149,8 +149,8 @@ class StoreLayers:
         if problem.id not in self._told:
             self._told.add(problem.id)
             # Without IR and facts, of which there may be megabytes.
-            told = replace(problem, ttir={}, extra={})
-            lines.insert(0, canonical_line(told.to_json()))
+            bare = replace(problem, ttir={}, extra={})
+            lines.insert(0, canonical_line(bare.to_json()))
         self.remote.offer(entry_of(kernel_of(problem), problem.id), problem.id, lines)
 
     def measurements(self, problem: Problem, own: list[Measurement]) -> list[Measurement]:
@@ -168,12 +168,12 @@ class StoreLayers:
 
     def tables(self, problem: Problem, own: Iterable[Table]) -> list[Table]:
         """The tables of this kernel and device class: the user's own, then what bundles hold of other problems."""
-        found = {table.problem.id: table for table in own}
+        results = {table.problem.id: table for table in own}
         for tables in self._bundled_tables(problem):
             for name, table in tables.items():
-                if name not in found:
-                    found[name] = replace(table, measurements=list(table.measurements))
-        return list(found.values())
+                if name not in results:
+                    results[name] = replace(table, measurements=list(table.measurements))
+        return list(results.values())
 
     def _bundled_tables(self, problem: Problem) -> list[dict[str, Table]]:
         """What each bundle has measured of this kernel, by problem: read once, and changed by nobody."""

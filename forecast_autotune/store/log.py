@@ -126,8 +126,8 @@ class LogFile:
         except FileNotFoundError:
             self._reset()
         except OSError as error:
-            said = f"{self.path}: cannot be read, its measurements are unknown here: {error}"
-            self._notes.add(said, topic=str(self.path))
+            message = f"{self.path}: cannot be read, its measurements are unknown here: {error}"
+            self._notes.add(message, topic=str(self.path))
 
     def _resolve_tail(self, rest: bytes, locked: bool) -> None:
         """Judge text after the last newline: a write still under way, or torn by a kill?"""
@@ -144,8 +144,8 @@ class LogFile:
                 self._advance(len(rest), rest[-1:])
             else:
                 self._torn = self._lines + 1
-                said = f"{self.path}:{self._torn}: skipped a torn last line of {len(rest)} bytes ({error})"
-                self._notes.add(said, topic=str(self.path))
+                message = f"{self.path}:{self._torn}: skipped a torn last line of {len(rest)} bytes ({error})"
+                self._notes.add(message, topic=str(self.path))
         except TimeoutError:
             return  # somebody is writing right now; the next read will see the whole line
         finally:

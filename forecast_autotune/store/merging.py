@@ -77,8 +77,8 @@ class StoreFolder:
         check_folders(root)
         self.root = root
         self._complain: Complain = complain or (lambda text: None)
-        if said := newer_layout_text(root):
-            self._complain(said)
+        if message := newer_layout_text(root):
+            self._complain(message)
         self._notes = StoreNotes()
 
     @property
@@ -97,13 +97,13 @@ class StoreFolder:
 
     def rows(self, kernel: KernelName) -> KernelRows:
         """All rows of a kernel whose problem is known; the others are complained of."""
-        found, strangers = self._rows(kernel).with_problems()
+        result, strangers = self._rows(kernel).with_problems()
         if strangers:
             self._complain(
                 f"{self.folder(kernel)}: {strangers} rows of problems that it does not describe: merge the store "
                 "that they come from, or `clear` the kernel"
             )
-        return found
+        return result
 
     def add(self, kernel: KernelName, rows: KernelRows) -> int:
         """Append what is not there to this host's log; returns how many rows changed the store.
@@ -134,16 +134,16 @@ class StoreFolder:
         return len(fresh) - kept
 
     def _rows(self, kernel: KernelName) -> KernelRows:
-        folder, found = self.folder(kernel), KernelRows()
+        folder, result = self.folder(kernel), KernelRows()
         for path in list_files(folder, "log-*.jsonl", self._notes):
             for row in rows_of_log(path, self._complain):
-                self._take(found, row, kernel, path)
+                self._take(result, row, kernel, path)
         for path in list_files(folder / "decisions", "[!.]*.json", self._notes):
             with contextlib.suppress(FileNotFoundError):
                 decision = self._read_decision(path)
                 if decision is not None:
-                    self._take(found, decision, kernel, path)
-        return found
+                    self._take(result, decision, kernel, path)
+        return result
 
     def _take(self, found: KernelRows, row: Row, kernel: KernelName, path: Path) -> None:
         if row.kernel not in (None, kernel):
@@ -214,13 +214,13 @@ def _remedy(log: Path) -> str:
 
 
 def _bounded_lines(data: bytes, path: Path, complain: Complain) -> list[tuple[int, bytes]]:
-    found = []
+    results = []
     for number, raw in enumerate(data.split(b"\n"), 1):
         if len(raw) > MAX_RECORD_BYTES:
             complain(f"{path}:{number}: a line of more than {MAX_RECORD_BYTES} bytes: {_remedy(path)}")
         elif raw.strip():
-            found.append((number, raw))
-    return found
+            results.append((number, raw))
+    return results
 
 
 @contextlib.contextmanager
@@ -292,7 +292,7 @@ def differences(first: RowSource, second: RowSource) -> Iterator[KernelDifferenc
         one = first.rows(kernel) if kernel in held else KernelRows()
         two = second.rows(kernel) if kernel in other else KernelRows()
         both = one.decisions.keys() & two.decisions.keys()
-        found = KernelDifference(
+        difference = KernelDifference(
             kernel,
             len(one.measurements.keys() - two.measurements.keys()),
             len(two.measurements.keys() - one.measurements.keys()),
@@ -300,10 +300,10 @@ def differences(first: RowSource, second: RowSource) -> Iterator[KernelDifferenc
             len(one.decisions.keys() - both),
             len(two.decisions.keys() - both),
         )
-        if any((found.only_first, found.only_second, found.decided_otherwise)) or both != (
+        if any((difference.only_first, difference.only_second, difference.decided_otherwise)) or both != (
             one.decisions.keys() | two.decisions.keys()
         ):
-            yield found
+            yield difference
 
 
 def row_digests(source: RowSource) -> frozenset[str]:

@@ -37,7 +37,7 @@ Grids = tuple[tuple[Mapping[str, Any], tuple[int, ...]], ...]
 
 
 def _read_grids(value: object) -> Grids:
-    found = []
+    results = []
     for pair in read_list(value, ""):
         parameters, grid = read_list(pair, "[...]")
         if not isinstance(parameters, Mapping):
@@ -45,8 +45,8 @@ def _read_grids(value: object) -> Grids:
         numbers = read_list(grid, "[...]")
         if not 1 <= len(numbers) <= 3 or not all(type(n) is int and n > 0 for n in numbers):
             raise RecordError(f" must hold grids of one to three positive integers, not {grid!r:.60}")
-        found.append((dict(parameters), tuple(numbers)))
-    return tuple(found)
+        results.append((dict(parameters), tuple(numbers)))
+    return tuple(results)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Miss(Record, tag="miss", schema=SCHEMA, lenient=True):
             if len(shown) < MAX_GRIDS:
                 shown.setdefault(json.dumps(parameters, sort_keys=True), (parameters, tuple(grid)))
         kernel = replace(problem.kernel, source="")
-        kept = {name: told for name, told in problem.extra.items() if name == OPTIONS}
+        kept = {name: value for name, value in problem.extra.items() if name == OPTIONS}
         bare = replace(problem, kernel=kernel, ttir={}, extra=kept)
         return cls(bare, mode, candidates, () if problem.grid else tuple(shown.values()), at)
 
@@ -186,7 +186,7 @@ class MissFile:
             self._state, self._newer = None, []
             return {}
         self._state, self._newer = state, []
-        found: dict[str, Miss] = {}
+        results: dict[str, Miss] = {}
         for number, raw in enumerate(data.split(b"\n"), 1):
             if not raw.strip():
                 continue
@@ -195,11 +195,11 @@ class MissFile:
             except MALFORMED as error:
                 if isinstance(error, NewerRecordError):
                     self._newer.append(raw + b"\n")
-                said = f"{self.path}:{number}: skipped a line that is no miss ({error})"
-                self._notes.add(said[:300], topic=str(self.path))
+                message = f"{self.path}:{number}: skipped a line that is no miss ({error})"
+                self._notes.add(message[:300], topic=str(self.path))
             else:
-                found.setdefault(miss.problem.id, miss)
-        return found
+                results.setdefault(miss.problem.id, miss)
+        return results
 
     def _file_state(self) -> tuple[int, int, int]:
         assert self.path is not None

@@ -42,17 +42,17 @@ def similarity_features(problem: Problem) -> dict[str, float | str]:
     Shapes per argument and axis, scalars, constexprs, and the tuning key by position: what the user
     put into the key therefore counts twice, and problems known by their key alone still compare.
     """
-    found: dict[str, float | str] = {}
+    features: dict[str, float | str] = {}
     for argument in problem.arguments:
-        found[argument.name] = argument.dtype
+        features[argument.name] = argument.dtype
         if argument.kind == "tensor":
             for axis, n in enumerate(argument.shape):
-                found[f"{argument.name}.{axis}"] = _log2_of_size(n)
+                features[f"{argument.name}.{axis}"] = _log2_of_size(n)
         else:
-            found[f"{argument.name}="] = _size(argument.value)
+            features[f"{argument.name}="] = _size(argument.value)
     for position, text in enumerate(problem.key):
-        found[f"key.{position}"] = _key_part(text)
-    return found
+        features[f"key.{position}"] = _key_part(text)
+    return features
 
 
 def feature_distance(a: dict[str, float | str], b: dict[str, float | str]) -> float:
@@ -86,16 +86,16 @@ def affordable_directories(root: Path, kernel: str, own: str) -> list[Path]:
     `kernel` and `own` are directory names; a directory whose logs are too large is passed over. Raises
     `OSError` where `root` cannot be listed.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     left = BYTES
     for path in sorted(root.glob(f"*/{kernel}")):
-        if path.parent.name == own or len(found) == DEVICES:
+        if path.parent.name == own or len(paths) == DEVICES:
             continue
         size = sum(map(_log_bytes, path.glob("log-*.jsonl")))
         if 0 < size <= left:
-            found.append(path)
+            paths.append(path)
             left -= size
-    return found
+    return paths
 
 
 def _log_bytes(log: Path) -> int:
@@ -110,14 +110,14 @@ def nearest_relatives(problem: Problem, directories: Iterable[KernelDirectory]) 
     """
     from forecast_autotune.surrogates.protocol import Relative
 
-    made: list[Relative] = []
+    relatives: list[Relative] = []
     source = problem.kernel.source_sha256
     for directory in directories:
         same = [p for p in directory.problems().values() if source and p.kernel.source_sha256 == source]
         for other in sorted(same, key=lambda p: nearness_key(problem, p)):
             rows = tuple(directory.measurements(other.id))
             if any(m.ok for m in rows):
-                made.append(Relative(other, rows))
+                relatives.append(Relative(other, rows))
                 break
-    made.sort(key=lambda r: nearness_key(problem, r.problem))
-    return made
+    relatives.sort(key=lambda r: nearness_key(problem, r.problem))
+    return relatives

@@ -79,8 +79,8 @@ class Row:
     @property
     def data(self) -> dict[str, Any]:
         """The record as JSON has it."""
-        found: dict[str, Any] = json.loads(self.line)
-        return found
+        results: dict[str, Any] = json.loads(self.line)
+        return results
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -115,10 +115,10 @@ class KernelRows:
     @classmethod
     def of(cls, rows: Iterable[Row]) -> KernelRows:
         """The set of these rows."""
-        made = cls()
+        result = cls()
         for row in rows:
-            made.add(row)
-        return made
+            result.add(row)
+        return result
 
     def add(self, row: Row) -> bool:
         """Put a row in; whether that changed the set."""
@@ -148,8 +148,8 @@ class KernelRows:
 
     def of_problem(self, problem_id: str) -> list[Row]:
         """The measurements of one problem, in order."""
-        found = (row for row in self.measurements.values() if row.problem == problem_id)
-        return sorted(found, key=lambda row: row.order)
+        results = (row for row in self.measurements.values() if row.problem == problem_id)
+        return sorted(results, key=lambda row: row.order)
 
     def __iter__(self) -> Iterator[Row]:
         yield from self.problems.values()

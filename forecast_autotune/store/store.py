@@ -200,10 +200,10 @@ class Store:
 
     def recover(self, problem: Problem) -> list[Measurement]:
         """Record and return the candidates whose launch took a process of this host down."""
-        found = recover_crashes(self._directory(problem).path, problem, self._notes)
-        for measurement in found:
+        result = recover_crashes(self._directory(problem).path, problem, self._notes)
+        for measurement in result:
             self.add(problem, measurement)
-        return found
+        return result
 
     def add_miss(self, miss: Miss) -> None:
         """Record a problem that was met where nothing could be measured, for `warm`."""
@@ -287,8 +287,8 @@ class Store:
         """Every stored decision with its problem; filters as in `tables`."""
         for directory in self._matching(kernel, device):
             with self._mutex:
-                found = list(directory.decisions())
-            yield from found
+                results = list(directory.decisions())
+            yield from results
 
     def counts(self, kernel: str | None = None, device: str | None = None) -> StoredCounts:
         """How much there is, also of what this release cannot read; filters as in `tables`."""
@@ -358,20 +358,20 @@ class Store:
             except OSError as error:
                 self._notes.add(f"{self.root}: cannot be listed: {error}", topic=str(self.root))
                 return []
-            found = [self._directory_at(path.parent.name, path.name) for path in paths]
+            results = [self._directory_at(path.parent.name, path.name) for path in paths]
         else:
             held = sorted(self._directories)
-            found = [self._directories[x] for x in held if x[1] == kernel and x[0] != own][:DEVICES]
-        for directory in found:
+            results = [self._directories[x] for x in held if x[1] == kernel and x[0] != own][:DEVICES]
+        for directory in results:
             directory.refresh()
-        return found
+        return results
 
     def _matching(self, kernel: str | None, device: str | None) -> list[KernelDirectory]:
         """Directories that hold a problem passing both filters, read up to date."""
         with self._mutex:
             for path in self._on_disk():
                 self._directory_at(path.parent.name, path.name)
-            found = []
+            results = []
             for (slug, _), directory in sorted(self._directories.items()):
                 directory.refresh()
                 # All problems of a directory share kernel name and device slug.
@@ -379,12 +379,12 @@ class Store:
                 if problem is None:
                     # Nothing to show or to match by, but `clear()` of everything includes it.
                     if kernel is None and device is None:
-                        found.append(directory)
+                        results.append(directory)
                 elif _matches_all(kernel, problem.kernel.name) and _matches_all(
                     device, slug, problem.device.slug, problem.device.name
                 ):
-                    found.append(directory)
-            return found
+                    results.append(directory)
+            return results
 
     def _on_disk(self, device: str | None = None) -> list[Path]:
         """The kernels' folders on disk, of one device's folder or of all."""

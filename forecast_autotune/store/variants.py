@@ -45,11 +45,11 @@ class VariantFiles:
 
     def of(self, base_sha256: str | None = None) -> list[Variant]:
         """Variants of one base source, or all, by kernel and name. Damaged files are noted and skipped."""
-        found = {(v.base_sha256, v.name): v for v in self._read(base_sha256)}
+        results = {(v.base_sha256, v.name): v for v in self._read(base_sha256)}
         for key, variant in self._kept.items():
             if base_sha256 in (None, key[0]):
-                found[key] = _merge_checks(found.get(key), variant)
-        return sorted(found.values(), key=lambda v: (v.kernel, v.base_sha256, v.name))
+                results[key] = _merge_checks(results.get(key), variant)
+        return sorted(results.values(), key=lambda v: (v.kernel, v.base_sha256, v.name))
 
     def put(self, variant: Variant) -> None:
         """Keep a variant, with the checks that are held of the same source already.
@@ -122,8 +122,8 @@ class VariantFiles:
         variant = read_record(path, Variant.from_json, "not a variant", self._notes)
         if variant is None:
             return None
-        said = variant.extra.get(_DIGEST)
-        if said != _digest(variant) and variant.checks:
+        digest = variant.extra.get(_DIGEST)
+        if digest != _digest(variant) and variant.checks:
             self._notes.add(f"{path}: its source is not the one that was checked: the checks do not count")
             variant = replace(variant, checks=())
         return replace(variant, extra={k: v for k, v in variant.extra.items() if k != _DIGEST})

@@ -94,7 +94,7 @@ def read_contract(source: str, kernel: str) -> Contract:
     if not filled_in.isdisjoint(MEMORY):
         _check_workspace(functions[kernel])
     parameters, meta = _parameters(functions[kernel], filled_in)
-    found = Contract(
+    contract = Contract(
         kernel,
         parameters,
         meta,
@@ -104,7 +104,7 @@ def read_contract(source: str, kernel: str) -> Contract:
     )
     if strange := sorted(set(values) & set(_CALCULATIONS)):
         raise RecordError(f"{strange[0]} must be a function of {_taken(strange[0])}")
-    return found
+    return contract
 
 
 def filled_in_parameters(functions: Mapping[str, ast.FunctionDef]) -> frozenset[str]:
@@ -124,12 +124,12 @@ def _parameters(node: ast.FunctionDef, filled_in: Collection[str]) -> tuple[tupl
 
 def _check_workspace(node: ast.FunctionDef) -> None:
     """The kernel of a module with `workspace` takes what that tells the size of, as pointers."""
-    asked = [a for a in ast.walk(node.args) if isinstance(a, ast.arg) and a.arg in MEMORY]
-    if not asked:
+    requests = [a for a in ast.walk(node.args) if isinstance(a, ast.arg) and a.arg in MEMORY]
+    if not requests:
         raise RecordError(
             f"workspace tells the elements of the parameters {WORKSPACE} and {COUNTERS}: {node.name} takes neither"
         )
-    if constant := [a.arg for a in asked if _is_constexpr(a)]:
+    if constant := [a.arg for a in requests if _is_constexpr(a)]:
         raise RecordError(f"{constant[0]} is memory: it cannot be tl.constexpr")
 
 
@@ -270,11 +270,11 @@ def _configs(listed: Any, meta: Sequence[str]) -> tuple[Config, ...]:
         raise RecordError(
             'CONFIGS must be a list of {"kwargs": {...}, "num_warps": ..., "num_stages": ...}, at least one'
         )
-    found = tuple(dict.fromkeys(Config.from_json(c) for c in listed))
-    for config in found:
+    results = tuple(dict.fromkeys(Config.from_json(c) for c in listed))
+    for config in results:
         if strange := sorted({name for name, _ in config.kwargs}.difference(meta)):
             raise RecordError(f"CONFIGS give {strange}, which are no constexpr parameters: {list(meta)}")
-    return found
+    return results
 
 
 def _parse_reset_to_zero(listed: Any, parameters: Sequence[str]) -> tuple[str, ...]:

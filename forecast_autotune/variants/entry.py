@@ -45,15 +45,15 @@ class KernelEntry:
     @classmethod
     def of(cls, module: Mapping[str, Any], kernel: str) -> KernelEntry:
         """The entry of a module's names. Raises `RecordError` when it is not there."""
-        found = module.get(kernel)
-        if found is None:
+        result = module.get(kernel)
+        if result is None:
             raise RecordError(f"the module defines no {kernel!r}")
-        runtime, meta = signature(found)
+        runtime, meta = signature(result)
         workspace = module.get("workspace")
         sized = workspace if inspect.isfunction(workspace) else None  # a kernel's helper may be named so, too
         memory = tuple(name for name in runtime if sized is not None and name in MEMORY)
         return cls(
-            found,
+            result,
             tuple(name for name in runtime if name not in BASE_GRID and name not in memory),
             tuple(name for name in meta if name not in BASE_GRID),
             tuple(name for name in (*runtime, *meta) if name in BASE_GRID),
@@ -109,8 +109,8 @@ class KernelEntry:
         Memory of a launch is none of the device's here: what is only compiled needs its types alone, and is
         compiled in processes that cannot reach a device.
         """
-        found = self._without_memory(grid, named, meta, options)
-        return {**found, **self._memory_without_device()} if self.memory else found
+        result = self._without_memory(grid, named, meta, options)
+        return {**result, **self._memory_without_device()} if self.memory else result
 
     def _memory_without_device(self) -> dict[str, Any]:
         torch = sys.modules["torch"]  # of the call's tensors
@@ -121,7 +121,7 @@ class KernelEntry:
         self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
         takes = self._takes
-        found = {name: value for name, value in {**named, **meta}.items() if name in takes}
+        results = {name: value for name, value in {**named, **meta}.items() if name in takes}
         if self.base:
             own = known(grid, named, meta)
             if own is None:
@@ -130,8 +130,8 @@ class KernelEntry:
                     f"evaluated with the meta-parameters {sorted(meta)}: keep those that it uses"
                 )
             whole = (*own, 1, 1, 1)
-            found |= {name: whole[BASE_GRID[name]] for name in self.base}
-        return {**found, **options}
+            results |= {name: whole[BASE_GRID[name]] for name in self.base}
+        return {**results, **options}
 
     def _allocated(self, named: Mapping[str, Any], elements: Sequence[int]) -> dict[str, Any]:
         """Memory of one launch, where the call's tensors lie, by parameter.
@@ -147,12 +147,12 @@ class KernelEntry:
                 f"workspace must return two numbers of elements, of float32 and of int32: {elements!r:.80}"
             )
         torch = sys.modules["torch"]  # whose tensor it is
-        made = {}
+        results = {}
         if WORKSPACE in self.memory:
-            made[WORKSPACE] = beside.new_empty((counts[0],), dtype=torch.float32)
+            results[WORKSPACE] = beside.new_empty((counts[0],), dtype=torch.float32)
         if COUNTERS in self.memory:
-            made[COUNTERS] = beside.new_zeros((counts[1],), dtype=torch.int32)
-        return made
+            results[COUNTERS] = beside.new_zeros((counts[1],), dtype=torch.int32)
+        return results
 
     def run(
         self,
@@ -209,8 +209,8 @@ def grid_extent(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any
     """A call's own grid as numbers. Raises what the grid function raises."""
     if grid is None:
         raise RecordError("the call has no launch grid: call the kernel as kernel[grid](...)")
-    found = grid({**named, **meta}) if callable(grid) else grid
-    return tuple(map(int, found))
+    result = grid({**named, **meta}) if callable(grid) else grid
+    return tuple(map(int, result))
 
 
 def known(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) -> Grid | None:

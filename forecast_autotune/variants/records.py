@@ -65,15 +65,15 @@ def read_judgements(path: Path) -> dict[str, SourceJudgement]:
 
     Raises `SettingsError` for a file that cannot be read, and for a line that is anything else.
     """
-    found = {}
+    judgements = {}
     try:
         for number, line in enumerate(read_document(path).splitlines(), 1):
             if not line.strip():
                 continue
             try:
                 one = json.loads(line)
-                said = (float(one["log2_ratio"]), float(one["sd"]), float(one["p_wrong"]))
-                found[str(one["source_sha256"])] = SourceJudgement(*said, str(one.get("model", "")))
+                numbers = (float(one["log2_ratio"]), float(one["sd"]), float(one["p_wrong"]))
+                judgements[str(one["source_sha256"])] = SourceJudgement(*numbers, str(one.get("model", "")))
             except (ValueError, KeyError, TypeError, RecursionError, RecordError) as error:
                 raise SettingsError(
                     f"{path}, line {number}: a judgement has source_sha256, log2_ratio, sd > 0 and p_wrong in "
@@ -83,7 +83,7 @@ def read_judgements(path: Path) -> dict[str, SourceJudgement]:
         raise SettingsError(
             f"{path}: no judgements can be read ({error}); give a file of JSON Lines"
         ) from error
-    return found
+    return judgements
 
 
 SCHEMA = 1

@@ -57,8 +57,8 @@ def writes_field(writes: Iterable[str] | None) -> dict[str, Any]:
 def written(signature: str) -> frozenset[str] | None:
     """The tensors that the base kernel writes, if the signature tells."""
     try:
-        found = json.loads(signature).get("writes")
-        return None if found is None else frozenset(map(str, found))
+        result = json.loads(signature).get("writes")
+        return None if result is None else frozenset(map(str, result))
     except (ValueError, TypeError, AttributeError):
         return None
 
@@ -66,12 +66,12 @@ def written(signature: str) -> frozenset[str] | None:
 def covers(signature: str, problem: Problem) -> bool:
     """Whether a check with this signature says anything about a call of `problem`'s arguments."""
     try:
-        said = json.loads(signature)
-        if said["arguments"] != json.loads(canonical_text(call_form(problem.arguments))):
+        condition = json.loads(signature)
+        if condition["arguments"] != json.loads(canonical_text(call_form(problem.arguments))):
             return False
-        if "exact" in said:
-            return bool(said["exact"] == json.loads(canonical_text(_exact(problem.arguments))))
-        return _condition_holds(said, problem.arguments)
+        if "exact" in condition:
+            return bool(condition["exact"] == json.loads(canonical_text(_exact(problem.arguments))))
+        return _condition_holds(condition, problem.arguments)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return False  # a signature of another release: nothing that could be relied on
 
@@ -105,8 +105,8 @@ def _latest(checks: Sequence[Check]) -> Check:
 
 def _rejected_by_interpreter(checks: Sequence[Check]) -> bool:
     """Whether the interpreter, which knows no compiler's faults, found the source itself wrong."""
-    found = [c for c in checks if c.device == INTERPRETER]
-    return bool(found) and not _latest(found).passed
+    results = [c for c in checks if c.device == INTERPRETER]
+    return bool(results) and not _latest(results).passed
 
 
 def call_form(arguments: Sequence[Argument]) -> list[list[Any]]:
@@ -132,41 +132,41 @@ def by_name(arguments: Sequence[Argument]) -> list[Argument]:
 
 def places(arguments: Sequence[Argument]) -> dict[str, int]:
     """Every size by name: `x.0` for a tensor's dimension, `n` for an integer scalar."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for a in arguments:
         if a.kind == "tensor":
-            found |= {f"{a.name}.{i}": size for i, size in enumerate(a.shape)}
+            sizes |= {f"{a.name}.{i}": size for i, size in enumerate(a.shape)}
         elif a.kind == "scalar" and isinstance(a.value, int) and not isinstance(a.value, bool):
-            found[a.name] = a.value
-    return found
+            sizes[a.name] = a.value
+    return sizes
 
 
 def stride_structure(argument: Argument) -> Strides | None:
     """How a tensor's strides follow from its shape; None where they overlap in no simple way."""
     order = sorted(range(len(argument.shape)), key=lambda i: (-argument.stride[i], i))
-    found: Strides = []
+    structure: Strides = []
     within = 0
     for i in reversed(order):
         stride = argument.stride[i]
         if stride == 0:
-            found.append((i, None))
+            structure.append((i, None))
             continue
         if stride < 0 or stride < within:
             return None
-        found.append((i, stride - within))
+        structure.append((i, stride - within))
         within = stride * argument.shape[i]
-    return found[::-1]
+    return structure[::-1]
 
 
 def strides_from_structure(shape: Sequence[int], how: Strides) -> tuple[int, ...]:
     """The strides of a shape with this structure; the inverse of `stride_structure`."""
-    found = [0] * len(shape)
+    strides = [0] * len(shape)
     within = 0
     for i, more in reversed(how):
         if more is not None:
-            found[i] = within + more
-            within = found[i] * shape[i]
-    return tuple(found)
+            strides[i] = within + more
+            within = strides[i] * shape[i]
+    return tuple(strides)
 
 
 def in_size_class(value: int, word: str | int) -> bool:
@@ -205,8 +205,8 @@ def _condition_holds(said: Mapping[str, Any], arguments: Sequence[Argument]) -> 
         ):
             return False
     for name, how in said["strides"].items():
-        found = stride_structure(named[name])
-        if found is None or [list(pair) for pair in found] != how:
+        result = stride_structure(named[name])
+        if result is None or [list(pair) for pair in result] != how:
             return False
     return all(memory_span(a) < _INT32_LIMIT for a in arguments if a.kind == "tensor")
 

@@ -31,8 +31,8 @@ def test_every_extra_that_is_named_exists() -> None:
     named = {
         (extra, path.name)
         for path in texts()
-        for found in NAMED.findall(path.read_text(encoding="utf-8"))
-        for extra in found.split(",")
+        for result in NAMED.findall(path.read_text(encoding="utf-8"))
+        for extra in result.split(",")
     }
     assert {extra for extra, _ in named} >= {
         "llm",

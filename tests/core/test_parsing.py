@@ -18,8 +18,8 @@ TEXT = "\n".join(f"def f{i}(x):\n    return [x + {i} for _ in range({i})]" for i
 def test_threads_that_parse_at_once_all_get_their_trees() -> None:
     expected = ast.dump(ast.parse(TEXT))
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: ast.dump(python_parser.parse_module(TEXT)), range(64)))
-    assert set(found) == {expected}
+        results = list(pool.map(lambda _: ast.dump(python_parser.parse_module(TEXT)), range(64)))
+    assert set(results) == {expected}
 
 
 def test_what_is_no_python_is_said() -> None:
@@ -36,12 +36,12 @@ HOSTILE = hostile_sources()
 @pytest.mark.sampled(50)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_whatever_the_text_there_is_a_tree_that_can_be_visited_or_one_error(name: str) -> None:
-    said = ""
+    message = ""
     try:
         tree = python_parser.parse_module(HOSTILE[name])
     except python_parser.SourceTextError as error:
-        said, tree = str(error), ast.Module([], [])
-    assert len(said) < 1000
+        message, tree = str(error), ast.Module([], [])
+    assert len(message) < 1000
     compile(ast.unparse(tree), "<again>", "exec")
     assert ast.dump(copy.deepcopy(tree)) == ast.dump(tree)
 

@@ -33,23 +33,23 @@ def seconds_behind_pauses(cuda: SteppedCuda, seconds: float, pauses: list[int]) 
     """What a kernel of so many seconds is said to take."""
     recorder = GraphRecorder(cuda)
     cost = recorder.pause_cost(partial(timed_replay, cuda), cuda.synchronize, 2)
-    found = []
+    results = []
     for pause in pauses:
         start, end = timed_replay(cuda, recorder.record(partial(cuda.run, seconds), pause)[0])
-        found.append(1e-3 * start.elapsed_time(end) - pause_seconds(pause) - cost)
-    return mean_without_strays(found)
+        results.append(1e-3 * start.elapsed_time(end) - pause_seconds(pause) - cost)
+    return mean_without_strays(results)
 
 
 def seconds_by_events(cuda: SteppedCuda, seconds: float) -> float:
-    found = []
+    results = []
     for _ in range(50):
         start, end = cuda.Event(), cuda.Event()
         cuda.run(80e-6)
         start.record()
         cuda.run(seconds)
         end.record()
-        found.append(1e-3 * start.elapsed_time(end))
-    return statistics.median(found)
+        results.append(1e-3 * start.elapsed_time(end))
+    return statistics.median(results)
 
 
 def test_kernels_of_5_and_of_5_3_microseconds_are_told_apart() -> None:
@@ -85,8 +85,8 @@ def test_a_device_with_other_intervals_is_timed_better_than_by_events(interval_s
 @pytest.mark.parametrize("gap_s", [0.0, 0.33e-6, 1.1e-6])
 def test_what_a_pause_costs_is_found_between_the_ticks(gap_s: float) -> None:
     cuda = SteppedCuda(gap_s=gap_s)
-    found = GraphRecorder(cuda).pause_cost(partial(timed_replay, cuda), cuda.synchronize, 2)
-    assert found == pytest.approx(gap_s, abs=0.16e-6)
+    result = GraphRecorder(cuda).pause_cost(partial(timed_replay, cuda), cuda.synchronize, 2)
+    assert result == pytest.approx(gap_s, abs=0.16e-6)
 
 
 def test_one_disturbed_launch_is_not_in_the_mean() -> None:

@@ -84,8 +84,8 @@ BAD = [
 
 
 def variable(name: str) -> str:
-    (found,) = [f.metadata["variable"] for f in fields(Settings) if f.name == name]
-    return str(found)
+    (result,) = [f.metadata["variable"] for f in fields(Settings) if f.name == name]
+    return str(result)
 
 
 def test_every_setting_has_a_case_here() -> None:
@@ -136,8 +136,8 @@ def test_words_for_off(text: str) -> None:
 
 
 def test_a_home_directory_is_found_without_a_shell() -> None:
-    found = Settings.from_environment({"FORECAST_AUTOTUNE_CACHE_DIR": "~/kernels"}).cache_dir
-    assert found == Path.home() / "kernels"
+    result = Settings.from_environment({"FORECAST_AUTOTUNE_CACHE_DIR": "~/kernels"}).cache_dir
+    assert result == Path.home() / "kernels"
 
 
 @pytest.mark.parametrize("text", ["", "s3://bucket/folder"])

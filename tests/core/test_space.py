@@ -50,25 +50,25 @@ def test_every_constraint_must_hold_and_sees_everything() -> None:
 )
 def test_it_is_the_filtered_product(a: list[int], b: list[int], warps: list[int], cap: int) -> None:
     space = Space({"A": a, "B": b}, num_warps=warps, where=[lambda p: p["A"] * p["B"] <= cap])
-    found = list(space)
+    results = list(space)
     expected = [(x, y, w) for x in a for y in b for w in warps if x * y <= cap]
-    assert [(c.parameters()["A"], c.parameters()["B"], c.num_warps) for c in found] == expected
-    assert len(set(found)) == len(found) <= space.upper_bound() == len(a) * len(b) * len(warps)
+    assert [(c.parameters()["A"], c.parameters()["B"], c.num_warps) for c in results] == expected
+    assert len(set(results)) == len(results) <= space.upper_bound() == len(a) * len(b) * len(warps)
 
 
 def test_nothing_is_expanded_before_it_is_read() -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def rule(p: dict[str, Any]) -> bool:
-        asked.append(p["A"])
+        requests.append(p["A"])
         return True
 
     space = Space({"A": range(10**6), "B": range(10**6)}, where=[rule])
     assert space.upper_bound() == 10**12
-    assert asked == []
+    assert requests == []
     first = next(iter(space))
     assert first.parameters()["A"] == 0
-    assert asked == [0]
+    assert requests == [0]
 
 
 def test_values_stay_as_the_user_wrote_them() -> None:

@@ -45,11 +45,11 @@ class TunedProblem:
     def chosen(self) -> Candidate | None:
         """What was decided, else the fastest that ran; None where nothing did, or another source than the kernel's."""
         if self.decision is not None:
-            found: Candidate | None = self.decision.chosen
+            result: Candidate | None = self.decision.chosen
         else:
             ran = [m for m in self.rows.values() if m.ok and m.candidate.is_base_variant]
-            found = min(ran, key=lambda m: m.ms).candidate if ran else None
-        return found if found is not None and found.is_base_variant else None
+            result = min(ran, key=lambda m: m.ms).candidate if ran else None
+        return result if result is not None and result.is_base_variant else None
 
 
 @dataclass
@@ -133,7 +133,7 @@ def _usable(
     problems: Sequence[TunedProblem], report: ExportReport
 ) -> list[tuple[TunedProblem, _Rows, dict[str, list[Scalar]]]]:
     """Each problem with its rows of the kernel's own source, and the values of each parameter."""
-    found = []
+    results = []
     for tuned in problems:
         rows = [
             (m.candidate.config.parameters(), m) for m in tuned.rows.values() if m.candidate.is_base_variant
@@ -146,10 +146,10 @@ def _usable(
             )
             continue
         values_of = {n: sorted({values[n] for values, _ in rows}, key=_order) for n in names}
-        found.append((tuned, rows, values_of))
+        results.append((tuned, rows, values_of))
         report.problems += 1
         report.measurements += len(rows)
-    return found
+    return results
 
 
 def _order(value: Scalar) -> tuple[bool, float, str]:
@@ -273,19 +273,19 @@ def _write(folder: Path, problems: Sequence[TunedProblem], *, for_sglang: bool) 
     for product in _products(problems, report):
         layers[product.layer][product.tokens].append(product)
     for layer, batches in layers.items():
-        made: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for tokens in sorted(batches):
             config = _best_of_both([p.tuned for p in batches[tokens]])
-            made[str(tokens)] = _entry(
+            entries[str(tokens)] = _entry(
                 config, (*DEVICE_OPTIONS, *SGLANG_OPTIONS) if for_sglang else DEVICE_OPTIONS
             )
             report.problems += len(batches[tokens])
             report.measurements += sum(len(p.tuned.rows) for p in batches[tokens])
         if for_sglang:
             release = f"triton_{layer.triton.partition('+')[0].replace('.', '_')}"
-            report.write(folder / "configs" / release / sglang_file_name(layer), made)
+            report.write(folder / "configs" / release / sglang_file_name(layer), entries)
         else:
-            report.write(folder / vllm_file_name(layer), {"triton_version": layer.triton, **made})
+            report.write(folder / vllm_file_name(layer), {"triton_version": layer.triton, **entries})
     return report
 
 
@@ -400,14 +400,14 @@ def _best_of_both(tuned: Sequence[TunedProblem]) -> Config:
 def _entry(config: Config, options: Sequence[str]) -> dict[str, Any]:
     """A config by the names that the readers know, in their order."""
     given = dict(config.kwargs)
-    made = {name: given[name] for name in BLOCKS}
+    entry = {name: given[name] for name in BLOCKS}
     if "SPLIT_K" in given:
-        made["SPLIT_K"] = given["SPLIT_K"]
-    made["num_warps"] = config.num_warps
+        entry["SPLIT_K"] = given["SPLIT_K"]
+    entry["num_warps"] = config.num_warps
     if config.num_ctas != 1:
-        made["num_ctas"] = config.num_ctas
-    made["num_stages"] = config.num_stages
-    return {**made, **{name: given[name] for name in options if name in given}}
+        entry["num_ctas"] = config.num_ctas
+    entry["num_stages"] = config.num_stages
+    return {**entry, **{name: given[name] for name in options if name in given}}
 
 
 EXPORT_FORMATS: dict[str, Callable[[Path, Sequence[TunedProblem]], ExportReport]] = {

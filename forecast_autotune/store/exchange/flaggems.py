@@ -60,11 +60,11 @@ def import_flaggems(path: Path, device: Device | None = None, *, refuse: Refuse 
     try:
         address = f"{path.resolve().as_uri()}?mode=ro"
         with closing(sqlite3.connect(address, uri=True)) as database:
-            found = [m for name in _table_names(database) if (m := _TABLE.fullmatch(name))]
-            if not found:
+            results = [m for name in _table_names(database) if (m := _TABLE.fullmatch(name))]
+            if not results:
                 raise RecordError(f"{path}: a database without FlagGems' tables of times")
             left = MOST_ROWS
-            for match in found:
+            for match in results:
                 for row in _rows(database, match[0], left):
                     left -= 1
                     try:

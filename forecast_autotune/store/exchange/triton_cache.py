@@ -82,8 +82,8 @@ def _table(path: Path, device: Device) -> Table:
     if bad and not table.measurements:
         raise RecordError(f"none of its configs can be read ({bad[0]})")
     if bad:
-        said = f"{path}: skipped {len(bad)} of {len(timings)} configs ({bad[0]})"
-        warnings.warn(said, StoreWarning, stacklevel=3)
+        message = f"{path}: skipped {len(bad)} of {len(timings)} configs ({bad[0]})"
+        warnings.warn(message, StoreWarning, stacklevel=3)
     return table
 
 

@@ -48,13 +48,13 @@ def sound_rows(lines: list[bytes], problem_id: str | None = None) -> KernelRows:
 
     With `problem_id`, also for one of another problem.
     """
-    found = KernelRows()
+    kernel_rows = KernelRows()
     for line in lines:
         row = Row.read(line)
         if row is None or problem_id not in (None, row.problem):
             raise RecordError("a row that does not belong there")
-        found.add(row)
-    return found
+        kernel_rows.add(row)
+    return kernel_rows
 
 
 class RemoteBackend(Protocol):
@@ -109,15 +109,15 @@ class RedisBackend:
 
     def lines(self, entry: Entry) -> list[bytes]:
         """Values of a hash, in pieces."""
-        found, size = [], 0
+        result, size = [], 0
         for digest, line in self._client.hscan_iter(_key(entry), count=500):
             if hashlib.sha256(line).hexdigest().encode() != digest:
                 raise StoreError("a row has other contents than were written")
             size += len(line)
             if size > MAX_ENTRY_BYTES:
                 raise StoreError(f"an entry of more than {MAX_ENTRY_BYTES} bytes")
-            found.append(line)
-        return found
+            result.append(line)
+        return result
 
     def add(self, entry: Entry, lines: Mapping[str, bytes]) -> None:
         """Set the fields that are not there."""
@@ -172,14 +172,14 @@ class FileSystemBackend:
         files = [info for info in listed if str(info["name"]).endswith(".jsonl")]
         if sum(int(info["size"] or 0) for info in files) > MAX_ENTRY_BYTES:
             raise StoreError(f"an entry of more than {MAX_ENTRY_BYTES} bytes")
-        found: list[bytes] = []
+        lines: list[bytes] = []
         for info in files:
             data = self._files.cat_file(info["name"], start=0, end=int(info["size"] or 0))
             name = str(info["name"]).rsplit("/", 1)[-1]
             if f"{hashlib.sha256(data).hexdigest()}.jsonl" != name:
                 raise StoreError(f"{name} has other contents than were written")
-            found += data.splitlines(keepends=True)
-        return found
+            lines += data.splitlines(keepends=True)
+        return lines
 
     def add(self, entry: Entry, lines: Mapping[str, bytes]) -> None:
         """Write one more file, unless it is there."""
@@ -238,12 +238,12 @@ class RemoteRows:
         """All rows of a kernel whose problem is known. Raises `StoreError`."""
         if self._listed is None:
             self.kernels()
-        found = KernelRows()
+        kernel_rows = KernelRows()
         for entry in (self._listed or {}).get(kernel, ()):
             with self._told():
                 for row in sound_rows(self._backend.lines(entry)):
-                    found.add(row)
-        return found.with_problems()[0]
+                    kernel_rows.add(row)
+        return kernel_rows.with_problems()[0]
 
     def add(self, kernel: KernelName, rows: KernelRows) -> int:
         """Add what is not there; returns how many rows changed it. Raises `StoreError`."""

@@ -191,9 +191,9 @@ class RemoteClient:
                 self._awaken()
                 if self._prompt:
                     self._prompt = self._news.wait_for(lambda: name not in self._questions, self.wait_s)
-            found = self._answers.pop(name, None)
-            self.counts.answered += found is not None
-            return found
+            result = self._answers.pop(name, None)
+            self.counts.answered += result is not None
+            return result
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was offered is written; whether it was. For commands and tests."""
@@ -382,9 +382,11 @@ class RemoteClient:
             self._silent_until = time.monotonic() + self._failed_s
             self._failed_s = min(2 * self._failed_s, LONGEST_PAUSE_S)
             self._drop_questions()
-        said = f"the remote store {self.address} is not used for a while: {error}; tuning goes on without it"
+        message = (
+            f"the remote store {self.address} is not used for a while: {error}; tuning goes on without it"
+        )
         with contextlib.suppress(Warning):  # where warnings are errors, this thread goes on all the same
-            self._notes.add(said, topic="remote")
+            self._notes.add(message, topic="remote")
 
     def _drop_questions(self) -> None:
         self._questions.clear()

@@ -213,8 +213,8 @@ def test_forecasts_are_those_made_before_the_first_measurement() -> None:
         return Measurement("p", name, Outcome.OK, ms, extra=extra)
 
     first, later = {"log2_ms": 1.0, "sd": 1.0, "p_fail": 0.1}, {"log2_ms": 5.0, "sd": 1.0, "p_fail": 0.1}
-    found = first_forecasts([row(1.0, first), row(1.1, None), row(1.2, later)])
-    (forecast,) = found.values()
+    result = first_forecasts([row(1.0, first), row(1.1, None), row(1.2, later)])
+    (forecast,) = result.values()
     assert forecast["ms"] == 2.0
     assert forecast["low_ms"] * forecast["high_ms"] == pytest.approx(4.0)
     odd = [{"log2_ms": "x"}, {"log2_ms": 1e9, "sd": 1, "p_fail": 0}, [1, 2], "forecast"]
@@ -252,12 +252,12 @@ def test_doctor_warns_of_bundles_and_a_model_that_are_not_there(
     monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", os.pathsep.join(["/nowhere", str(tmp_path)]))
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODEL", "/nowhere/model.npz")
     main(["doctor", "--json"])
-    found = [
+    results = [
         (c["name"], c["detail"]) for c in shown(capsys)["checks"] if c["status"] == "warn" and c["remedy"]
     ]
-    assert ("bundles", "/nowhere is not there") in found
-    assert ("bundles", f"{tmp_path} is no bundle") in found
-    assert ("model", "/nowhere/model.npz is no file") in found
+    assert ("bundles", "/nowhere is not there") in results
+    assert ("bundles", f"{tmp_path} is no bundle") in results
+    assert ("model", "/nowhere/model.npz is no file") in results
     monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", "~no-such-user/bundle")
     main(["doctor", "--json"])
     assert any(

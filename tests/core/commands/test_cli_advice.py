@@ -73,7 +73,9 @@ def test_a_decision_says_what_became_of_the_advice(tmp_path: Path) -> None:
 def test_advice_that_the_clock_contradicts_loses_its_weight(tmp_path: Path) -> None:
     settings = Settings(mode=Mode.EXHAUSTIVE)
     right, wrong = (decide(advised_store(tmp_path / str(len(t)), t), settings).advice for t in (TEXT, NOISE))
-    weights = [float(said.rpartition(" ")[2]) if "weight" in said else 0.0 for said in (right, wrong)]
+    weights = [
+        float(message.rpartition(" ")[2]) if "weight" in message else 0.0 for message in (right, wrong)
+    ]
     assert weights[1] < weights[0] / 2, (right, wrong)
 
 
@@ -95,29 +97,29 @@ def test_explain_shows_summary_terms_and_outcome(tmp_path: Path, capsys: Capture
     decision = decide(advised_store(tmp_path))
     assert main(["explain", "example", "--json"]) == 0
     (entry,) = shown(capsys)["problems"]
-    told = entry["advice"]
-    assert told["outcome"] == decision.advice
-    assert told["summary"] == "middle-sized blocks; spills at 8 warps"
-    assert [t["term"] for t in told["terms"]] == ["cost", "warps"]
-    assert told["terms"][0]["chosen"] <= told["terms"][0]["median"]
-    (constant,) = told["constants"]
+    text = entry["advice"]
+    assert text["outcome"] == decision.advice
+    assert text["summary"] == "middle-sized blocks; spills at 8 warps"
+    assert [t["term"] for t in text["terms"]] == ["cost", "warps"]
+    assert text["terms"][0]["chosen"] <= text["terms"][0]["median"]
+    (constant,) = text["constants"]
     assert (constant["constant"], constant["stated"]) == ("line 4", 0.3)
     assert 0.1 < constant["fitted"] < 0.25, "0.15 is what the times were made with"
     assert main(["explain", "example"]) == 0
-    said = capsys.readouterr().out
-    assert "line 4: stated 0.3, by these measurements about 0." in said
-    assert "advice (writer-1): middle-sized blocks; spills at 8 warps" in said
-    assert decision.advice in said
-    assert "warps: " in said
+    message = capsys.readouterr().out
+    assert "line 4: stated 0.3, by these measurements about 0." in message
+    assert "advice (writer-1): middle-sized blocks; spills at 8 warps" in message
+    assert decision.advice in message
+    assert "warps: " in message
 
 
 def test_explain_of_advice_that_cannot_be_evaluated(tmp_path: Path, capsys: Capture) -> None:
     decide(Store(tmp_path / "store"))
     advised_store(tmp_path, ELSEWHERE)
     assert main(["explain", "example"]) == 0
-    said = capsys.readouterr().out
-    assert "it cannot be evaluated here: line 3: no candidate has config.TILE" in said
-    assert "not asked about in this decision" in said
+    message = capsys.readouterr().out
+    assert "it cannot be evaluated here: line 3: no candidate has config.TILE" in message
+    assert "not asked about in this decision" in message
 
 
 def test_show_and_doctor_count_it(tmp_path: Path, capsys: Capture) -> None:

@@ -140,13 +140,13 @@ def test_a_folder_that_import_cannot_read_says_why(
     assert main(["store", "bundle", str(tmp_path / "bundle")]) == 0
     (tmp_path / "empty").mkdir()
     capsys.readouterr()
-    for folder, said in (
+    for folder, message in (
         (tmp_path / "bundle", "is a bundle: `forecast-autotune store merge"),
         (root, "is a store: `forecast-autotune store merge"),
         (tmp_path / "empty", "no file in it is of the known formats"),
     ):
         assert main(["import", str(folder)]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main(["import", "--triton-cache", str(tmp_path / "empty")]) == 2
     assert "holds no *.autotune.json" in capsys.readouterr().err
 

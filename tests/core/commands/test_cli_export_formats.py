@@ -36,9 +36,9 @@ def store(tmp_path: Path) -> Path:
     tables = [
         Table(p, [Measurement(p.id, Candidate(Config.of(blocks)), Outcome.OK, 1.0)]) for p in (moe, other)
     ]
-    made = Store(tmp_path / "store")
-    made.import_tables(tables)
-    made.sync()
+    result = Store(tmp_path / "store")
+    result.import_tables(tables)
+    result.sync()
     return tmp_path / "store"
 
 
@@ -46,13 +46,13 @@ def test_files_are_written_and_what_has_no_place_is_named(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["export", str(tmp_path / "out"), "--format", "vllm-moe", "--store", str(store), "--json"])
-    said = capsys.readouterr()
+    message = capsys.readouterr()
     assert code == 0
-    told = json.loads(said.out)
-    assert [Path(p).name for p in told["files"]] == ["E=8,N=1024,device_name=NVIDIA_H200.json"]
-    assert told["left_out"] == ["softmax 1: it has no argument b_ptr: no fused_moe_kernel"]
-    made = json.loads((tmp_path / "out" / "E=8,N=1024,device_name=NVIDIA_H200.json").read_text())
-    assert made["32"]["BLOCK_SIZE_M"] == 16
+    text = json.loads(message.out)
+    assert [Path(p).name for p in text["files"]] == ["E=8,N=1024,device_name=NVIDIA_H200.json"]
+    assert text["left_out"] == ["softmax 1: it has no argument b_ptr: no fused_moe_kernel"]
+    result = json.loads((tmp_path / "out" / "E=8,N=1024,device_name=NVIDIA_H200.json").read_text())
+    assert result["32"]["BLOCK_SIZE_M"] == 16
 
 
 def test_nothing_written_is_a_failure(

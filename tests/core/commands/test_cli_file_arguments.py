@@ -166,8 +166,8 @@ def test_what_a_users_file_raises_is_told(
     Path("broken_of_mine.py").write_text(text)
     assert main(words) in (1, 2)
     captured = capsys.readouterr()
-    *progress, told = captured.err.splitlines()
+    *progress, message = captured.err.splitlines()
     assert all(line.startswith(("reading ", "opening ")) for line in progress)
-    assert said in told
-    assert told.isprintable()
-    assert "internal error" not in told
+    assert said in message
+    assert message.isprintable()
+    assert "internal error" not in message

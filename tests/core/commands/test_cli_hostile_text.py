@@ -60,10 +60,10 @@ def planted_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         settings=settings.with_(mode=Mode.EXHAUSTIVE),
     )
     source = "def example(x, n):\n    pass\n"
-    made = Variant.of(
+    variant = Variant.of(
         "example", "0" * 64, source, Provenance(Origin.LLM, "model-1", "base", "", "wider", "2026")
     )
-    store.put_variant(made, [Check("example-gpu", "s", True, "18 trials", "2026")])
+    store.put_variant(variant, [Check("example-gpu", "s", True, "18 trials", "2026")])
     store.put_advice(Advice("example", "0" * 64, TEXT, "writer-1", provenance="asked"))
     store.sync()
     for path in root.rglob("decisions/*.json"):
@@ -88,8 +88,8 @@ def _first(data: Any, name: str) -> Any:
         if name in data:
             return data
         for value in data.values():
-            if (found := _first(value, name)) is not None:
-                return found
+            if (result := _first(value, name)) is not None:
+                return result
     return None
 
 
@@ -136,9 +136,9 @@ def commands(root: Path, out: Path) -> list[list[str]]:
     names = {"example"}
     for path in root.rglob("*.json*"):
         for data in documents(path) or ():
-            found = _first(data, "kernel")
-            if found is not None:
-                kernel = found["kernel"]
+            result = _first(data, "kernel")
+            if result is not None:
+                kernel = result["kernel"]
                 name = kernel.get("name") if isinstance(kernel, dict) else kernel
                 names |= {name} if isinstance(name, str) else set()
     table = str(out / "table.jsonl")
@@ -172,14 +172,14 @@ def assert_tame(text: str, what: object) -> None:
 
 def file_places(root: Path) -> list[tuple[str, tuple[str, ...]]]:
     """Glob patterns of files, and places in them."""
-    found = {}
+    results = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and (parsed := documents(path)):
             kind = f"*{path.suffix}" if path.parent.name != "store" else path.name
             pattern = f"**/{path.parent.name}/{kind}"
             for data in parsed:
-                found.update(dict.fromkeys((pattern, place) for place in places(data)))
-    return list(found)
+                results.update(dict.fromkeys((pattern, place) for place in places(data)))
+    return list(results)
 
 
 @pytest.mark.slow
@@ -266,16 +266,16 @@ def test_what_is_imported_is_shown_as_tamely(planted: Path, tmp_path: Path, caps
 def test_three_megabytes_are_cut_and_counted(
     planted: Path, tmp_path: Path, capsys: Capture, place: tuple[str, ...]
 ) -> None:
-    found = 0
+    result = 0
     for path in planted.rglob("*.json*"):
         if (parsed := documents(path)) is not None:
             for data in parsed:
                 if place == ("message",) and data.get("type") == "measurement":
                     data |= {"outcome": "compile_error", "median_ms": None, "message": "m"}
             changed = [_planted_somewhere(data, place, "long " * 600_000) for data in parsed]
-            found += sum(one != data for one, data in zip(changed, parsed, strict=True))
+            result += sum(one != data for one, data in zip(changed, parsed, strict=True))
             path.write_text("\n".join(map(json.dumps, changed)) + "\n")
-    assert found, "no file of the store has such a place"
+    assert result, "no file of the store has such a place"
     for words in commands(planted, tmp_path)[:8]:
         main([*words, "--store", str(planted)])
         captured = capsys.readouterr()
@@ -323,8 +323,8 @@ def test_words_of_the_command_line_are_shown_as_tamely(words: list[str], capsys:
     assert status in (0, 1, 2)
     assert_tame(captured.out, words)
     assert_tame(captured.err, words)
-    *progress, told = captured.err.splitlines() or [""]
-    assert len(told) < LONGEST_TEXT + 200
+    *progress, text = captured.err.splitlines() or [""]
+    assert len(text) < LONGEST_TEXT + 200
     assert all(line.startswith(("reading ", "opening ")) for line in progress)
     assert len(progress) <= 1
 

@@ -126,8 +126,8 @@ def test_a_command_ends_alike_at_any_moment(
         assert "Exception ignored" not in errors
         assert "internal error" not in errors
         if process.returncode == 128 + number:
-            said = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
-            assert errors.splitlines()[-1] == f"forecast-autotune: {said}"
+            message = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+            assert errors.splitlines()[-1] == f"forecast-autotune: {message}"
         assert eventually(partial(none_left, mark)), "a child is left"
         # The lock of a device stays: it is everybody's.
         left = [

@@ -144,7 +144,7 @@ def name_of(value: object) -> str:
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: "-".join(map(name_of, CASES[n])))
 def test_the_remedy_is_named(number: int, folders: list[Path]) -> None:
-    _, _, said = CASES[number]
+    _, _, message = CASES[number]
     folder = folders[number]
     output, errors = ((folder / name).read_text() for name in ("said.txt", "errors.txt"))
     assert (folder / "status.txt").read_text() in ("1", "2"), (output, errors)
@@ -152,5 +152,5 @@ def test_the_remedy_is_named(number: int, folders: list[Path]) -> None:
     assert "internal error" not in errors
     line = errors.splitlines()[-1]
     assert line.startswith("forecast-autotune: error: "), errors
-    assert said in line or (said == "extra" and "forecast-autotune[" in line), line
+    assert message in line or (message == "extra" and "forecast-autotune[" in line), line
     assert not (folder / "s").exists(), "a search that cannot begin leaves nothing"

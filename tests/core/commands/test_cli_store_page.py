@@ -28,11 +28,11 @@ def test_the_page_of_a_tuned_store(tuned: Table, root: Path, tmp_path: Path, cap
     for text in (tuned.problem.kernel.name, str(decided.chosen), "first measurements fell inside"):
         assert text in page
     assert decided.rounds
-    made = overview_of(Store(root))
-    (row,) = made.rows
+    result = overview_of(Store(root))
+    (row,) = result.rows
     assert row.reasons == tuple(dict.fromkeys((*decided.rounds, decided.reason)))
     assert (row.measured, row.risk, row.saved_s) == (decided.measured, decided.stated_risk, decided.saved_s)
-    assert made.disk_bytes > 1000
+    assert result.disk_bytes > 1000
 
 
 def test_filters_choose_what_is_shown(tuned: Table, root: Path, tmp_path: Path, capsys: Capture) -> None:

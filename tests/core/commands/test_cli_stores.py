@@ -27,8 +27,8 @@ GRAPHS = zlib.crc32(_SAVED).to_bytes(4, "big") + _SAVED
 
 def json_of(capfd: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
     assert main([*words, "--json"]) == status
-    found: dict[str, Any] = json.loads(capfd.readouterr().out)
-    return found
+    results: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return results
 
 
 def test_a_store_is_bundled_checked_and_merged(
@@ -36,10 +36,10 @@ def test_a_store_is_bundled_checked_and_merged(
 ) -> None:
     filled(root)
     folder = str(tmp_path / "tuned")
-    made = json_of(capfd, "store", "bundle", folder, "--kernel", "MATMUL", "--device", "h200")
-    assert made["carries"] == []
-    assert [(c["kernel"], c["problems"]) for c in made["covers"]] == [("matmul", 2)]
-    assert made["digest"] == Bundle.open(Path(folder)).manifest.digest
+    result = json_of(capfd, "store", "bundle", folder, "--kernel", "MATMUL", "--device", "h200")
+    assert result["carries"] == []
+    assert [(c["kernel"], c["problems"]) for c in result["covers"]] == [("matmul", 2)]
+    assert result["digest"] == Bundle.open(Path(folder)).manifest.digest
     checked = json_of(capfd, "store", "verify", folder, str(root))
     assert [entry["wrong"] for entry in checked["places"]] == [[], []]
     assert json_of(capfd, "store", "merge", folder, "--into", str(tmp_path / "other"))["added"] == 10
@@ -53,15 +53,15 @@ def test_a_store_is_bundled_checked_and_merged(
 def test_what_is_wrong_is_told_and_costs_status_1(
     root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    source, made = filled(root), bundle(tmp_path)
-    (made / "note.txt").write_text("x")
+    source, result = filled(root), bundle(tmp_path)
+    (result / "note.txt").write_text("x")
     log = next(root.rglob("log-*.jsonl"))
     log.write_bytes(log.read_bytes() + b"nonsense\n")
-    checked = json_of(capfd, "store", "verify", str(made), str(root), str(tmp_path / "nowhere"), status=1)
-    said = [entry["wrong"][0] for entry in checked["places"]]
-    assert "does not belong to it" in said[0]
-    assert "not a line of JSON" in said[1]
-    assert "no such folder" in said[2]
+    checked = json_of(capfd, "store", "verify", str(result), str(root), str(tmp_path / "nowhere"), status=1)
+    messages = [entry["wrong"][0] for entry in checked["places"]]
+    assert "does not belong to it" in messages[0]
+    assert "not a line of JSON" in messages[1]
+    assert "no such folder" in messages[2]
     before = row_digests(source)
     assert json_of(capfd, "store", "gc")["lines"] == 1
     assert row_digests(source) == before
@@ -72,21 +72,21 @@ def test_a_bundle_is_no_target_and_a_store_not_its_own_source(
     root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     filled(root)
-    made = bundle(tmp_path)
-    assert main(["store", "merge", str(root), "--into", str(made)]) == 2
+    result = bundle(tmp_path)
+    assert main(["store", "merge", str(root), "--into", str(result)]) == 2
     assert "never changes" in capfd.readouterr().err
     assert main(["store", "merge", str(root)]) == 2
     assert "a source and the target" in capfd.readouterr().err
-    assert main(["store", "install", str(made)]) == 1
+    assert main(["store", "install", str(result)]) == 1
     assert "carries no compiled kernels" in capfd.readouterr().err
 
 
 def test_a_bundle_is_read_as_a_store_and_never_written_to(
     root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, table = bundle(tmp_path), tmp_path / "table.jsonl"
-    before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
-    given = ["--store", str(made)]
+    result, table = bundle(tmp_path), tmp_path / "table.jsonl"
+    before = {path: path.read_bytes() for path in result.rglob("*") if path.is_file()}
+    given = ["--store", str(result)]
     rows = json_of(capfd, "show", *given)["kernels"]
     assert [(r["kernel"], r["problems"], r["decided"]) for r in rows] == [
         ("matmul", 1, 1),
@@ -113,12 +113,12 @@ def test_a_bundle_is_read_as_a_store_and_never_written_to(
     assert command("run", *given, str(table)).returncode == 2
     assert main(["doctor", *given]) == 1
     assert "is a bundle, which never changes" in " ".join(capfd.readouterr().out.split())
-    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(made))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(result))
     assert main(["import", str(table)]) == 2
-    assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
-    assert set(made.rglob("*")) - set(before) == {
-        made / "rows",
-        *(p.parent for p in before if p.parent != made),
+    assert {path: path.read_bytes() for path in result.rglob("*") if path.is_file()} == before
+    assert set(result.rglob("*")) - set(before) == {
+        result / "rows",
+        *(p.parent for p in before if p.parent != result),
     }
 
 
@@ -156,15 +156,15 @@ def test_a_place_that_is_not_there_is_wrong_usage(
     file, empty = tmp_path / "file", tmp_path / "empty"
     file.write_text("x")
     empty.mkdir()
-    for place, said in (
+    for place, message in (
         (tmp_path / "nowhere", "there is no such folder"),
         (file, "is a file: name a store's folder or a bundle"),
         (empty, "holds neither a store nor a bundle"),
     ):
         for words in (("merge",), ("diff",)):
             assert main(["store", *words, str(place)]) == 2
-            assert said in capfd.readouterr().err
-        assert said in json_of(capfd, "store", "verify", str(place), status=1)["places"][0]["wrong"][0]
+            assert message in capfd.readouterr().err
+        assert message in json_of(capfd, "store", "verify", str(place), status=1)["places"][0]["wrong"][0]
 
 
 def test_a_store_is_a_folder_with_a_name(
@@ -176,9 +176,9 @@ def test_a_store_is_a_folder_with_a_name(
         assert main([*words, "--store", ""]) == 2
         assert "an empty name is no directory" in capfd.readouterr().err
         assert main([*words, "--store", "redis://:secret@localhost:1/0"]) == 2
-        said = capfd.readouterr().err
-        assert "redis://... is an address, not a directory: name it in FORECAST_AUTOTUNE_REMOTE" in said
-        assert "secret" not in said
+        message = capfd.readouterr().err
+        assert "redis://... is an address, not a directory: name it in FORECAST_AUTOTUNE_REMOTE" in message
+        assert "secret" not in message
     assert main(["store", "verify", ""]) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["v1"]
 
@@ -199,13 +199,13 @@ def test_compiled_kernels_move_with_their_lists_of_files(
     (entry / "__grp__k.json").write_text(json.dumps({"child_paths": {"k.cubin": str(entry / "k.cubin")}}))
     (entry / "k.lock").write_text("")
     folder = str(tmp_path / "tuned")
-    made = json_of(capfd, "store", "bundle", folder, "--compiled", str(tmp_path / "cache"))
-    assert made["carries"] == ["compiled"]
+    result = json_of(capfd, "store", "bundle", folder, "--compiled", str(tmp_path / "cache"))
+    assert result["carries"] == ["compiled"]
     assert str(tmp_path).encode() not in b"".join(
         p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()
     )
     given = ["store", "install", folder, "--cache", str(tmp_path / "new")]
-    assert json_of(capfd, *given, "--digest", made["digest"])["installed"] == 2
+    assert json_of(capfd, *given, "--digest", result["digest"])["installed"] == 2
     assert json_of(capfd, *given)["installed"] == 0
     placed = tmp_path / "new" / "ABC"
     assert (placed / "k.cubin").read_bytes() == b"\x7fELF"
@@ -224,13 +224,13 @@ def test_compiled_graphs_go_along_as_one_file(
     filled(root)
     saved, folder, taken = tmp_path / "saved.bin", str(tmp_path / "tuned"), tmp_path / "taken.bin"
     saved.write_bytes(GRAPHS)
-    made = json_of(capfd, "store", "bundle", folder, "--graphs", str(saved))
-    assert made["carries"] == ["graphs"]
+    result = json_of(capfd, "store", "bundle", folder, "--graphs", str(saved))
+    assert result["carries"] == ["graphs"]
     given = ["store", "install", folder, "--graphs", str(taken)]
     assert main([*given, "--digest", "0" * 64]) == 1
     assert not taken.exists()
     capfd.readouterr()
-    assert json_of(capfd, *given, "--digest", made["digest"])["graphs"] == str(taken)
+    assert json_of(capfd, *given, "--digest", result["digest"])["graphs"] == str(taken)
     assert taken.read_bytes() == GRAPHS
     assert main(given) == 1
     assert "exists: name a new file" in capfd.readouterr().err
@@ -241,13 +241,13 @@ def test_compiled_graphs_go_along_as_one_file(
     assert "other contents than were bundled" in capfd.readouterr().err
     saved.write_bytes(b"")
     (tmp_path / "random").write_bytes(bytes(range(256)))
-    for file, status, said in (
+    for file, status, message in (
         (saved, 1, "is empty"),
         (tmp_path / "random", 1, "holds no compiled graphs: write the bytes of torch.compiler.save_cache"),
         (tmp_path, 1, "is a folder where a file belongs"),
         (tmp_path / "no", 2, "there is no such file"),
     ):
         assert main(["store", "bundle", str(tmp_path / "x"), "--graphs", str(file)]) == status
-        assert said in capfd.readouterr().err
+        assert message in capfd.readouterr().err
     assert main(["store", "bundle", str(saved)]) == 2
     assert "is a file: name a new or empty folder" in capfd.readouterr().err

@@ -98,8 +98,8 @@ def outcomes(redirected: str, lines: list[tuple[str, ...]]) -> dict[Words, Compl
     assert done.returncode == 0, done.stderr
     *parts, rest = re.split(r"\nended (-?\d+)\n", done.stderr)
     assert rest == ""
-    told = zip(lines, parts[::2], parts[1::2], strict=True)
-    return {words: Completed(words, int(status), "", errors) for words, errors, status in told}
+    text = zip(lines, parts[::2], parts[1::2], strict=True)
+    return {words: Completed(words, int(status), "", errors) for words, errors, status in text}
 
 
 @pytest.fixture(scope="module")

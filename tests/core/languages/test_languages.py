@@ -142,12 +142,12 @@ def test_failures_are_recorded_with_their_reasons_and_one_that_works_is_found() 
     listed = [config(tile) for tile in (*FAILING, 8)]
     tuned = tune_language(kernel, listed, store=store, settings=Settings(mode="exhaustive"))
     assert tuned.decision.chosen.config == config(8)
-    told = {
+    texts = {
         dict(m.candidate.config.kwargs)["TILE"]: (m.outcome, m.extra.get("message"))
         for m in store.measurements(kernel.problem)
         if not m.ok
     }
-    assert told == {
+    assert texts == {
         1: (Outcome.OUT_OF_RESOURCES, "one tile needs too many programs"),
         2: (Outcome.COMPILE_ERROR, "ValueError: no such tile"),
         3: (Outcome.RUNTIME_ERROR, "RuntimeError: illegal address"),
@@ -167,13 +167,13 @@ def test_a_prefetch_between_two_measurements_takes_nothing_away() -> None:
     measurer = LanguageMeasurer(Tiles(), workers=1)
     names = [Candidate(c) for c in SPACE]
     try:
-        found = []
+        results = []
         for m in measurer.measure(names[:4]):
-            found.append(m.candidate)
+            results.append(m.candidate)
             measurer.prefetch(names[10:])
     finally:
         measurer.close()
-    assert set(found) == set(names[:4])
+    assert set(results) == set(names[:4])
 
 
 def test_launches_are_timed_three_times_at_least_and_a_hundred_times_at_most() -> None:

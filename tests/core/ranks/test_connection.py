@@ -85,9 +85,9 @@ def test_an_error_of_the_store_ends_the_connection_and_is_told_in_one_line() -> 
     store = Watched()
     store.error = RuntimeError("Broken pipe\nframe #0: deep inside")
     connection = connect(store)
-    with pytest.raises(JobStoreLostError) as told:
+    with pytest.raises(JobStoreLostError) as text:
         connection.get("a")
-    assert str(told.value) == "the job's store failed: RuntimeError: Broken pipe"
+    assert str(text.value) == "the job's store failed: RuntimeError: Broken pipe"
     store.error = None
     with pytest.raises(JobStoreLostError):
         connection.get("a")

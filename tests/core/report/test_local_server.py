@@ -20,8 +20,8 @@ def served(render: Callable[[], str], port: int = 0) -> LocalServer:
 
 @pytest.fixture
 def server() -> Iterator[LocalServer]:
-    with served(lambda: "<p>page</p>") as made:
-        yield made
+    with served(lambda: "<p>page</p>") as result:
+        yield result
 
 
 def asked(

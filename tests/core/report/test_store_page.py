@@ -63,12 +63,12 @@ def test_nothing_of_a_store_becomes_markup() -> None:
     texts = dict.fromkeys(("kernel", "key", "device", "evidence", "chosen", "at"), HOSTILE)
     row = problem_row(3, **texts, reasons=(HOSTILE, HOSTILE * 100))
     page = render_store_page(overview(row, remarks=[HOSTILE] * 30), NOW)
-    found = Tags(page)
-    named = [tag for tag, _ in found.tags]
+    tags = Tags(page)
+    named = [tag for tag, _ in tags.tags]
     assert named.count("script") == 1
     assert named.count("style") == 1
     assert "img" not in named
-    assert not [a for _, attributes in found.tags for a in attributes if a.startswith("on")]
+    assert not [a for _, attributes in tags.tags for a in attributes if a.startswith("on")]
     assert "\u202e" not in page
     assert "\x1b" not in page
     assert len(page) < 60_000, "text is bounded"
@@ -88,10 +88,10 @@ def test_a_page_loads_nothing_and_lets_nothing_else_run() -> None:
 
 def test_more_problems_than_a_page_holds_are_counted() -> None:
     rows = [problem_row(i) for i in range(MOST_PROBLEMS + 7)]
-    made = overview(*rows)
-    assert (len(made.rows), made.problems) == (MOST_PROBLEMS, MOST_PROBLEMS + 7)
-    assert made.rows[0].at == max(row.at for row in rows)
-    page = render_store_page(made, NOW)
+    result = overview(*rows)
+    assert (len(result.rows), result.problems) == (MOST_PROBLEMS, MOST_PROBLEMS + 7)
+    assert result.rows[0].at == max(row.at for row in rows)
+    page = render_store_page(result, NOW)
     assert "7 older ones are left out" in page
     assert len(page) < 10_000_000
 

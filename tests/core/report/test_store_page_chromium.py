@@ -16,8 +16,8 @@ from tests.core.report.store_rows import HOSTILE, overview, problem_row
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+    with chromium() as result:
+        yield result
 
 
 def written(folder: Path, problems: int) -> str:
@@ -25,8 +25,8 @@ def written(folder: Path, problems: int) -> str:
     file = folder / "store.html"
     hostile = dict.fromkeys(("kernel", "key", "device", "chosen"), HOSTILE)
     rows = [problem_row(i) for i in range(problems)]
-    made = overview(*rows, problem_row(3000, **hostile, at="2026-12-01", reasons=(HOSTILE,)))
-    file.write_text(render_store_page(made), encoding="utf-8")
+    result = overview(*rows, problem_row(3000, **hostile, at="2026-12-01", reasons=(HOSTILE,)))
+    file.write_text(render_store_page(result), encoding="utf-8")
     return file.as_uri()
 
 
@@ -39,8 +39,8 @@ def column(visit: PageVisit, name: str) -> list[str]:
     """Texts of the rows that are shown, in their order."""
     heads = visit.tab.eval_on_selector_all("#problems thead th", "all => all.map(h => h.textContent)")
     cells = f"#problems tbody tr:not([hidden]) td:nth-child({heads.index(name) + 1})"
-    found: list[str] = visit.tab.eval_on_selector_all(cells, "all => all.map(c => c.textContent)")
-    return found
+    results: list[str] = visit.tab.eval_on_selector_all(cells, "all => all.map(c => c.textContent)")
+    return results
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -123,11 +123,11 @@ def test_hostile_text_is_shown_as_it_is(browser: Any, small: str) -> None:
 
 
 def test_the_served_page(browser: Any) -> None:
-    made = [problem_row(1)]
-    with LocalServer({"/": lambda query: ServedText(render_store_page(overview(*made)))}) as server:
+    results = [problem_row(1)]
+    with LocalServer({"/": lambda query: ServedText(render_store_page(overview(*results)))}) as server:
         visit = PageVisit(browser, server.url)
         assert len(column(visit, "kernel")) == 1
-        made.append(problem_row(2))
+        results.append(problem_row(2))
         visit.tab.reload()
         assert len(column(visit, "kernel")) == 2
         assert visit.messages == []

@@ -49,8 +49,8 @@ def reseal(folder: Path, change: Callable[[Manifest], Manifest] = lambda m: m) -
 
 
 def rows_file(folder: Path, kernel: str = "softmax") -> Path:
-    (found,) = folder.glob(f"rows/*/{kernel}-*.jsonl")
-    return found
+    (result,) = folder.glob(f"rows/*/{kernel}-*.jsonl")
+    return result
 
 
 def test_a_bundle_holds_the_rows_and_no_code(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_sources_go_along_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_bundle_needs_a_new_folder_and_something_to_hold(tmp_path: Path) -> None:
-    made = bundle(tmp_path)
+    result = bundle(tmp_path)
     with pytest.raises(StoreError, match="is not empty"):
-        write_bundle(StoreFolder(tmp_path / "source"), made)
+        write_bundle(StoreFolder(tmp_path / "source"), result)
     with pytest.raises(StoreError, match="holds nothing"):
         write_bundle(StoreFolder(tmp_path / "source"), tmp_path / "new", BundleOptions(kernel="conv"))
     assert not (tmp_path / "new").exists()
@@ -189,24 +189,24 @@ def rows_file_path(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_what_was_changed_is_refused_whole_in_one_line(tmp_path: Path, name: str) -> None:
-    made = bundle(tmp_path)
-    _PLACES[made] = rows_file(made)
-    damage, said = DAMAGE[name]
-    damage(made)
-    with pytest.raises(BundleError, match=said) as refused:
-        Bundle.open(made)
-    assert str(refused.value).startswith(f"the bundle {made} is refused: ")
+    result = bundle(tmp_path)
+    _PLACES[result] = rows_file(result)
+    damage, message = DAMAGE[name]
+    damage(result)
+    with pytest.raises(BundleError, match=message) as refused:
+        Bundle.open(result)
+    assert str(refused.value).startswith(f"the bundle {result} is refused: ")
     assert "\n" not in str(refused.value)
 
 
 def test_files_may_be_links_as_hubs_lay_them_out(tmp_path: Path) -> None:
-    made = bundle(tmp_path)
-    for path in [p for p in made.rglob("*") if p.is_file()]:
+    result = bundle(tmp_path)
+    for path in [p for p in result.rglob("*") if p.is_file()]:
         blob = tmp_path / "blobs" / f"{path.parent.name}-{path.name}"
         blob.parent.mkdir(exist_ok=True)
         path.rename(blob)
         path.symlink_to(blob)
-    assert len(Bundle.open(made).kernels()) == 3
+    assert len(Bundle.open(result).kernels()) == 3
 
 
 # --- layers ---
@@ -215,9 +215,9 @@ def test_files_may_be_links_as_hubs_lay_them_out(tmp_path: Path) -> None:
 @pytest.fixture
 def layered(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's empty store over a bundle."""
-    made = bundle(tmp_path)
-    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(made))
-    return made
+    result = bundle(tmp_path)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(result))
+    return result
 
 
 def test_the_users_store_comes_first_and_is_the_only_one_written_to(layered: Path, root: Path) -> None:
@@ -240,8 +240,8 @@ def test_what_was_merged_from_a_bundle_is_not_counted_twice(layered: Path, root:
 
 
 def test_relatives_come_from_bundles_too(layered: Path) -> None:
-    found = Store.default().relatives(problem(512))
-    assert {r.problem.id for r in found} >= {problem().id, problem(2048).id}
+    result = Store.default().relatives(problem(512))
+    assert {r.problem.id for r in result} >= {problem().id, problem(2048).id}
 
 
 def test_bundles_are_asked_in_order_and_a_refused_one_is_left_out(
@@ -253,9 +253,9 @@ def test_bundles_are_asked_in_order_and_a_refused_one_is_left_out(
     places = os.pathsep.join([str(tmp_path / "nowhere"), str(first), "", str(second)])
     monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", places)
     store = Store.default()
-    with pytest.warns(StoreWarning) as told:
+    with pytest.warns(StoreWarning) as text:
         assert store.decision(p) is not None
-    assert [str(w.message).split(" is refused")[0] for w in told] == [
+    assert [str(w.message).split(" is refused")[0] for w in text] == [
         f"the bundle {tmp_path / 'nowhere'}",
         f"the bundle {first}",
     ]
@@ -279,10 +279,10 @@ def test_a_folder_beside_the_program_and_packages_are_found(
         for name, value in (("mine", "kernels_of_mine.tuned"), ("gone", "no_such_package.tuned"))
     ]
     monkeypatch.setattr(bundle_discovery, "entry_points", lambda group: EntryPoints(entries))
-    found = bundle_discovery.bundle_folders()
-    assert found[0] == beside
-    assert found[2] == tmp_path / "shelf" / "kernels_of_mine" / "tuned"
-    assert "the bundle gone" in str(found[1])
+    result = bundle_discovery.bundle_folders()
+    assert result[0] == beside
+    assert result[2] == tmp_path / "shelf" / "kernels_of_mine" / "tuned"
+    assert "the bundle gone" in str(result[1])
     with pytest.warns(StoreWarning, match="gone"):
         assert Store.default().decision(problem()) is not None
     assert "kernels_of_mine" not in sys.modules
@@ -334,36 +334,36 @@ def test_a_bundled_decision_is_used_without_a_measurement(
         settings = Settings().with_(**changes)
         return tune(task, measurer, store=store, surrogate=AnalyticSurrogate(), settings=settings)
 
-    made = decide(Store(tmp_path / "ci"))
+    output = decide(Store(tmp_path / "ci"))
     write_bundle(StoreFolder(tmp_path / "ci"), tmp_path / "bundle")
     monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(tmp_path / "bundle"))
     assert len(measurers) == 1
     for mode in ("tune", "frozen", "skip"):
-        found = decide(Store.default(), mode=mode)
-        assert (found.chosen, found.evidence, found.measured) == (made.chosen, Evidence.STORED, 0)
+        result = decide(Store.default(), mode=mode)
+        assert (result.chosen, result.evidence, result.measured) == (output.chosen, Evidence.STORED, 0)
     assert len(measurers) == 1
     again = decide(Store.default(), tolerance=0.03)
-    assert again.known >= made.measured, "its rows answer other settings, too"
+    assert again.known >= output.measured, "its rows answer other settings, too"
     with pytest.raises(LookupError, match="holds nothing"):
         decide(Store.default(), mode="frozen", device=Device("another"))
 
 
 def test_a_program_whose_store_is_a_bundle_decides_and_writes_nothing(tmp_path: Path) -> None:
-    made, table = bundle(tmp_path), example_table()
-    before = sorted(made.rglob("*"))
-    store = Store(made)
+    output, table = bundle(tmp_path), example_table()
+    before = sorted(output.rglob("*"))
+    store = Store(output)
     with pytest.warns(
         StoreWarning, match="a bundle, which never changes: name it in FORECAST_AUTOTUNE_STORES"
     ):
-        found = tune(
+        result = tune(
             TuningTask(table.problem, list(table.by_candidate())),
             lambda: TableMeasurer(table, workers=2),
             store=store,
             surrogate=AnalyticSurrogate(),
             settings=Settings(),
         )
-    assert found.measured
-    assert store.decision(table.problem) == found
+    assert result.measured
+    assert store.decision(table.problem) == result
     store.put_facts(table.problem, {"version": "1", "units": []})
     with pytest.warns(StoreWarning, match="a miss is not recorded"):
         store.add_miss(Miss.of(table.problem, "frozen", 4, {}, ""))
@@ -371,9 +371,9 @@ def test_a_program_whose_store_is_a_bundle_decides_and_writes_nothing(tmp_path: 
     with pytest.warns(StoreWarning, match="variants cannot be written"):
         store.put_variant(made_variant)
     assert store.variants() == [made_variant]
-    with store.watch(table.problem, found.chosen), store.tuning_lock(table.problem, 0.1):
-        assert sorted(made.rglob("*")) == before
-    Bundle.open(made)
+    with store.watch(table.problem, result.chosen), store.tuning_lock(table.problem, 0.1):
+        assert sorted(output.rglob("*")) == before
+    Bundle.open(output)
 
 
 def test_filled_covers_every_problem(tmp_path: Path) -> None:

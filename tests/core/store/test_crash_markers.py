@@ -34,11 +34,11 @@ def test_a_launch_that_kills_its_process_is_recorded_once(tmp_path: Path) -> Non
     subprocess.run([sys.executable, "-c", DIE, str(tmp_path)], check=False)
     assert len(notes(tmp_path)) == 1
     store = Store(tmp_path)
-    (found,) = store.recover(PROBLEM)
-    assert (found.candidate, found.outcome) == (CANDIDATE, Outcome.RUNTIME_ERROR)
+    (result,) = store.recover(PROBLEM)
+    assert (result.candidate, result.outcome) == (CANDIDATE, Outcome.RUNTIME_ERROR)
     assert notes(tmp_path) == []
     assert store.recover(PROBLEM) == []
-    assert Store(tmp_path).measurements(PROBLEM) == [found]
+    assert Store(tmp_path).measurements(PROBLEM) == [result]
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])

@@ -133,8 +133,8 @@ def test_devices_have_files_of_their_own_and_amd_its_options(tmp_path: Path) -> 
         "E=8,N=14336,device_name=AMD_Instinct_MI300X.json",
         "E=8,N=14336,device_name=NVIDIA_H200.json",
     }
-    made = json.loads((tmp_path / "E=8,N=14336,device_name=AMD_Instinct_MI300X.json").read_text())["16"]
-    assert (made["waves_per_eu"], made["matrix_instr_nonkdim"], made["kpack"]) == (2, 16, 2)
+    result = json.loads((tmp_path / "E=8,N=14336,device_name=AMD_Instinct_MI300X.json").read_text())["16"]
+    assert (result["waves_per_eu"], result["matrix_instr_nonkdim"], result["kpack"]) == (2, 16, 2)
 
 
 def test_sglang_has_a_folder_for_each_release_of_triton(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_a_kernel_tuner_cache_comes_back_as_it_was(tmp_path: Path) -> None:
     by_parameters = {str(sorted(dict(m.candidate.config.kwargs).items())): m for m in back.measurements}
     assert len(by_parameters) == 4
     for candidate, row in given.by_candidate().items():
-        found = by_parameters[str(sorted(candidate.config.parameters().items()))]
-        assert found.ok == row.ok
-        assert not row.ok or (found.ms, found.compile_s) == (row.ms, 0.5)
+        result = by_parameters[str(sorted(candidate.config.parameters().items()))]
+        assert result.ok == row.ok
+        assert not row.ok or (result.ms, result.compile_s) == (row.ms, 0.5)
 
 
 def test_t4_results_say_what_was_wrong_with_a_config(tmp_path: Path) -> None:

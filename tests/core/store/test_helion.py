@@ -40,12 +40,12 @@ def test_an_old_log_is_one_problem(tmp_path: Path) -> None:
     assert is_helion_log(path)
     (table,) = import_helion(path, DEVICE)
     assert table.problem.kernel.name == "softmax"
-    found = {str(c): m for c, m in table.by_candidate().items()}
-    assert [m.outcome for m in found.values()] == [Outcome.OK, Outcome.RUNTIME_ERROR, Outcome.TIMEOUT]
-    (best, failed, hung) = found
+    results = {str(c): m for c, m in table.by_candidate().items()}
+    assert [m.outcome for m in results.values()] == [Outcome.OK, Outcome.RUNTIME_ERROR, Outcome.TIMEOUT]
+    (best, failed, hung) = results
     assert best == "block_sizes[0]=32 block_sizes[1]=64 indexing=pointer warps=8 stages=2"
-    assert found[best].ms == 1.2  # the last timing of a config counts
-    assert found[best].compile_s == 0.4
+    assert results[best].ms == 1.2  # the last timing of a config counts
+    assert results[best].compile_s == 0.4
     assert failed == "block_sizes[0]=512 block_sizes[1]=64 warps=4 stages=1"
     assert "flags[0][0]=True flags[1]=None" in hung
 

@@ -53,9 +53,9 @@ def test_a_bomb_is_refused(
     bomb.write_bytes(compress(row * (16_000_000 // len(row))) * 8)
     assert bomb.stat().st_size < 500_000
     assert main(["import", str(bomb), "--store", str(tmp_path / "s")]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) <= 5
-    assert any(words in said[-1] for words in ("bytes per compressed byte", "lines", "rows break a rule"))
+    message = capsys.readouterr().err.splitlines()
+    assert len(message) <= 5
+    assert any(words in message[-1] for words in ("bytes per compressed byte", "lines", "rows break a rule"))
 
 
 def test_a_file_of_many_gigabytes_is_not_begun(tmp_path: Path, capsys: Capture) -> None:
@@ -133,10 +133,10 @@ def test_a_number_that_nobody_can_hold_costs_its_row(
     path = tmp_path / "t.jsonl"
     path.write_bytes(b"".join([*LINES[:3], bad, *LINES[4:]]))
     assert main(["import", str(path), "--store", str(tmp_path / "s")]) == 2
-    said = capsys.readouterr().err
-    assert f"{path}:4: " in said.replace("\n", " ")
-    assert "1 row refused" in said
-    assert len(said) < 1500
+    message = capsys.readouterr().err
+    assert f"{path}:4: " in message.replace("\n", " ")
+    assert "1 row refused" in message
+    assert len(message) < 1500
     assert stored(tmp_path / "s") == [m for i, m in enumerate(TABLE.measurements) if i != 2]
 
 
@@ -144,9 +144,9 @@ def test_much_that_is_refused_is_told_in_few_words(tmp_path: Path, capsys: Captu
     path = tmp_path / "t.jsonl"
     path.write_bytes(b"".join([*LINES, *[b"garbage\n"] * 1000]))
     assert main(["import", str(path), "--store", str(tmp_path / "s")]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 4
-    assert "1000 rows refused" in said[-1]
+    message = capsys.readouterr().err.splitlines()
+    assert len(message) == 4
+    assert "1000 rows refused" in message[-1]
     assert len(stored(tmp_path / "s")) == len(TABLE.measurements)
 
 
@@ -190,11 +190,11 @@ def test_a_bad_row_of_helions_costs_no_other(tmp_path: Path, row: str) -> None:
     path.write_text(HEAD + SOUND + row + "\n" + SOUND.replace("a=1", "a=3"))
     refused: list[RecordError] = []
     tables = import_helion(path, DEVICE, refuse=refused.append)
-    found = [m.candidate.config.parameters()["a"] for t in tables for m in t.measurements]
+    results = [m.candidate.config.parameters()["a"] for t in tables for m in t.measurements]
     if row.endswith("Config(a=2)"):  # a quote that nobody closes ends with its line
-        assert found == [1, 2, 3]
+        assert results == [1, 2, 3]
         return
-    assert found == [1, 3]
+    assert results == [1, 3]
     (error,) = refused
     assert str(error).startswith(f"{path}:3: ")
     assert len(str(error)) < 500

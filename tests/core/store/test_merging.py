@@ -31,9 +31,9 @@ SECONDS = st.integers(0, 3).map(lambda n: f"2026-01-01T00:00:0{n}+00:00")
 
 
 def row(data: dict[str, object]) -> Row:
-    found = Row.of(data)
-    assert found is not None
-    return found
+    result = Row.of(data)
+    assert result is not None
+    return result
 
 
 @st.composite
@@ -50,13 +50,13 @@ def block_of(m: Measurement) -> int:
 
 
 def rows_of(told: list[tuple[Problem, Measurement, bool]]) -> KernelRows:
-    found = KernelRows()
+    kernel_rows = KernelRows()
     for p, m, decides in told:
-        found.add(row(p.to_json()))
-        found.add(row(m.to_json()))
+        kernel_rows.add(row(p.to_json()))
+        kernel_rows.add(row(m.to_json()))
         if decides:
-            found.add(row(replace(decided(p, block_of(m)), at=m.at).to_json()))
-    return found
+            kernel_rows.add(row(replace(decided(p, block_of(m)), at=m.at).to_json()))
+    return kernel_rows
 
 
 def joined(one: KernelRows, other: KernelRows) -> KernelRows:
@@ -166,11 +166,11 @@ def test_rows_of_strangers_and_lines_that_are_none_are_told_and_left_out(tmp_pat
         log.write(
             row(measured(other, 16).to_json()).line + b'{"type":"measurement"}\nnonsense\n{"type":"new"}\n'
         )
-    said: list[str] = []
-    source = StoreFolder(a.root, said.append)
+    messages: list[str] = []
+    source = StoreFolder(a.root, messages.append)
     assert merge([source], StoreFolder(tmp_path / "b")).added == 2
-    assert [text.split(":", 1)[-1][:6] for text in said[:2]] == ["4: mea", "5: not"]
-    assert "1 rows of problems that it does not describe" in said[-1]
+    assert [text.split(":", 1)[-1][:6] for text in messages[:2]] == ["4: mea", "5: not"]
+    assert "1 rows of problems that it does not describe" in messages[-1]
 
 
 def test_compaction_removes_what_no_reader_counts_and_nothing_else(tmp_path: Path) -> None:
@@ -245,11 +245,11 @@ def test_a_merge_goes_on_in_the_next_log_where_one_is_full(
 ) -> None:
     p = problem()
     a = fill(tmp_path / "a", [(p, measured(p, block), False) for block in range(1, 41)])
-    told = {kernel: a.rows(kernel) for kernel in a.kernels()}
+    texts = {kernel: a.rows(kernel) for kernel in a.kernels()}
     into = StoreFolder(tmp_path / "b")
     for module in (log_module, merging):
         monkeypatch.setattr(module, "MAX_LOG_BYTES", 4096)
-    for kernel, rows in told.items():
+    for kernel, rows in texts.items():
         assert into.add(kernel, rows) == 41
         assert into.add(kernel, rows) == 0, "all that was added is read again"
     first = next(into.root.rglob(f"log-{host_name()}.jsonl"))

@@ -81,9 +81,9 @@ def test_what_is_no_miss_is_left_out(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / MISSES).mkdir()
     store = Store(tmp_path)
-    with pytest.warns(StoreWarning, match="not recorded") as told:
+    with pytest.warns(StoreWarning, match="not recorded") as text:
         add_all(store, 1024, 2048)
-    assert len(told) == 1
+    assert len(text) == 1
 
 
 def test_the_file_is_read_again_only_if_others_wrote_to_it(

@@ -22,63 +22,63 @@ def device(i: int) -> Device:
 
 
 def test_the_nearest_problem_of_every_other_device_follows_this_ones(store: Store) -> None:
-    asked, here = problem(1024), problem(65536)
+    request, here = problem(1024), problem(65536)
     near, far = problem(1024, device=A100), problem(2048, device=A100)
     other = problem(4096, device=device(1))
     for p in (far, other, near, here):
         store.add(p, measured(p, 16))
-    assert [r.problem for r in store.relatives(asked)] == [here, near, other]
+    assert [r.problem for r in store.relatives(request)] == [here, near, other]
     # Where the nearest has not run, the next one counts.
     blank = problem(1024, device=device(2))
     store.add(blank, measured(blank, 16, None))
-    assert blank not in [r.problem for r in store.relatives(asked)]
+    assert blank not in [r.problem for r in store.relatives(request)]
     second = problem(512, device=device(2))
     store.add(second, measured(second, 16))
-    assert second in [r.problem for r in store.relatives(asked)]
+    assert second in [r.problem for r in store.relatives(request)]
 
 
 @pytest.mark.parametrize("source", ["bb", ""])
 def test_another_or_an_unknown_source_does_not_count_elsewhere(store: Store, source: str) -> None:
-    asked, other = (
+    request, other = (
         problem(1024, source=source),
         problem(1024, source="" if source == "" else "aa", device=A100),
     )
     store.add(other, measured(other, 16))
-    assert store.relatives(asked) == []
+    assert store.relatives(request) == []
 
 
 def test_what_another_process_adds_elsewhere_is_seen(tmp_path: Path) -> None:
-    asked, there = problem(1024), problem(1024, device=A100)
+    request, there = problem(1024), problem(1024, device=A100)
     reader, writer = Store(tmp_path), Store(tmp_path)
-    assert reader.relatives(asked) == []
+    assert reader.relatives(request) == []
     for block in (16, 32):
         writer.add(there, measured(there, block))
-        (found,) = reader.relatives(asked)
-        assert found.problem == there
-        assert found.measurements == tuple(writer.measurements(there))
+        (result,) = reader.relatives(request)
+        assert result.problem == there
+        assert result.measurements == tuple(writer.measurements(there))
 
 
 def test_only_so_many_devices_are_looked_at(store: Store) -> None:
-    asked = problem(1024)
+    request = problem(1024)
     for i in range(relatives.DEVICES + 3):
         p = problem(1024, device=device(i))
         store.add(p, measured(p, 16))
-    assert len(store.relatives(asked)) == relatives.DEVICES
+    assert len(store.relatives(request)) == relatives.DEVICES
 
 
 def test_a_log_that_takes_long_to_read_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, large, small = problem(1024), problem(1024, device=device(1)), problem(1024, device=device(2))
+    request, large, small = problem(1024), problem(1024, device=device(1)), problem(1024, device=device(2))
     store = Store(tmp_path)
     store.add(small, measured(small, 16))
     for block in range(40):
         store.add(large, measured(large, block))
-    assert {r.problem for r in store.relatives(asked)} == {large, small}
+    assert {r.problem for r in store.relatives(request)} == {large, small}
     sizes = sorted(p.stat().st_size for p in tmp_path.glob("v1/*/*/log-*.jsonl"))
     monkeypatch.setattr(relatives, "BYTES", sizes[-1] - 1)
     fresh = Store(tmp_path)
-    assert [r.problem for r in fresh.relatives(asked)] == [small]
+    assert [r.problem for r in fresh.relatives(request)] == [small]
     # Not read at all: nothing of it is held.
     assert sum(len(list(d.tables())) for d in fresh._directories.values()) == 1
 

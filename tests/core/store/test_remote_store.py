@@ -55,12 +55,12 @@ def connected(address: str, *, wait_s: float = 30.0, **options: Any) -> Iterator
     """A client and its worker, both gone at the end; what it warns of is in `notes.texts`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = RemoteClient(address, StoreNotes(), wait_s, **options)
+        remote_client = RemoteClient(address, StoreNotes(), wait_s, **options)
         try:
-            yield made
+            yield remote_client
         finally:
-            made.close(30.0)
-            made._end_worker(kill=True)
+            remote_client.close(30.0)
+            remote_client._end_worker(kill=True)
 
 
 @contextlib.contextmanager
@@ -199,7 +199,7 @@ def test_a_remote_store_that_lies_is_not_believed(
         for number, lines in enumerate(lies):
             backend = open_backend(address)
             backend._client.flushall()  # type: ignore[attr-defined]
-            backend.add(ENTRY, {hashlib.sha256(told).hexdigest(): told for told in lines})
+            backend.add(ENTRY, {hashlib.sha256(text).hexdigest(): text for text in lines})
             with machine(tmp_path / f"m{number}", address, monkeypatch) as store, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 assert store.decision(P) is None
@@ -316,12 +316,12 @@ def test_the_store_is_open_to_others_while_one_waits_for_a_remote_store(tmp_path
     with connected("redis://x:1/0", wait_s=20.0, command=worker(body)) as remote:
         store.layers.remote = remote
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(store.decision, P)
+            request = pool.submit(store.decision, P)
             wait_until(lambda: remote.counts.asked == 1, "the question")
             store.add(other, measured(other, 16))
             assert len(store.measurements(other)) == 1
             go.touch()
-            assert asked.result(60.0) == decided(P), "the answer came in time: nothing waited for it"
+            assert request.result(60.0) == decided(P), "the answer came in time: nothing waited for it"
         store.layers.remote = None
 
 
@@ -360,18 +360,18 @@ def test_an_address_without_a_client_says_what_is_missing(
 ) -> None:
     filled(root)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    for address, said in (
+    for address, message in (
         ("foo://x", "foo:// is no address of a remote store"),
         ("gs://x/y", "gs:// needs gcsfs, not installed here: pip install gcsfs"),
     ):
         assert main(["store", "merge", str(root), "--into", address]) == 1
-        assert said in capfd.readouterr().err
+        assert message in capfd.readouterr().err
         with monkeypatch.context() as variables:
             variables.setenv("FORECAST_AUTOTUNE_REMOTE", address)
             main(["doctor", "--json"])
         checks = json.loads(capfd.readouterr().out)["checks"]
         (row,) = [check for check in checks if check["name"] == "remote store"]
-        assert (row["status"], said in row["detail"]) == ("fail", True)
+        assert (row["status"], message in row["detail"]) == ("fail", True)
 
 
 def test_a_damaged_file_of_a_shared_folder_is_refused(tmp_path: Path) -> None:

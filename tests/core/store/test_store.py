@@ -175,10 +175,10 @@ def test_kernel_directories_are_readable_safe_and_distinct() -> None:
         "カーネル",
         "Matmul",
     ]
-    made = [kernel_directory(name) for name in names]
-    assert len({name.lower() for name in made}) == len(names)
-    assert made[0].startswith("matmul-")
-    for name in made:
+    results = [kernel_directory(name) for name in names]
+    assert len({name.lower() for name in results}) == len(names)
+    assert results[0].startswith("matmul-")
+    for name in results:
         assert "/" not in name
         assert not name.startswith(".")
         assert len(name.encode()) <= 100
@@ -239,35 +239,35 @@ def test_a_decision_filed_under_another_problem_is_not_used(tmp_path: Path) -> N
 
 
 def test_relatives_are_ordered_by_source_then_size(store: Store) -> None:
-    asked = problem(1024)
+    request = problem(1024)
     near, far, changed = problem(2048), problem(65536), problem(1024, source="bb")
     failed, elsewhere, stranger = problem(512), problem(1024, device=A100), problem(1024, kernel="softmax")
-    for p in (changed, far, near, elsewhere, stranger, asked):
+    for p in (changed, far, near, elsewhere, stranger, request):
         store.add(p, measured(p, 16))
     store.add(near, measured(near, 32, None))
     store.add(failed, measured(failed, 16, None))
-    found = store.relatives(asked)
+    result = store.relatives(request)
     # What another device measured of the same source comes last, of another source never.
-    assert [r.problem for r in found] == [near, far, changed, elsewhere]
-    assert list(found[0].measurements) == [measured(near, 16), measured(near, 32, None)]
-    assert [r.problem for r in store.relatives(asked, limit=1)] == [near, elsewhere]
-    assert store.relatives(asked, limit=0) == []
+    assert [r.problem for r in result] == [near, far, changed, elsewhere]
+    assert list(result[0].measurements) == [measured(near, 16), measured(near, 32, None)]
+    assert [r.problem for r in store.relatives(request, limit=1)] == [near, elsewhere]
+    assert store.relatives(request, limit=0) == []
 
 
 def test_relatives_come_with_the_facts_that_are_kept_of_them(store: Store) -> None:
-    asked, other = problem(1024), problem(2048)
+    request, other = problem(1024), problem(2048)
     store.add(other, measured(other, 16))
     store.put_facts(other, {"version": "any", "units": []})
-    (found,) = store.relatives(asked)
-    assert found.problem.extra["facts"] == {"version": "any", "units": []}
-    assert found.problem == other
+    (result,) = store.relatives(request)
+    assert result.problem.extra["facts"] == {"version": "any", "units": []}
+    assert result.problem == other
 
 
 def test_two_unknown_sources_are_not_the_same_source(store: Store) -> None:
-    asked, far, near = problem(1024, source=""), problem(8192, source=""), problem(2048, source="bb")
+    request, far, near = problem(1024, source=""), problem(8192, source=""), problem(2048, source="bb")
     for p in (far, near):
         store.add(p, measured(p, 16))
-    assert [r.problem for r in store.relatives(asked)] == [near, far]
+    assert [r.problem for r in store.relatives(request)] == [near, far]
 
 
 @given(a=st.integers(0, 10**6), b=st.integers(0, 10**6))

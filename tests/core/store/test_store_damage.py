@@ -79,9 +79,9 @@ def test_whatever_is_added_is_read_back(names: list[str], data: st.DataObject) -
             added[p.id].append(m)
         for reader in (store, Store(Path(folder))):
             for p in problems:
-                found = reader.measurements(p)
-                assert found == added[p.id]
-                assert [m.to_json() for m in found] == [m.to_json() for m in added[p.id]]
+                result = reader.measurements(p)
+                assert result == added[p.id]
+                assert [m.to_json() for m in result] == [m.to_json() for m in added[p.id]]
             assert {t.problem.id: t.measurements for t in reader.tables()} == {
                 k: v for k, v in added.items() if v
             }
@@ -138,10 +138,10 @@ def test_every_possible_tear_of_a_log_loses_only_the_torn_line(tmp_path: Path) -
     ends = [i + 1 for i, byte in enumerate(whole) if byte == 0x0A]
     for cut in range(len(whole)):
         log.write_bytes(whole[:cut])
-        found = quietly(Store(tmp_path), p)
+        result = quietly(Store(tmp_path), p)
         # A line cut exactly before its newline is whole.
         complete = sum(cut >= end - 1 for end in ends[1:])
-        assert found == [measurement(p, n) for n in range(complete)], cut
+        assert result == [measurement(p, n) for n in range(complete)], cut
     for cut in range(0, len(whole), 7):
         log.write_bytes(whole[:cut])
         with warnings.catch_warnings():
@@ -237,9 +237,9 @@ def test_much_garbage_gives_one_note(tmp_path: Path) -> None:
         stream.write(b"garbage\n" * 1000)
     store = Store(tmp_path)
     assert quietly(store, p) == [measurement(p, 0)]
-    (said,) = store.issued_warnings
-    assert "skipped 1000 lines" in said
-    assert said.count("JSONDecodeError") == 3
+    (message,) = store.issued_warnings
+    assert "skipped 1000 lines" in message
+    assert message.count("JSONDecodeError") == 3
 
 
 def test_lines_of_a_newer_release_are_passed_over_in_silence(tmp_path: Path) -> None:

@@ -128,11 +128,11 @@ def test_tritons_cache_becomes_prior_knowledge(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache")
     assert store.import_tables(tables) == 6
     assert store.import_tables(import_triton_cache(tmp_path, H200)) == 0
-    asked = problem(4096)
-    assert store.measurements(asked) == []
-    assert store.decision(asked) is None
-    assert [r.problem.key[0] for r in store.relatives(asked)] == ["4096", "128"]
-    assert Store(tmp_path / "cache").relatives(asked) == store.relatives(asked)
+    request = problem(4096)
+    assert store.measurements(request) == []
+    assert store.decision(request) is None
+    assert [r.problem.key[0] for r in store.relatives(request)] == ["4096", "128"]
+    assert Store(tmp_path / "cache").relatives(request) == store.relatives(request)
 
 
 BROKEN = [

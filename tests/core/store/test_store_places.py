@@ -85,8 +85,8 @@ def test_what_is_no_file_is_passed_over(root: Path, place: str, kind: str) -> No
             assert used(store, p) == rows
             assert store.decision(p) == decided(p)
             assert Store(root).measurements(p) == rows, "another process finds them"
-    said = [note for note in store.issued_warnings if str(path) in note]
-    assert len([note for note in said if "stay in memory" not in note]) <= 1
+    messages = [note for note in store.issued_warnings if str(path) in note]
+    assert len([note for note in messages if "stay in memory" not in note]) <= 1
     assert place == "a launch of nobody" or store.issued_warnings
 
 
@@ -107,9 +107,9 @@ def test_what_is_no_folder_is_passed_over(root: Path, place: str, kind: str, cap
         list(Store(root).tables())
     assert any(str(path) in note for note in store.issued_warnings)
     status = main(["show", "--store", str(root)])
-    said = capsys.readouterr().err
-    assert str(path).split("/")[-1] in said
-    assert status == {"": 2, "v1": 1, "variants": 1, "advice": 1}.get(place, 0), said
+    message = capsys.readouterr().err
+    assert str(path).split("/")[-1] in message
+    assert status == {"": 2, "v1": 1, "variants": 1, "advice": 1}.get(place, 0), message
 
 
 def test_a_damaged_problem_hides_no_other(root: Path) -> None:
@@ -123,13 +123,13 @@ def test_a_damaged_problem_hides_no_other(root: Path) -> None:
     store = Store(root)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoreWarning)
-        found = {t.problem.id: t.measurements for t in store.tables()}
+        results = {t.problem.id: t.measurements for t in store.tables()}
         assert store.decision(ONE) is None
-    assert found == {p.id: [measured(p, 16)] for p in (ONE, TWO, OTHER)}
+    assert results == {p.id: [measured(p, 16)] for p in (ONE, TWO, OTHER)}
     assert store.decision(TWO) == decided(TWO)
-    said = store.issued_warnings
-    assert any("is filed elsewhere" in text for text in said)
-    assert any("it is about problem" in text for text in said)
+    message = store.issued_warnings
+    assert any("is filed elsewhere" in text for text in message)
+    assert any("it is about problem" in text for text in message)
 
 
 def test_one_half_of_a_pair_blocks_no_export(root: Path, tmp_path: Path) -> None:

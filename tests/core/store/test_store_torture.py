@@ -87,14 +87,14 @@ def test_sixteen_processes_measure_each_candidate_once_in_total(tmp_path: Path) 
             assert child.stdin is not None
             child.stdin.write("go\n")
             child.stdin.flush()
-        said = [child.communicate(timeout=300)[0].split(maxsplit=1) for child in children]
+        messages = [child.communicate(timeout=300)[0].split(maxsplit=1) for child in children]
     finally:
         for child in children:
             child.kill()
             child.wait()
     assert [child.returncode for child in children] == [0] * 16
-    assert sum(int(mine) for mine, _ in said) == 24
-    assert {notes.strip() for _, notes in said} == {"[]"}
+    assert sum(int(mine) for mine, _ in messages) == 24
+    assert {notes.strip() for _, notes in messages} == {"[]"}
 
     store, shared, own = Store(tmp_path), problem("shared"), problem("own")
     counts = Counter(m.candidate for m in store.measurements(shared))
@@ -215,15 +215,15 @@ def test_a_quota_cuts_no_line_and_loses_nothing_of_this_process(tmp_path: Path) 
     pytest.importorskip("resource", reason="no resource limits on this system")
     done = subprocess.run(python(body, tmp_path), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["held"] == 40
-    assert 0 < said["size"] <= 3000
-    assert said["text"].endswith("\n"), "the part of a line that fitted must be taken back"
-    assert all(json.loads(line) for line in said["text"].splitlines())
-    assert len(said["warnings"]) == 1
-    assert os.strerror(errno.EFBIG) in said["warnings"][0]
+    message = json.loads(done.stdout)
+    assert message["held"] == 40
+    assert 0 < message["size"] <= 3000
+    assert message["text"].endswith("\n"), "the part of a line that fitted must be taken back"
+    assert all(json.loads(line) for line in message["text"].splitlines())
+    assert len(message["warnings"]) == 1
+    assert os.strerror(errno.EFBIG) in message["warnings"][0]
     # Once there is room again, what was kept in memory is written as well, each line once.
-    assert said["after"] == 41
+    assert message["after"] == 41
     store = Store(tmp_path)
     assert store.measurements(problem()) == [measurement(problem(), n) for n in range(41)]
     assert store.issued_warnings == []
@@ -311,15 +311,15 @@ def test_a_full_disk_loses_nothing_of_this_process(
     """
     done = mounted(body, "size=64k")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["why"] == os.strerror(errno.ENOSPC)
-    assert len(said["warnings"]) == 1
-    assert said["why"] in said["warnings"][0]
-    assert said["held"] == 60
-    assert said["decided"]
-    assert said["on_disk"] < 60, "the disk was never full: nothing was put to the test"
-    assert said["ends"] == "\n"
-    assert said["after"] == [1.0 + n for n in range(61)]
+    message = json.loads(done.stdout)
+    assert message["why"] == os.strerror(errno.ENOSPC)
+    assert len(message["warnings"]) == 1
+    assert message["why"] in message["warnings"][0]
+    assert message["held"] == 60
+    assert message["decided"]
+    assert message["on_disk"] < 60, "the disk was never full: nothing was put to the test"
+    assert message["ends"] == "\n"
+    assert message["after"] == [1.0 + n for n in range(61)]
 
 
 def test_a_read_only_cache_is_used_and_not_written(

@@ -40,9 +40,9 @@ def test_unknown_fields_survive(tmp_path: Path) -> None:
     data = ADVICE.to_json() | {"stars": 5}
     store = Store(tmp_path)
     store.put_advice(Advice.from_json(data))
-    found = Store(tmp_path).advice("0" * 64)
-    assert found is not None
-    assert found.to_json()["stars"] == 5
+    result = Store(tmp_path).advice("0" * 64)
+    assert result is not None
+    assert result.to_json()["stars"] == 5
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_a_disk_that_refuses_costs_a_note(tmp_path: Path) -> None:
 
 def travelled(table: Table, path: Path) -> Table:
     write_tables(path, [table])
-    (found,) = read_tables(path)
-    return found
+    (result,) = read_tables(path)
+    return result
 
 
 def test_it_travels_with_tables(tmp_path: Path) -> None:

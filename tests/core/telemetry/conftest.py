@@ -19,6 +19,6 @@ def silence() -> Iterator[None]:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """The only exporter."""
-    made = Recorder()
-    monkeypatch.setattr(spans._state, "exporter", made)
-    return made
+    result = Recorder()
+    monkeypatch.setattr(spans._state, "exporter", result)
+    return result

@@ -38,4 +38,4 @@ class Recorder:
 
     def named(self, name: str) -> list[dict[str, Any]]:
         """Attributes of the finished spans of this name."""
-        return [attributes for found, attributes, _ in self.spans if found == name]
+        return [attributes for result, attributes, _ in self.spans if result == name]

@@ -46,11 +46,11 @@ def test_spans_are_children_of_the_applications_own(told: InMemorySpanExporter) 
             shown.set(measured=3)
         with pytest.raises(ValueError, match="of the kernel's"), spans.span("decide"):
             raise ValueError("of the kernel's")
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for span in told.get_finished_spans():
-        found.setdefault(span.name, span)
+        results.setdefault(span.name, span)
     decide, compiled, serve = (
-        found[name] for name in ("forecast_autotune.decide", "forecast_autotune.compile", "serve")
+        results[name] for name in ("forecast_autotune.decide", "forecast_autotune.compile", "serve")
     )
     assert decide.parent.span_id == serve.context.span_id
     assert compiled.parent.span_id == decide.context.span_id

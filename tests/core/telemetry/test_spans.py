@@ -37,10 +37,10 @@ def test_spans_nest_and_say_what_ended_them(recorder: Recorder) -> None:
 def test_attributes_are_bounded_and_hold_no_control_characters(recorder: Recorder) -> None:
     with spans.span("decide", kernel="\x1b[31m" + "k" * 10_000, measured=3, quiet=True):
         pass
-    (said,) = recorder.named("decide")
-    assert "\x1b" not in said["kernel"]
-    assert len(said["kernel"]) < LONGEST_NAME + 40
-    assert (said["measured"], said["quiet"]) == (3, True)
+    (message,) = recorder.named("decide")
+    assert "\x1b" not in message["kernel"]
+    assert len(message["kernel"]) < LONGEST_NAME + 40
+    assert (message["measured"], message["quiet"]) == (3, True)
 
 
 class Broken(Recorder):

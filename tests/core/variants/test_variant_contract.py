@@ -73,16 +73,16 @@ def test_memory_is_filled_in_only_where_a_plain_function_sizes_it() -> None:
 
 
 def test_a_contract_is_read_without_importing() -> None:
-    found = read_contract(RICH, "double")
-    assert found.parameters == ("x", "out", "n")
-    assert found.meta == ("BLOCK", "PARTS")
-    assert [(dict(c.kwargs), c.num_warps) for c in found.configs] == [
+    result = read_contract(RICH, "double")
+    assert result.parameters == ("x", "out", "n")
+    assert result.meta == ("BLOCK", "PARTS")
+    assert [(dict(c.kwargs), c.num_warps) for c in result.configs] == [
         ({"BLOCK": 64, "PARTS": 1}, 2),
         ({"BLOCK": 64, "PARTS": 2}, 2),
         ({"BLOCK": 128, "PARTS": 1}, 4),
     ]
-    assert (found.reset_to_zero, found.grid) == (("out",), True)
-    found.require_same_parameters(["x", "out", "n"])
+    assert (result.reset_to_zero, result.grid) == (("out",), True)
+    result.require_same_parameters(["x", "out", "n"])
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def entry(**options: Any) -> tuple[KernelEntry, Recorder]:
 
 
 def test_an_entry_takes_what_it_has_parameters_for() -> None:
-    made, recorder = entry()
+    result, recorder = entry()
     given = {"x": 1, "out": 2, "n": 300, "GROUP": 8}
-    assert made.run(lambda meta: (meta["n"] // meta["BLOCK"],), given, {"BLOCK": 64}, {"num_warps": 4})
+    assert result.run(lambda meta: (meta["n"] // meta["BLOCK"],), given, {"BLOCK": 64}, {"num_warps": 4})
     expected = {"x": 1, "out": 2, "n": 300, "BLOCK": 64, "num_warps": 4, "grid": (4,), "warmup": False}
     assert recorder.launches == [expected]
 
@@ -202,8 +202,8 @@ def test_an_own_grid_sees_options_arguments_and_the_calls_grid() -> None:
     def own(meta: dict[str, Any], named: dict[str, Any], base: tuple[int, ...]) -> tuple[int, ...]:
         return meta["num_warps"], meta["BLOCK"], named["n"] + base[0]
 
-    made, recorder = entry(grid=own, base=("BASE_GRID_0", "BASE_GRID_2"))
-    made.run((7, 3), {"x": 1, "out": 2, "n": 300}, {"BLOCK": 64}, {"num_warps": 4})
+    result, recorder = entry(grid=own, base=("BASE_GRID_0", "BASE_GRID_2"))
+    result.run((7, 3), {"x": 1, "out": 2, "n": 300}, {"BLOCK": 64}, {"num_warps": 4})
     (launch,) = recorder.launches
     assert launch["grid"] == (4, 64, 307)
     assert (launch["BASE_GRID_0"], launch["BASE_GRID_2"]) == (7, 1)
@@ -213,9 +213,9 @@ def test_an_own_grid_sees_options_arguments_and_the_calls_grid() -> None:
 
 
 def test_a_base_grid_that_cannot_be_told_is_an_error() -> None:
-    made, _ = entry(base=("BASE_GRID_0",))
+    result, _ = entry(base=("BASE_GRID_0",))
     with pytest.raises(RecordError, match="need the call's own grid"):
-        made.run(lambda meta: (meta["GONE"],), {"x": 1, "out": 2, "n": 3}, {"BLOCK": 64}, {})
+        result.run(lambda meta: (meta["GONE"],), {"x": 1, "out": 2, "n": 3}, {"BLOCK": 64}, {})
 
 
 def sized(numbers: Any, *memory: str) -> tuple[KernelEntry, Recorder]:
@@ -232,42 +232,42 @@ def _dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_dtypes")
 def test_a_launch_has_memory_of_its_own_and_what_is_compiled_has_its_types_alone() -> None:
-    made, recorder = sized(
+    result, recorder = sized(
         lambda meta, named, base, grid: (meta["BLOCK"] * named["n"], base[0] + grid[0] + meta["num_warps"]),
         "WORKSPACE",
         "COUNTERS",
     )
     beside = Tensor()
     for _ in range(2):
-        made.run((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {"num_warps": 4})
+        result.run((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {"num_warps": 4})
     assert beside.made == [("empty", 192, "float32"), ("zeros", 18, "int32")] * 2
     assert [(r["WORKSPACE"], r["COUNTERS"]) for r in recorder.launches] == [
         ("192 of any value", "18 zeros")
     ] * 2
     beside.made.clear()
-    given = made.arguments((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {})
+    given = result.arguments((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {})
     assert (given["WORKSPACE"], given["COUNTERS"]) == ("0 of float32 on meta", "0 of int32 on meta")
     assert beside.made == []  # nothing of the device's, which a forked process cannot reach
 
 
 @pytest.mark.usefixtures("_dtypes")
 def test_only_the_memory_that_is_asked_for_is_made() -> None:
-    made, recorder = sized(lambda *given: (5, 6), "COUNTERS")
+    result, recorder = sized(lambda *given: (5, 6), "COUNTERS")
     beside = Tensor()
-    made.run((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {})
+    result.run((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {})
     assert beside.made == [("zeros", 6, "int32")]
     assert "WORKSPACE" not in recorder.launches[0]
-    assert not made.is_direct
+    assert not result.is_direct
 
 
 @pytest.mark.usefixtures("_dtypes")
 @pytest.mark.parametrize("numbers", [(1,), (1, -1), (1, 2, 3)])
 def test_numbers_of_elements_that_cannot_be_are_errors(numbers: tuple[int, ...]) -> None:
-    made, _ = sized(lambda *given: numbers, "WORKSPACE")
+    result, _ = sized(lambda *given: numbers, "WORKSPACE")
     with pytest.raises(RecordError, match="workspace must return two numbers of elements"):
-        made.run((7,), {"x": Tensor(), "out": 2, "n": 3}, {"BLOCK": 64}, {})
+        result.run((7,), {"x": Tensor(), "out": 2, "n": 3}, {"BLOCK": 64}, {})
     with pytest.raises(RecordError, match="needs a tensor among the call's arguments"):
-        made.run((7,), {"x": 1, "out": 2, "n": 3}, {"BLOCK": 64}, {})
+        result.run((7,), {"x": 1, "out": 2, "n": 3}, {"BLOCK": 64}, {})
 
 
 @pytest.mark.usefixtures("_dtypes")
@@ -279,13 +279,13 @@ def test_what_its_functions_do_to_arguments_is_none_of_the_launchs() -> None:
         meta.clear()
         return 5, 6
 
-    made, recorder = entry(
+    result, recorder = entry(
         memory=("COUNTERS",),
         workspace=greedy,
         grid=lambda meta, arguments, base: greedy(meta, arguments, base),
     )
     named, meta = {"x": Tensor(), "out": 2, "n": 3}, {"BLOCK": 64}
-    made.run((7,), named, meta, {"num_warps": 4})
+    result.run((7,), named, meta, {"num_warps": 4})
     assert (len(named), meta) == (3, {"BLOCK": 64})
     (launch,) = recorder.launches
     assert {n: launch[n] for n in ("n", "BLOCK", "num_warps", "grid")} == {

@@ -26,8 +26,8 @@ def files(root: Path) -> list[Path]:
 
 
 def test_variants_are_kept_by_base_source(store: Store) -> None:
-    for made in (variant(), variant(BASE, title="again"), variant(sha=OTHER)):
-        store.put_variant(made)
+    for result in (variant(), variant(BASE, title="again"), variant(sha=OTHER)):
+        store.put_variant(result)
     assert [v.name for v in store.variants(SHA)] == sorted(
         v.name for v in (variant(), variant(BASE, title="again"))
     )
@@ -96,8 +96,8 @@ def test_damaged_files_are_skipped_with_a_note(tmp_path: Path, damage: bytes) ->
     with pytest.warns(StoreWarning, match="not a variant"):
         assert len(other.variants(SHA)) == 1
     # A new one takes the place of the damaged file.
-    for made in (variant(), variant(BASE, title="again")):
-        other.put_variant(made)
+    for result in (variant(), variant(BASE, title="again")):
+        other.put_variant(result)
     assert len(Store(tmp_path).variants(SHA)) == 2
 
 

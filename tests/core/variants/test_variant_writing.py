@@ -27,22 +27,22 @@ def refusal(answer: str) -> str:
 
 
 def test_an_answer_becomes_a_variant_with_its_origin() -> None:
-    asked: list[tuple[str, int]] = []
+    requests: list[tuple[str, int]] = []
 
     def writer(text: str, n: int) -> list[str]:
-        asked.append((text, n))
+        requests.append((text, n))
         return [FENCED]
 
     written = write_variants(writer, BRIEF, 4, author="model-7")
     (variant,) = written.variants
-    assert asked == [(build_prompt(BRIEF), 4)]
+    assert requests == [(build_prompt(BRIEF), 4)]
     assert (variant.kernel, variant.base_sha256, variant.source) == ("double", SHA, SUM)
     assert variant.name.startswith("llm-adds-instead-of-multiplying-")
-    made = variant.provenance
-    assert (made.origin, made.author, made.parent) == (Origin.LLM, "model-7", "")
-    assert made.prompt_sha256 == hashlib.sha256(build_prompt(BRIEF).encode()).hexdigest()
-    assert made.note == "Adds instead of multiplying, as additions are cheaper."
-    assert made.at.startswith("20")
+    result = variant.provenance
+    assert (result.origin, result.author, result.parent) == (Origin.LLM, "model-7", "")
+    assert result.prompt_sha256 == hashlib.sha256(build_prompt(BRIEF).encode()).hexdigest()
+    assert result.note == "Adds instead of multiplying, as additions are cheaper."
+    assert result.at.startswith("20")
     assert variant.checks == ()
 
 
@@ -68,7 +68,7 @@ def test_nonsense_is_refused_one_by_one() -> None:
     written = write_variants(lambda text, n: answers, BRIEF, len(answers))
     assert len(written.variants) == 1
     assert len(written.refused) == len(answers) - 1
-    said = "\n".join(written.refused)
+    message = "\n".join(written.refused)
     for number, reason in [
         (1, "no code blocks that define double"),
         (3, "must be a @triton.jit function"),
@@ -81,7 +81,9 @@ def test_nonsense_is_refused_one_by_one() -> None:
         (10, "no code blocks"),
         (11, "no code blocks"),
     ]:
-        assert any(line.startswith(f"answer {number}:") and reason in line for line in written.refused), said
+        assert any(line.startswith(f"answer {number}:") and reason in line for line in written.refused), (
+            message
+        )
 
 
 def test_code_without_a_fence_is_enough() -> None:

@@ -77,19 +77,19 @@ def test_sizes_that_were_equal_have_to_be() -> None:
     def asked(*sizes: int) -> Problem:
         return Problem("", Kernel("mm"), tuple(call(*sizes)), H200)
 
-    square, told = drawn_signature(call(64, 64, 64)), drawn_signature(call(64, 64, 64), call(32, 48, 80))
+    square, text = drawn_signature(call(64, 64, 64)), drawn_signature(call(64, 64, 64), call(32, 48, 80))
     assert covers(square, asked(128, 128, 128))
     assert not covers(square, asked(128, 64, 256)), "a variant may mix up what was always equal"
-    assert covers(told, asked(128, 64, 256))
+    assert covers(text, asked(128, 64, 256))
 
     def changed(name: str, **values: Any) -> Problem:
-        made = [dataclasses.replace(a, **values) if a.name == name else a for a in call(128, 64, 256)]
-        return Problem("", Kernel("mm"), tuple(made), H200)
+        results = [dataclasses.replace(a, **values) if a.name == name else a for a in call(128, 64, 256)]
+        return Problem("", Kernel("mm"), tuple(results), H200)
 
     wrong = {"M": 127, "total": 8191, "stride_am": 65, "flag": 4, "scale": 0.5}
-    assert not any(covers(told, changed(name, value=value)) for name, value in wrong.items())
-    assert not covers(told, changed("a", stride=(72, 1)))
-    assert not covers(told, changed("b", shape=(64, 255)))
+    assert not any(covers(text, changed(name, value=value)) for name, value in wrong.items())
+    assert not covers(text, changed("a", stride=(72, 1)))
+    assert not covers(text, changed("b", shape=(64, 255)))
 
 
 def test_admission_asks_for_source_device_and_call() -> None:
@@ -126,8 +126,8 @@ def test_a_failure_outweighs_what_passed() -> None:
 
 
 def test_a_variant_survives_json() -> None:
-    made = dataclasses.replace(variant(SUM, check("s")), configs=(Config.of({"BLOCK": 64}, num_warps=2),))
-    assert Variant.from_json(json.loads(json.dumps(made.to_json()))) == made
+    result = dataclasses.replace(variant(SUM, check("s")), configs=(Config.of({"BLOCK": 64}, num_warps=2),))
+    assert Variant.from_json(json.loads(json.dumps(result.to_json()))) == result
 
 
 # --- drawing sizes ---
@@ -137,7 +137,7 @@ def test_a_variant_survives_json() -> None:
 def calls(draw: st.DrawFn) -> list[Argument]:
     """Tensors of a few shared sizes, some padded or turned, and scalars that follow them, or do not."""
     sizes = draw(st.lists(st.sampled_from([1, 3, 16, 24, 64, 96, 1000]), min_size=1, max_size=3))
-    made: list[Argument] = []
+    results: list[Argument] = []
     for name in "abc"[: draw(st.integers(1, 3))]:
         shape = tuple(draw(st.sampled_from(sizes)) for _ in range(draw(st.integers(1, 3))))
         order = draw(st.permutations(range(len(shape))))
@@ -146,12 +146,12 @@ def calls(draw: st.DrawFn) -> list[Argument]:
             stride[i] = 0 if draw(st.integers(0, 9)) == 0 else within
             within *= shape[i] if stride[i] else 1
             within += draw(st.sampled_from([0, 0, 8]))
-        made.append(Argument(name, "tensor", "float16", shape, tuple(stride), draw(st.booleans())))
-    for place, value in enumerate((*sizes, made[0].stride[0], 7)):
-        made.append(Argument(f"n{place}", "scalar", "i32", value=value))
-    made.append(Argument("eps", "scalar", "fp32", value=draw(st.sampled_from([0.0, 1e-5, 0.125]))))
-    made.append(Argument("MODE", "constexpr", value="fast"))
-    return made
+        results.append(Argument(name, "tensor", "float16", shape, tuple(stride), draw(st.booleans())))
+    for place, value in enumerate((*sizes, results[0].stride[0], 7)):
+        results.append(Argument(f"n{place}", "scalar", "i32", value=value))
+    results.append(Argument("eps", "scalar", "fp32", value=draw(st.sampled_from([0.0, 1e-5, 0.125]))))
+    results.append(Argument("MODE", "constexpr", value="fast"))
+    return results
 
 
 @settings(max_examples=150)
@@ -265,9 +265,9 @@ def test_a_scalar_can_be_told_from_a_size_that_it_equals() -> None:
     assert {
         a.value for i in range(20) for a in loose.draw(random.Random(i), most=4096) if a.name == "group"
     } == {4}
-    asked = Problem("", Kernel("k"), (*arguments(512, rows=9), call[-1]), H200)
-    assert covers(loose.signature(), asked)
-    assert not covers(tied.signature(), asked)
+    request = Problem("", Kernel("k"), (*arguments(512, rows=9), call[-1]), H200)
+    assert covers(loose.signature(), request)
+    assert not covers(tied.signature(), request)
 
 
 def test_calls_of_a_users_own_say_what_they_have_in_common() -> None:
@@ -294,14 +294,14 @@ def test_calls_of_a_users_own_say_what_they_have_in_common() -> None:
 
 
 def recorded(shapes: Sequence[tuple[int, int]], grid: Any) -> list[GridSample]:
-    found = []
+    results = []
     for rows, columns in shapes:
         sizes = sizes_of(arguments(columns, rows=rows))
         for block in (32, 64, 128):
             for split in (1, 4):
                 meta = {"BLOCK": block, "SPLIT": split}
-                found.append(GridSample(sizes, meta, grid(rows, columns, block, split)))
-    return found
+                results.append(GridSample(sizes, meta, grid(rows, columns, block, split)))
+    return results
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ NOTE = Provenance(Origin.LLM, "model-1", prompt_sha256="ab", note="adds instead 
 
 
 def variant(source: str = SUM, *checks: Check, title: str = "sum", sha: str = SHA) -> Variant:
-    made = Variant.of("double", sha, source, NOTE, title=title)
-    return Variant(**{**vars(made), "checks": checks})
+    result = Variant.of("double", sha, source, NOTE, title=title)
+    return Variant(**{**vars(result), "checks": checks})
 
 
 def arguments(
