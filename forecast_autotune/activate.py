@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _TRITON_MODULES = ("triton", "triton.runtime.autotuner")
-"""What is waited for, and what has to be there then: the patch needs modules that the package imports."""
+"""The module to wait for, and the attribute that it has then: the patch needs modules that the package imports."""
 _INDUCTOR_ENTRY_MODULE = "torch._inductor.compile_fx"
 """The way into Inductor, imported by the first compilation; behind it, all that is hooked can be imported."""
 
@@ -47,7 +47,7 @@ def install(then: Callable[[], None] | None = None) -> bool:
 
 
 def autoload() -> None:
-    """What torch calls at the end of its own import (entry point `torch.backends`).
+    """Torch calls this at the end of its own import (entry point `torch.backends`).
 
     Does what `install` does and never raises: an exception in here would break `import torch`.
     """

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
-"""Of a file or line that holds one record. The largest that real kernels made, with their IR, has 4 MB; JSON of
-nothing but brackets takes thirty times its bytes in memory, and stays below half a gigabyte."""
+"""The most bytes of a file or line that holds one record. The largest that real kernels made, with their IR, has 4 MB;
+JSON of nothing but brackets takes thirty times its bytes in memory, and stays below half a gigabyte."""
 PIPE_WAIT_S = 10.0
 """How long the other end of a named pipe may take to open; a shell opens both ends at once."""
 
@@ -81,7 +81,7 @@ def read_regular(path: Path, limit: int = MAX_RECORD_BYTES) -> bytes:
 
 
 def misplaced_file(folder: Path) -> str:
-    """What is wrong where a folder belongs and something else is; empty where it is a folder, or nothing."""
+    """The kind of thing that stands where a folder belongs; empty where it is a folder, or nothing."""
     try:
         mode = folder.stat().st_mode
     except FileNotFoundError:

@@ -16,7 +16,7 @@ GROUP = "forecast_autotune.frameworks"
 
 
 class Framework(Protocol):
-    """What is asked of a framework; every function may load it."""
+    """The questions to a framework; every function may load it."""
 
     def has_device(self) -> bool:
         """Whether kernels can be compiled and timed here."""

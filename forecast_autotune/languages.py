@@ -39,7 +39,7 @@ class LanguageKernel(Protocol):
 
     @property
     def problem(self) -> Problem:
-        """What is tuned. The kernel's hash must cover its source and all that it calls."""
+        """The problem that is tuned. The kernel's hash must cover its source and all that it calls."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class LanguageKernel(Protocol):
         ...
 
     def compile(self, config: Config) -> Any:
-        """What `check` and `time` take. Called from several threads at once; must end by itself.
+        """Compile to what `check` and `time` take. Called from several threads at once; must end by itself.
 
         Raises `RefusedConfigError` with an outcome; any other exception is a compile error.
         """
@@ -100,7 +100,7 @@ def timed_launches(launch: Callable[[], object], seconds: float = 0.05) -> list[
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of one compilation."""
+    """The result of one compilation."""
 
     candidate: Candidate
     result: Any = None
@@ -133,7 +133,7 @@ class CompilingThreads:
             self._changed.notify_all()
 
     def running(self) -> Mapping[Candidate, float]:
-        """What compiles now, with its seconds so far."""
+        """The candidates that compile now, with their seconds so far."""
         with self._changed:
             now = time.perf_counter()
             return {c: now - begin for c, begin in self._begun.items()}
@@ -202,16 +202,16 @@ class LanguageMeasurer:
         return self._kernel.quiet
 
     def compiled(self, candidate: Candidate) -> Any:
-        """What a candidate was compiled to; None where it was not, or failed."""
+        """The compiled form of a candidate; None where it was not compiled, or failed."""
         result = self._pool.done.get(candidate)
         return None if result is None else result.result
 
     def ready(self) -> Collection[Candidate]:
-        """What is compiled and not timed."""
+        """The candidates that are compiled and not timed."""
         return [c for c in list(self._pool.done) if c not in self._timed]
 
     def compiling(self) -> Mapping[Candidate, float]:
-        """What compiles now, with its seconds so far."""
+        """The candidates that compile now, with their seconds so far."""
         return self._pool.running()
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
@@ -318,7 +318,7 @@ class LanguageMeasurer:
 
 @dataclass(frozen=True)
 class TunedKernel:
-    """What was decided, and what the kernel's `compile` made of the config that was chosen."""
+    """The decision, and the chosen config as the kernel's `compile` has made it."""
 
     decision: Decision
     compiled: Any

@@ -52,7 +52,7 @@ def fast_unique(values: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
 
 
 def sparse_count(candidates: float, dense: float = DENSE) -> float:
-    """Of a list this long, how many candidates count: beyond `dense`, the fourth root of the rest.
+    """The number of candidates that count of a list this long: beyond `dense`, the fourth root of the rest.
 
     A denser grid over the same ground holds more near-copies, not more secrets.
     """

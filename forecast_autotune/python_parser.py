@@ -29,9 +29,9 @@ MAX_TREE_DEPTH = 128
 """The deepest tree of 1,904 modules of torch, Triton and this project has 27 levels. `copy.deepcopy`, which takes
 most frames a level, gets through so many within Python's usual limit of 1,000."""
 MAX_FORMATTED_CHARACTERS = 1 << 16
-"""Of one f-string: CPython 3.11 takes time quadratic in the number of its fields."""
+"""The most fields of one f-string: CPython 3.11 takes time quadratic in the number of its fields."""
 MAX_DIGITS = 1000
-"""Of one number, in any base: those beyond 4,300 decimal digits cannot be written out again."""
+"""The most digits of one number, in any base: those beyond 4,300 decimal digits cannot be written out again."""
 _MAX_ATTEMPTS = 20
 """Other libraries' threads know nothing of the lock."""
 _PARSE_LOCK = threading.Lock()

@@ -18,7 +18,7 @@ from forecast_autotune.printable import printable
 
 
 class Mode(StrEnum):
-    """What happens on a key that is not in memory."""
+    """The treatment of a key that is not in memory."""
 
     TUNE = "tune"
     """Stored decision, else forecast, measure until the risk is met, decide."""

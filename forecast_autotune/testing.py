@@ -103,7 +103,7 @@ def query_of(table: Table, known: int = 0) -> Query:
 
 
 class LanguageContract:
-    """What every `LanguageKernel` must obey. Subclass it and implement `make`, and `failing` where configs can fail."""
+    """The rules that every `LanguageKernel` must obey. Subclass it and implement `make`, and `failing` where configs can fail."""
 
     def make(self) -> tuple[LanguageKernel, list[Config]]:
         """A fresh kernel, and four or more configs that run and are right; what they compile to must differ."""
@@ -183,7 +183,7 @@ class LanguageContract:
 
 
 class MeasurerContract:
-    """What every measurer must obey. Subclass it and implement `make`."""
+    """The rules that every measurer must obey. Subclass it and implement `make`."""
 
     def make(self) -> tuple[Measurer, Sequence[Candidate]]:
         """A fresh measurer with at least two workers, and four or more candidates that run."""
@@ -246,7 +246,7 @@ class MeasurerContract:
 
 
 class PolicyContract:
-    """What every policy must obey. Subclass it and implement `make`."""
+    """The rules that every policy must obey. Subclass it and implement `make`."""
 
     def make(self) -> Policy:
         """A fresh policy."""
@@ -263,7 +263,7 @@ class PolicyContract:
         return TuningState(forecasts, measured, **given)
 
     def run(self, state: TuningState, rows: Mapping[Candidate, Measurement]) -> dict[Candidate, Measurement]:
-        """What the policy measures, plan after plan, until it stops; fails if it does not stop."""
+        """Measure what the policy wants, plan after plan, until it stops; fails if it does not stop."""
         known = dict(state.measured)
         for _ in range(len(rows) + 2):
             plan = self.make().plan(replace(state, measured=dict(known), new=state.new + len(known)))
@@ -334,7 +334,7 @@ class PolicyContract:
 
 
 class StoreContract:
-    """What every store must obey. Subclass it and implement `make`."""
+    """The rules that every store must obey. Subclass it and implement `make`."""
 
     def make(self) -> Any:
         """A fresh, empty store."""
@@ -415,7 +415,7 @@ class StoreContract:
 
 
 class SurrogateContract:
-    """What every surrogate must obey. Subclass it and implement `make`."""
+    """The rules that every surrogate must obey. Subclass it and implement `make`."""
 
     def make(self) -> Surrogate:
         """A fresh surrogate."""

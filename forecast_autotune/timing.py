@@ -85,7 +85,7 @@ class GraphRecorder:
         """Graphs whose recording could not be ended: the allocator may ask them about it for ever."""
         self.nothing()  # loaded now: nothing may be loaded while a graph is recorded
         self.empty: RecordedGraph = self.record(self.nothing)[0]
-        """Of nothing. The pool lasts as long as a graph that uses it."""
+        """A graph of nothing. The pool lasts as long as a graph that uses it."""
 
     def nothing(self) -> None:
         """The least that can be recorded."""

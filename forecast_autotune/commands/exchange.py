@@ -94,7 +94,7 @@ _OTHERS = (
     (is_flaggems_cache, import_flaggems),
     (is_kernel_tuner_cache, _import_kernel_tuner),
 )
-"""What tells another tool's file, and what reads it; the first that knows a file has it."""
+"""Tests for other tools' files, each with its reader; the first that knows a file reads it."""
 
 
 def export(options: argparse.Namespace, output: Output) -> int:
@@ -331,7 +331,7 @@ def _clear_kept(
 
 
 def _shown_counts(held: StoredCounts, of: str = "") -> str:
-    """What there is, as words; `of` follows the measurements."""
+    """The counts in words; `of` follows the measurements."""
     shown = f"{count_text(held.measurements, 'measurement')}{of} and {count_text(held.decisions, 'decision')}"
     unread = [(held.unread_lines, "line"), (held.unread_decisions, "file")]
     if any(count for count, _ in unread):

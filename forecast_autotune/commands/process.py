@@ -174,7 +174,7 @@ def split_run(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 _BROKEN_PIPE = 141
-"""What a shell reports for a program ended by SIGPIPE."""
+"""The exit status that a shell reports for a program ended by SIGPIPE."""
 _BAD_INPUT = 2
 
 

@@ -1,4 +1,4 @@
-"""What several commands read of a store: the store itself, and the forecasts that its measurements carry."""
+"""The parts of a store that several commands read: the store itself, and the forecasts that its measurements carry."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def own_root(options: argparse.Namespace, *, to_read: bool = False) -> Path:
 
 
 def _store_of_bundle(root: Path) -> Store:
-    """What a bundle holds, as a store in memory."""
+    """The rows of a bundle as a store in memory."""
     bundle, store = Bundle.open(root), Store(None)
     for kernel in bundle.kernels():
         rows = bundle.rows(kernel)
@@ -59,7 +59,7 @@ def _store_of_bundle(root: Path) -> Store:
 
 
 def first_forecasts(rows: Sequence[Measurement]) -> dict[Candidate, dict[str, float]]:
-    """What was forecast of each candidate right before it was first measured, in milliseconds.
+    """The forecast of each candidate right before it was first measured, in milliseconds.
 
     `low_ms` and `high_ms` bound the central 90 %. A candidate measured without a forecast is left out.
     """

@@ -47,7 +47,7 @@ def store_page(options: argparse.Namespace, output: Output) -> int:
 
 
 def overview_of(store: Store, kernel: str | None = None, device: str | None = None) -> StoreOverview:
-    """What the page shows of the problems that pass both filters; they are those of `Store.tables`."""
+    """The page's data on the problems that pass both filters; they are those of `Store.tables`."""
     decided = {problem.id: (problem, decision) for problem, decision in store.decisions(kernel, device)}
     verdicts = [verdict for _, decision in decided.values() for verdict in decision.verdicts]
 

@@ -93,7 +93,7 @@ def compact_store(options: argparse.Namespace, output: Output) -> int:
 
 
 def row_source(text: str, complain: Complain) -> RowSource:
-    """What a user names: a bundle, a store's folder or a remote store.
+    """The rows behind a user's word: a bundle, a store's folder or a remote store.
 
     Raises `UsageError` for a place that is not there or holds neither, and `StoreError` for one that cannot be read.
     """
@@ -127,7 +127,7 @@ def _target(text: str | None, options: argparse.Namespace, complain: Complain) -
 
 
 def own_rows(options: argparse.Namespace, complain: Complain) -> RowSource:
-    """What the store of `--store` holds, which may be a bundle. Raises as `own_root` does."""
+    """The rows of the store of `--store`, which may be a bundle. Raises as `own_root` does."""
     root = own_root(options, to_read=True)
     return Bundle.open(root) if is_bundle(root) else StoreFolder(root, complain)
 

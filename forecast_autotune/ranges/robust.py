@@ -132,7 +132,7 @@ class Robust:
         return np.stack([np.interp(logs, known, unit[i]) for i in range(len(known))], axis=1)
 
     def identity(self) -> list[object]:
-        """What a stored decision depends on of this range, as JSON."""
+        """The properties of this range that a stored decision depends on, as JSON."""
         weights = [round(float(w), 6) for w in self.weights()]
         return ["range", self.argument, self.label, list(self.measured), weights, bool(self.worst)]
 

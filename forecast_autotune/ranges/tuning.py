@@ -56,7 +56,7 @@ class RangePoint:
 
 @dataclass
 class RangeRows:
-    """What is known of every point, and how points that are measured count for the range.
+    """The measurements of every point, and how points that are measured count for the range.
 
     `shares[i]` is the weight of the measured point i, the sum is 1: a candidate's time for the range is the weighted
     geometric mean of its times at these points.
@@ -124,7 +124,7 @@ class RangeRows:
         )
 
     def relatives(self, point: int) -> list[Relative]:
-        """What is measured at the other points, nearest first."""
+        """The measurements at the other points, nearest first."""
         others = sorted(
             (i for i in range(len(self.points)) if self.rows[i] and i != point), key=lambda i: abs(i - point)
         )
@@ -214,7 +214,7 @@ class RangeMeasurer:
         return [self._rows.combine(parts) for parts in zip(*points, strict=True)]
 
     def spent(self) -> MeasuringCost:
-        """Of all points together; the wall clock is the first one's."""
+        """The cost of all points together; the wall clock is the first one's."""
         costs = [m.spent() for m in self._all]
         return MeasuringCost(
             sum(c.compile_s for c in costs),
@@ -339,7 +339,7 @@ class RangeStore:
         self._store.put_decision(problem, self.made)
 
     def verdicts(self, problem: Problem) -> list[RiskVerdict]:
-        """What became of the risks stated on this device class."""
+        """The outcomes of the risks stated on this device class."""
         return self._store.verdicts(problem)
 
     def tuning_lock(self, problem: Problem, timeout_s: float) -> AbstractContextManager[bool]:
@@ -367,7 +367,7 @@ class RangeStore:
 
 
 _SHARE = 0.5
-"""Of the candidates, measured at most: the best config for all sizes is harder to forecast than one for each."""
+"""The largest share of candidates measured: the best config for all sizes is harder to forecast than one for each."""
 
 
 @dataclass(frozen=True)
@@ -448,7 +448,7 @@ def _decide(
 
 
 def range_store(store: GuardedStore, problem: str, plan: RangePlan) -> RangeStore:
-    """What a store holds of a plan's sizes, as one row per candidate of the range's own problem (its id)."""
+    """A store's measurements of a plan's sizes, as one row per candidate of the range's own problem (its id)."""
     shares = [float(x) for x in plan.weights @ plan.shares]
     return RangeStore(
         store, RangeRows(problem, plan.points, plan.measured, shares, [[] for _ in plan.points])

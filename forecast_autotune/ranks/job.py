@@ -36,7 +36,7 @@ class KeyValueStore(Protocol):
     """Texts by key, shared by the processes of a job. None of its methods waits for another process."""
 
     def get(self, key: str) -> str | None:
-        """What the key holds; None where it holds nothing."""
+        """The key's value; None where it has none."""
         ...
 
     def set(self, key: str, value: str) -> None:
@@ -74,7 +74,7 @@ class JobLimits:
 
 @dataclass
 class Job:
-    """What one process needs to share decisions with the other ranks of its job."""
+    """The means by which one process shares decisions with the other ranks of its job."""
 
     store: JobStore
     rank: int
@@ -152,7 +152,7 @@ class StoreConnection:
         _connections.add(self)
 
     def get(self, key: str) -> str | None:
-        """What the key holds; None where it holds nothing."""
+        """The key's value; None where it has none."""
         return self._call(lambda store: store.get(key))
 
     def set(self, key: str, value: str) -> None:

@@ -1,4 +1,4 @@
-"""What all records share: the format's version, plain values, and stable names for them."""
+"""The parts that all records share: the format's version, plain values, and stable names for them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from forecast_autotune.records.json_fields import decode_json, parse_finite, ref
 MAX_DEPTH = 64
 """Lists and objects within each other. Records have eight levels; whatever walks them recurses once a level."""
 MAX_VALUES = 4_000_000
-"""Of a document: the largest caches of tuners have half of it; as values of Python they take half a gigabyte."""
+"""The most values of a document: the largest caches of tuners have half of it; in Python they take half a gigabyte."""
 
 _BLOCK = 19
 """Half the digits of the longest integers that are sure to be within bounds."""

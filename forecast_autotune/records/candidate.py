@@ -1,4 +1,4 @@
-"""What can be tried (`Config`, `Candidate`), what became of it (`Outcome`), and `Evidence` of a choice."""
+"""A trial's config (`Config`, `Candidate`), its outcome (`Outcome`), and `Evidence` of a choice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forecast_autotune.records.json_fields import read_text
 
 
 class Outcome(StrEnum):
-    """What became of one candidate that was tried for real. Only `OK` has a time."""
+    """The outcome of one candidate that was tried for real. Only `OK` has a time."""
 
     OK = "ok"
     OUT_OF_RESOURCES = "out_of_resources"
@@ -32,7 +32,7 @@ class Outcome(StrEnum):
 
 
 class Evidence(StrEnum):
-    """What a decision rests on."""
+    """The evidence of a decision."""
 
     MEASURED = "measured"
     """The chosen candidate was timed for this decision."""

@@ -295,7 +295,7 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
 
 
 def reader_of(hint: Any) -> Reader:
-    """What reads a value of an annotation strictly, for a field's own `read`."""
+    """Return a strict reader for an annotation, for a field's own `read`."""
     return annotation_reader(hint, False, _record_reader)
 
 
@@ -315,7 +315,7 @@ _FieldWriter: TypeAlias = tuple[
 ]
 """Name; what gets the value; what writes it (None: it is JSON already); `omit_null`; `when`; `flat`."""
 _PlainWriter: TypeAlias = tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]
-"""Of fields that follow each other and are JSON already: names, and what gets all values at once."""
+"""Names of fields that follow each other and are JSON already, and the getter of all values at once."""
 
 
 class _WritePlan:
@@ -387,7 +387,7 @@ def _write(record: Any) -> dict[str, Any]:
 
 
 def _writer(hint: Any) -> Writer | None:
-    """What writes a value of an annotation; None for what is JSON already."""
+    """Return the writer for an annotation; None for what is JSON already."""
     if hint in SCALARS or hint is type(None):
         return None
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -1,4 +1,4 @@
-"""What the loop plans and decides: `Plan`, `Cost`, `RiskVerdict`, `Decision`.
+"""The records of the loop's plans and decisions: `Plan`, `Cost`, `RiskVerdict`, `Decision`.
 
 A decision that rests on nothing cannot claim to be measured.
 """
@@ -63,7 +63,7 @@ class LLMConsultation(Record, label="consultation", lenient=True):
     weight: float = 0.0
     """Share of the way from the learned forecast to its own that was gone, on the average of both beliefs."""
     tokens: int = 0
-    """Of prompts and answers together."""
+    """Tokens of prompts and answers together."""
     seconds: float = field(default=0.0, metadata=_AMOUNT)
     """Wall seconds that it worked; others may have worked at the same time."""
     money: float = field(default=0.0, metadata=_AMOUNT)
@@ -79,7 +79,7 @@ class LLMConsultation(Record, label="consultation", lenient=True):
 
     @property
     def effect(self) -> str:
-        """What it moved, as words; empty where it moved nothing."""
+        """The candidates it moved, in words; empty where it moved nothing."""
         if not (self.moved_in or self.moved_out):
             return ""
         plural = "" if self.moved_in == 1 else "s"
@@ -97,7 +97,7 @@ class LLMConsultation(Record, label="consultation", lenient=True):
 
 @dataclass(frozen=True)
 class Cost(Record, label="cost", unknown="refuse"):
-    """What a decision took, in seconds of wall time unless said otherwise."""
+    """The cost of a decision, in seconds of wall time unless said otherwise."""
 
     wall_s: float = field(default=0.0, metadata=_AMOUNT)
     forecast_s: float = field(default=0.0, metadata=_AMOUNT)
@@ -121,7 +121,7 @@ class Cost(Record, label="cost", unknown="refuse"):
 
 @dataclass(frozen=True)
 class RiskVerdict(Record, label="verdict", lenient=True):
-    """What later measurements said of a stated risk; probabilities and shares in [0, 1]."""
+    """The check of a stated risk by later measurements; probabilities and shares in [0, 1]."""
 
     surrogate: str
     """`name/version` of whose risk it was."""
@@ -132,7 +132,7 @@ class RiskVerdict(Record, label="verdict", lenient=True):
     beaten: bool
     """Whether one of those measured beat the choice by more than the tolerance."""
     share: float
-    """Of the candidates that had been trusted, how many were measured afterwards."""
+    """The number of trusted candidates that were measured afterwards."""
 
     def __post_init__(self) -> None:
         bounded = (self.shipped, self.stated, self.share)
@@ -154,7 +154,7 @@ class Decision(
         *("median_ms", "saved_s", "settings", "at", "llm", "advice"),
     ),
 ):
-    """What was chosen, on what evidence, with what stated risk, and what it cost."""
+    """The chosen candidate with its evidence, stated risk and cost."""
 
     problem: str
     chosen: Candidate = field(metadata=json_option(flat=True))
@@ -189,4 +189,4 @@ class Decision(
     llm: LLMConsultation | None = field(default=None, metadata=json_option(omit_null=True))
     """The language model's part, asked or not; None where none was named."""
     advice: str = field(default="", metadata=json_option(when=attrgetter("advice")))
-    """What became of a language model's advice on the kernel; "" where there was none to follow."""
+    """The effect of a language model's advice on the kernel; "" where there was none to follow."""

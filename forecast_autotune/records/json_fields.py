@@ -22,9 +22,9 @@ Reader: TypeAlias = Callable[[Any], Any]
 """From JSON. Raises `RecordError` whose message goes on from the path of the value."""
 Writer: TypeAlias = Callable[[Any], Any]
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
-"""What reading arbitrary text or JSON as a record can raise. `RecordError` is a ValueError."""
+"""The exceptions that reading arbitrary text or JSON as a record can raise. `RecordError` is a ValueError."""
 LARGEST_INTEGER = 2**63 - 1
-"""What every tool that reads tables can hold; Python's own integers have no end."""
+"""The largest integer of every tool that reads tables; Python's own integers have no end."""
 
 
 def read_integer(value: object, what: str, least: int = 0) -> int:
@@ -88,7 +88,7 @@ decode_json = json.JSONDecoder(parse_constant=refuse_constant, parse_float=parse
 
 
 def hint_of(kind: type, field: dataclasses.Field[Any]) -> Any:
-    """What a field's annotation stands for."""
+    """Return the type that a field's annotation stands for."""
     annotation: Any = field.type
     if not isinstance(annotation, str):
         return annotation
@@ -117,13 +117,13 @@ _COMMON_HINTS: dict[str, Any] = {
 
 
 def reason(error: Exception) -> str:
-    """What a reader raised, as it follows the path of the value."""
+    """A reader's error as it follows the path of the value."""
     text = str(error) if isinstance(error, RecordError) else repr(error)
     return text if text[:1] in (" ", ".", "[", ":") else f": {text}"
 
 
 def annotation_reader(hint: Any, lenient: bool, of_record: Callable[[type], Reader]) -> Reader:
-    """What reads a value of an annotation; `of_record` gives what reads an object of a dataclass.
+    """Return the reader for an annotation; `of_record` gives the reader of a dataclass.
 
     `lenient`: any value is taken for a text, and 0 and 1 for a boolean.
     """
@@ -192,7 +192,7 @@ def _read_float_or_null(value: Any) -> float | None:
 
 
 def number_within(least: float, most: float) -> Reader:
-    """What reads a number from `least` to `most`."""
+    """Return a reader of numbers from `least` to `most`."""
 
     def read(value: Any) -> float:
         result = _read_float(value)
@@ -204,7 +204,7 @@ def number_within(least: float, most: float) -> Reader:
 
 
 def or_null(read: Reader) -> Reader:
-    """What reads null as None, and all else as `read` does."""
+    """Return a reader that takes null for None, and all else as `read` does."""
     return lambda value: None if value is None else read(value)
 
 
@@ -251,7 +251,7 @@ def _union_reader(readers: Sequence[Reader], optional: bool) -> Reader:
 
 
 def one_of(words: Sequence[Any]) -> Reader:
-    """What reads one of these values and nothing else."""
+    """Return a reader of these values and nothing else."""
 
     def read(value: Any) -> Any:
         if value not in words:
@@ -275,7 +275,7 @@ def _enum_reader(kind: type[Enum]) -> Reader:
 
 
 def _list_reader(kind: Callable[[Any], Any], readers: list[Reader], *, fixed: bool) -> Reader:
-    """Of a list, each entry by its own reader where their number is fixed, else all by the same."""
+    """Return a reader of lists: each entry by its own reader where their number is fixed, else all by the same."""
 
     def read(value: Any) -> Any:
         values = read_list(value, "")
@@ -288,7 +288,7 @@ def _list_reader(kind: Callable[[Any], Any], readers: list[Reader], *, fixed: bo
 
 
 def tuple_of(reader: Reader) -> Reader:
-    """What reads a list (null counts as empty) of what `reader` reads."""
+    """Return a reader of lists (null counts as empty) whose entries `reader` reads."""
     return lambda value: tuple(_read_part(f"[{n}]", reader, v) for n, v in enumerate(read_list(value, "")))
 
 

@@ -1,4 +1,4 @@
-"""What was measured: `Measurement`. A failed one has no time, an `ok` one has a finite positive one."""
+"""A trial that was timed or failed: `Measurement`. A failed one has no time, an `ok` one has a finite positive one."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, open_named_input
 
 MAX_BYTES = 512 * 1024 * 1024
-"""Of a file, unpacked. Four times the largest that the project's own corpora have; its texts fit into memory."""
+"""The most bytes of a file, unpacked. Four times the largest of the project's own corpora; its texts fit into memory."""
 MAX_LINES = 500_000
-"""Of a file. Eight times the most that the corpora have; as many of the shortest rows take half a gigabyte."""
+"""The most lines of a file. Eight times the most in the corpora; as many of the shortest rows take half a gigabyte."""
 MAX_LINE_BYTES = MAX_RECORD_BYTES
 MAX_DOCUMENT_BYTES = 96 * 1024 * 1024
-"""Of a file that is one JSON value, unpacked: it is held as bytes, as text and as values at once."""
+"""The most bytes of a file that is one JSON value, unpacked: it is held as bytes, as text and as values at once."""
 MAX_RATIO = 200
 """Bytes per compressed byte. Tables have 10 to 85, a bomb has a thousand."""
 JUDGED_BYTES = 64 * 1024 * 1024
@@ -91,7 +91,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
-    """What reads a file, compressed by gzip or xz or not, or standard input (`-`), chunk by chunk.
+    """A function that reads a file, compressed by gzip or xz or not, or standard input (`-`), chunk by chunk.
 
     Reading raises `RecordError` for more than `MAX_BYTES` or `MAX_RATIO` and for damaged compressed bytes, and
     opening `OSError` for what is neither a file nor a pipe.

@@ -1,4 +1,4 @@
-"""What is tuned: `Problem`, a kernel with its arguments on a device."""
+"""The unit of tuning: `Problem`, a kernel with its arguments on a device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import read_name, read_signed_integers, read_text
 
 FACTS = "facts"
-"""Of a problem line: `{"version": ..., "units": [[assignment, grid, {fact: value}], ...]}`."""
+"""A field of a problem line: `{"version": ..., "units": [[assignment, grid, {fact: value}], ...]}`."""
 OPTIONS = "options"
-"""Of a problem line: launch options that the call itself gave, `{name: value}`; not there if it gave none."""
+"""A field of a problem line: launch options that the call itself gave, `{name: value}`; not there if it gave none."""
 
 
 @dataclass(frozen=True)

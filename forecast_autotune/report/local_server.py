@@ -28,7 +28,7 @@ class CannotServePageError(ForecastAutotuneError):
 
 @dataclass(frozen=True)
 class ServedText:
-    """What is sent where a path is asked for."""
+    """The answer to a request for a path."""
 
     text: str
     kind: str = "text/html"
@@ -63,11 +63,11 @@ class LocalServer:
 
     @property
     def url(self) -> str:
-        """What to open in a browser."""
+        """The address to open in a browser."""
         return f"http://{ADDRESS}:{self.port}/"
 
     def served(self, path: str, query: str) -> ServedText | None:
-        """What is sent for a path; None where there is nothing. Raises what its function raises."""
+        """The answer for a path; None where there is none. Raises what its function raises."""
         if path not in self._texts:
             return None
         with self._mutex:

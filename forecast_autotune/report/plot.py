@@ -188,7 +188,7 @@ th { position: sticky; top: 0; background: var(--paper); }
 td.line { font-family: monospace; letter-spacing: -1px; text-align: left; }
 .good { color: var(--good); } .fair { color: var(--fair); } .bad { color: var(--bad); }
 """
-"""Of all pages; a page that also has a dark face sets the variables anew."""
+"""The style of all pages; a page that also has a dark face sets the variables anew."""
 
 _HEADS = (
     "problem",

@@ -119,7 +119,7 @@ class StoreOverview:
     disk_bytes: int
     misses: int
     remarks: Sequence[str] = field(default=())
-    """What was wrong with the store's files."""
+    """Faults of the store's files."""
 
     @classmethod
     def of(cls, place: str, rows: Iterable[ProblemRow], **more: Any) -> StoreOverview:

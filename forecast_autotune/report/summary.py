@@ -31,7 +31,7 @@ def summary_line(kernel: str, decision: Decision) -> str:
 
 
 def consultation_text(part: LLMConsultation) -> str:
-    """What a model did in one decision: asked or not and why, what it moved, its weight and seconds."""
+    """A model's part in one decision: asked or not and why, what it moved, its weight and seconds."""
     if not part.asked:
         return f"language model {part.model} not asked: {part.why}"
     moved = part.effect or "moved nothing in the plan"
@@ -43,7 +43,7 @@ def consultation_text(part: LLMConsultation) -> str:
 
 @dataclass
 class ModelTally:
-    """What language models did in the decisions that were added."""
+    """The sum of language models' parts in the decisions that were added."""
 
     decisions: int = 0
     """Those with a model named."""

@@ -30,7 +30,7 @@ def shown_text(text: object, style: str = "", *, limit: int = LONGEST_TEXT, line
 
 
 def model_tally(report: ReplayReport) -> ModelTally:
-    """What the model did in all problems of a replay."""
+    """The sum of the model's parts in all problems of a replay."""
     tally = ModelTally()
     for row in report.rows:
         tally.add(row.llm)
@@ -235,7 +235,7 @@ def _consulted(row: ReplayRow) -> str:
 
 
 def replay_panel(report: ReplayReport) -> RenderableType:
-    """What all rows add up to."""
+    """A panel with the sums over all rows."""
     s = report.summary()
     shares = {name: percent(value) for name, value in s.items() if isinstance(value, float)}
     beyond = sum(row.regret > report.tolerance + 1e-9 for row in report.rows)
@@ -257,7 +257,7 @@ def replay_panel(report: ReplayReport) -> RenderableType:
 
 
 def store_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """What a store holds, per kernel and device."""
+    """A table of a store's contents, per kernel and device."""
     table = plain_table(
         "kernel", "device", ">problems", ">decided", ">candidates", ">ok", ">failed", ">best", "last measured"
     )

@@ -32,7 +32,7 @@ class AdviceFiles:
         self._path = None if root is None else root / ADVICE
         self._notes = notes
         self._kept: dict[str, Advice] = {}
-        """What is not on disk, by source hash."""
+        """Advice that is not on disk, by source hash."""
 
     def of(self, source_sha256: str) -> Advice | None:
         """The advice on one source. A damaged file is noted and skipped."""

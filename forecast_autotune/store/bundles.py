@@ -58,7 +58,7 @@ class BundledFile(Record, label="file", unknown="refuse"):
 
 @dataclass(frozen=True)
 class Coverage(Record, label="coverage", unknown="refuse"):
-    """What a bundle holds of one kernel on one device class."""
+    """The part of a bundle that is of one kernel on one device class."""
 
     device: str
     """Name of the device, such as `NVIDIA H200`."""
@@ -94,14 +94,14 @@ def is_plain_path(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Manifest(Record, tag="bundle", schema=SCHEMA, unknown="refuse", complete=True):
-    """What a bundle consists of and what it is for."""
+    """The list of a bundle's files, and of the kernels and devices it is for."""
 
     release: str
     """Version of forecast-autotune that made it."""
     newest: str
     """Time of its newest row: bundles of equal rows are equal, byte by byte."""
     carries: tuple[str, ...]
-    """Of `sources`, `compiled` and `graphs`: code, which is never there unless it was asked for."""
+    """Those of `sources`, `compiled` and `graphs` that are there: code, which has to be asked for."""
     covers: tuple[Coverage, ...]
     files: Mapping[str, BundledFile] = field(
         metadata=json_option(
@@ -141,7 +141,7 @@ class Manifest(Record, tag="bundle", schema=SCHEMA, unknown="refuse", complete=T
 ROWS = "rows"
 """Folder of the files of rows: `rows/DEVICE/KERNEL.jsonl`."""
 MAX_ROWS_BYTES = 256 * 1024 * 1024
-"""Of one file."""
+"""The most bytes of one file."""
 
 
 def rows_path(kernel: KernelName) -> str:
@@ -186,7 +186,7 @@ def from_bytes(data: bytes, kernel: KernelName) -> KernelRows:
 
 
 def unfounded_decision(rows: KernelRows) -> str:
-    """What is wrong with the first decision that its rows do not bear out; empty where all is well."""
+    """The fault of the first decision that its rows do not bear out; empty where all is well."""
     measured: dict[str, list[Measurement]] = {}
     for row in sorted(rows.measurements.values(), key=lambda row: row.order):
         measured.setdefault(row.problem, []).append(Measurement.from_json(row.data))
@@ -202,7 +202,7 @@ def unfounded_decision(rows: KernelRows) -> str:
 
 
 def coverage_of(rows: KernelRows) -> Coverage:
-    """What a manifest says of a kernel's rows. There is at least one problem among them."""
+    """The entry of a manifest for a kernel's rows. There is at least one problem among them."""
     problems = [Problem.from_json(rows.problems[name].data) for name in sorted(rows.problems)]
     toolchains = {", ".join(f"{tool} {version}" for tool, version in p.toolchain) for p in problems}
     first = problems[0]
@@ -240,7 +240,7 @@ def without_code(rows: KernelRows) -> KernelRows:
 _PROBLEM_FIELDS = frozenset(
     ("type", "schema", "id", "kernel", "arguments", "grid", "key", "device", "toolchain")
 )
-"""Of a problem's record; unknown fields could hold anything."""
+"""Fields kept of a problem's record; unknown ones could hold anything."""
 
 
 COMPILED = "compiled"
@@ -248,11 +248,11 @@ _FOLDER = f"{COMPILED}/triton/"
 _GROUP = "__grp__"
 """How files of Triton's cache begin that list others, by their paths."""
 MAX_COMPILED_BYTES = 512 * 1024 * 1024
-"""Of one file."""
+"""The most bytes of one file."""
 
 
 def compiled_files(cache: Path) -> dict[str, bytes]:
-    """What is in Triton's cache, by its path in a bundle. Raises `StoreError` where there is nothing."""
+    """The files in Triton's cache, by their path in a bundle. Raises `StoreError` where there is nothing."""
     results: dict[str, bytes] = {}
     for path in sorted(p for p in cache.glob("*/*") if p.is_file()):
         name = f"{path.parent.name}/{path.name}"
@@ -358,7 +358,7 @@ SOURCES = "sources"
 
 @dataclass(frozen=True)
 class BundleOptions:
-    """What goes into a bundle."""
+    """Which rows and which code go into a bundle."""
 
     kernel: str = ""
     """Only kernels whose name contains this, in any case."""
@@ -503,7 +503,7 @@ class Bundle:
         return str(self.path)
 
     def kernels(self) -> list[KernelName]:
-        """What it has rows of, in order."""
+        """The kernels that it has rows of, in order."""
         return sorted(self._rows)
 
     def rows(self, kernel: KernelName) -> KernelRows:

@@ -67,7 +67,7 @@ def launch_marker(directory: Path | None, problem: Problem, candidate: Candidate
 
 
 def recover_crashes(directory: Path | None, problem: Problem, notes: StoreNotes) -> list[Measurement]:
-    """What dead processes of this host left behind, as failed measurements; removes what they left."""
+    """Turn the markers of this host's dead processes into failed measurements, and remove them."""
     measurements: list[Measurement] = []
     if directory is None or not directory.is_dir():
         return measurements
@@ -144,7 +144,7 @@ class LogEntry:
 
 
 def imported_name(m: Measurement) -> tuple[object, ...]:
-    """What two measurements agree in that an import takes for one."""
+    """The values by which an import takes two measurements for one."""
     return m.problem, m.candidate.id, m.outcome, m.at, m.median_ms
 
 
@@ -155,7 +155,7 @@ class StoredCounts:
     measurements: int = 0
     decisions: int = 0
     unread_lines: int = 0
-    """Of logs, that are no records to this release: damaged ones, and those of a newer release."""
+    """Lines of logs that are no records to this release: damaged ones, and those of a newer release."""
     unread_decisions: int = 0
     """Files of decisions, likewise."""
 
@@ -172,7 +172,7 @@ class KernelDirectory:
         self._notes = notes
         self._logs: dict[str, LogFile] = {}
         self._unwritten: list[LogEntry] = []
-        """What is not on disk: everything in memory-only mode, else what could not be written."""
+        """Entries that are not on disk: all in memory-only mode, else those that could not be written."""
         self._decisions: dict[str, Decision] = {}
         """Likewise for decisions."""
         self._facts: dict[str, Mapping[str, Any]] = {}
@@ -221,7 +221,7 @@ class KernelDirectory:
         return self.path is None or kernel_of(problem) == (self.path.parent.name, self.path.name)
 
     def measurements(self, problem_id: str) -> list[Measurement]:
-        """What is known of one problem after the last refresh, oldest first.
+        """The measurements known of one problem after the last refresh, oldest first.
 
         Hosts are merged by time; a measurement without a time counts as older than all others.
         """
@@ -410,7 +410,7 @@ class KernelDirectory:
         return [v for _, decision in sorted(result.items()) for v in decision.verdicts]
 
     def counts(self) -> StoredCounts:
-        """What there is, after the last refresh."""
+        """The counts after the last refresh."""
         decided = self._read_decisions()
         filed = {problem_file(name) for name in decided}
         files = [] if self.path is None else list_files(self.path / "decisions", "[!.]*.json", self._notes)

@@ -159,7 +159,7 @@ def is_bundle(root: Path) -> bool:
 
 
 def bundle_text(root: Path) -> str:
-    """What is said where a bundle would be written to."""
+    """The error's text where a bundle would be written to."""
     return f"{root} is a bundle, which never changes: name it in FORECAST_AUTOTUNE_STORES"
 
 
@@ -229,7 +229,7 @@ def decode(raw: bytes) -> dict[str, Any]:
 
 FileRecord = TypeVar("FileRecord")
 STORE_NAMES = (VERSION, VARIANTS, ADVICE, MISSES)
-"""What a store's folder may hold; one with none of it was never written to."""
+"""Names in a store's folder; one with none of it was never written to."""
 _LAYOUT = re.compile(r"v[1-9]")
 
 
@@ -243,7 +243,7 @@ def check_folders(root: Path) -> None:
 
 
 def newer_layout_text(root: Path) -> str:
-    """What is said of a store that a newer release keeps in another layout; empty where none does."""
+    """The warning about a store that a newer release keeps in another layout; empty where none does."""
     results = sorted(
         path.name for path in root.glob("v*") if _LAYOUT.fullmatch(path.name) and path.name > VERSION
     )

@@ -1,4 +1,4 @@
-"""What lies below the user's own store: read-only bundles, asked in their order, and a remote store behind them.
+"""The layers below the user's own store: read-only bundles, asked in their order, and a remote store behind them.
 
 The user's own decision comes first, and its measurements are joined by all that bundles hold of the problem. A
 problem's id names its device class, its toolchain and its kernel's source, so what a bundle holds under an id was
@@ -52,7 +52,7 @@ class StoreLayers:
         self._folders, self._notes = folders, notes
         self._bundles: list[Bundle] | None = [] if folders is not None and not folders else None
         self._tables: dict[KernelName, list[dict[str, Table]]] = {}
-        """Of each kernel that was asked for, by bundle."""
+        """Tables of each kernel that was asked for, by bundle."""
         self.remote = remote
         self._fetched: set[str] = set()
         """Problems whose remote rows were copied."""
@@ -176,7 +176,7 @@ class StoreLayers:
         return list(results.values())
 
     def _bundled_tables(self, problem: Problem) -> list[dict[str, Table]]:
-        """What each bundle has measured of this kernel, by problem: read once, and changed by nobody."""
+        """The tables of this kernel in each bundle, by problem: read once, and changed by nobody."""
         if not self.bundles:
             return []
         kernel = kernel_of(problem)
@@ -203,7 +203,7 @@ def _tables_of(rows: KernelRows) -> dict[str, Table]:
 
 
 def layer_configuration() -> tuple[str, ...]:
-    """What says which layers there are: a store opened under another one has others."""
+    """The variables and files that say which layers there are: a store opened under another one has others."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     named = (os.environ.get(name, "") for name in (VARIABLE, *_REMOTE))
     return str(main), *named, *loaded_kernel_files()

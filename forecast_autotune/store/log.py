@@ -23,11 +23,11 @@ from forecast_autotune.store.files import (
 )
 
 MAX_LOG_BYTES = 256 * 1024 * 1024
-"""Of a log that is read: half a million rows of usual length, of one kernel on one host."""
+"""The most bytes read of a log: half a million rows of usual length, of one kernel on one host."""
 MAX_LOG_LINES = 1_000_000
-"""Of a log that is read; as records of the shortest kind they take 650 MB."""
+"""The most lines read of a log; as records of the shortest kind they take 650 MB."""
 _MAX_LOGS = 100
-"""Of one host, each larger than a host has ever filled."""
+"""The most logs of one host, each larger than a host has ever filled."""
 _MARKS = ("cleared", "compacted")
 _CHUNK = 4 * 1024 * 1024
 _MAX_SHOWN_LINES = 3
@@ -77,7 +77,7 @@ def is_writable_log(path: Path) -> bool:
 
 
 class LogFile:
-    """What one log file holds, kept current by reading only what was appended since the last time."""
+    """The records in one log file, kept current by reading only what was appended since the last time."""
 
     def __init__(self, path: Path, notes: StoreNotes, files: Callable[[Problem], bool]) -> None:
         self.path = path

@@ -43,15 +43,15 @@ Complain = Callable[[str], None]
 
 
 class RowSource(Protocol):
-    """What rows can be read from."""
+    """A place that rows can be read from."""
 
     @property
     def name(self) -> str:
-        """What people call it: a path or an address, without passwords."""
+        """Its name for people: a path or an address, without passwords."""
         ...
 
     def kernels(self) -> list[KernelName]:
-        """What there are rows of, in order."""
+        """The kernels that have rows, in order."""
         ...
 
     def rows(self, kernel: KernelName) -> KernelRows:
@@ -60,7 +60,7 @@ class RowSource(Protocol):
 
 
 class RowTarget(RowSource, Protocol):
-    """What rows can be added to."""
+    """A place that rows can be added to."""
 
     def add(self, kernel: KernelName, rows: KernelRows) -> int:
         """Add what is not there; returns how many rows changed it. Raises `StoreError` if it cannot."""
@@ -209,7 +209,7 @@ def rows_of_log(path: Path, complain: Complain) -> Iterator[Row]:
 
 
 def _remedy(log: Path) -> str:
-    """What removes the bad lines of a log."""
+    """The command that removes the bad lines of a log."""
     return GC_REMEDY if log in own_logs(log.parent) else f"{GC_REMEDY} on the host that wrote it"
 
 
@@ -243,7 +243,7 @@ def locked(log: Path) -> Iterator[None]:
 
 @dataclass
 class MergeCounts:
-    """What a merge read and added, in rows."""
+    """The rows that a merge read and added."""
 
     kernels: int = 0
     rows: int = 0
@@ -256,7 +256,7 @@ class MergeCounts:
 
 @dataclass(frozen=True)
 class KernelDifference:
-    """What one of two stores has of a kernel and the other has not."""
+    """The rows of a kernel that one of two stores has and the other has not."""
 
     kernel: KernelName
     only_first: int
@@ -322,10 +322,10 @@ PART_AGE_S = 86400.0
 
 @dataclass
 class CompactionCounts:
-    """What was removed."""
+    """The lines, files and bytes that were removed."""
 
     lines: int = 0
-    """Of logs: repeated ones, and those that are no records."""
+    """Repeated lines of logs, and those that are no records."""
     decisions: int = 0
     """Files that hold no decision, or another problem's."""
     parts: int = 0

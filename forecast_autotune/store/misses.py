@@ -30,7 +30,7 @@ from forecast_autotune.store.files import (
 
 MAX_MISSES = 4096
 MAX_GRIDS = 512
-"""Of one miss: a kernel's grid depends on few of its meta-parameters."""
+"""The most grids of one miss: a kernel's grid depends on few of its meta-parameters."""
 
 Grids = tuple[tuple[Mapping[str, Any], tuple[int, ...]], ...]
 """Launch grids by meta-parameters."""
@@ -56,7 +56,7 @@ class Miss(Record, tag="miss", schema=SCHEMA, lenient=True):
     problem: Problem
     """Without source and IR."""
     mode: str = field(metadata=json_option(read=read_text))
-    """Of the program that met it."""
+    """The mode of the program that met it."""
     candidates: int
     grids: Grids = field(
         default=(),
@@ -102,7 +102,7 @@ class MissFile:
         self._newer: list[bytes] = []
         """Lines of newer releases in the file when it was last read."""
         self._state: tuple[int, int, int] | None = None
-        """Of the file when `_known` was all that it holds: inode, bytes, time of its last change in nanoseconds."""
+        """The file's state when `_known` was all that it holds: inode, bytes, nanoseconds of its last change."""
 
     def forget(self) -> None:
         """Drop what can be read again; a forked child calls this, as it may have caught us mid-way."""

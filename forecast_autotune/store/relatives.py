@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from forecast_autotune.surrogates.protocol import Relative
 
 _MISMATCH_DISTANCE = 1.0
-"""What a differing dtype, flag or missing argument counts: as much as one size off by a factor of two."""
+"""The distance of a differing dtype, flag or missing argument: as much as one size off by a factor of two."""
 
 
 def _size(value: Scalar) -> float | str:
@@ -104,7 +104,7 @@ def _log_bytes(log: Path) -> int:
 
 
 def nearest_relatives(problem: Problem, directories: Iterable[KernelDirectory]) -> list[Relative]:
-    """Of each device class the most similar problem of the very same source that ran, nearest first.
+    """The most similar problem of the very same source that ran, of each device class, nearest first.
 
     Nothing where the source is not known: times of another kernel must not pass for this one's.
     """

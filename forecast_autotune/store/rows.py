@@ -48,7 +48,7 @@ class Row:
     line: bytes = field(repr=False)
     digest: str
     kernel: KernelName | None = field(default=None, repr=False)
-    """Of a problem: where it is filed."""
+    """The folder's name where a problem is filed; None for other rows."""
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Row | None:

@@ -155,7 +155,7 @@ class Store:
                 self._verdicts.pop(device_directory(problem.device.slug), None)
 
     def facts(self, problem: Problem) -> Mapping[str, Any] | None:
-        """What refits read of a problem (`features.kept`), if it was kept. A damaged file counts as none."""
+        """The facts that refits read of a problem (`features.stored_facts`), if they were kept. A damaged file counts as none."""
         with self._mutex:
             return self._directory(problem).facts(problem.id)
 
@@ -166,7 +166,7 @@ class Store:
             self._directory(problem).put_facts(problem.id, facts)
 
     def verdicts(self, problem: Problem) -> list[RiskVerdict]:
-        """What became of the risks stated on this problem's device class, whatever the kernel.
+        """The outcomes of the risks stated on this problem's device class, whatever the kernel.
 
         Read from the decisions on file once per process, and again after a decision with verdicts.
         """
@@ -237,7 +237,7 @@ class Store:
     # --- advice ---
 
     def advice(self, source_sha256: str) -> Advice | None:
-        """What a language model wrote of a kernel source (`Kernel.source_sha256`), if one did."""
+        """The advice of a language model on a kernel source (`Kernel.source_sha256`), if there is any."""
         with self._mutex:
             if self._advice is None and not self._has_advice():
                 return None

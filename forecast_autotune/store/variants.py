@@ -41,7 +41,7 @@ class VariantFiles:
         self._path = None if root is None else root / VARIANTS
         self._notes = notes
         self._kept: dict[tuple[str, str], Variant] = {}
-        """What is not on disk, by base hash and name."""
+        """Variants that are not on disk, by base hash and name."""
 
     def of(self, base_sha256: str | None = None) -> list[Variant]:
         """Variants of one base source, or all, by kernel and name. Damaged files are noted and skipped."""

@@ -1,1 +1,1 @@
-"""What decisions do, as spans and counters, for OpenTelemetry."""
+"""The steps of decisions as spans and counters, for OpenTelemetry."""

@@ -164,7 +164,7 @@ class _Telemetry:
             self.exporter, self._configured = None, False
 
     def ask(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
-        """What the call gives; where it raises, a warning, and nothing is told any more."""
+        """Return what the call gives; where it raises, warn and export nothing any more."""
         try:
             return call(*arguments)
         except Exception as error:

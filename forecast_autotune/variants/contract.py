@@ -1,4 +1,4 @@
-"""What a variant's source defines, read without importing it, and the rules that it has to keep.
+"""A contract is what a variant's source defines, read without importing it, and the rules that it has to keep.
 
 The rules say what may run when a verified variant is imported: imports of triton, `@triton.jit` functions,
 constants, and a `grid` that calculates. They are a second fence. The first is that nothing is imported in

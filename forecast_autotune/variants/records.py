@@ -35,7 +35,7 @@ from forecast_autotune.records.named_lines import read_document
 
 @dataclass(frozen=True)
 class SourceJudgement(Record, label="judgement of a source", lenient=True):
-    """What is expected of a source under its best config."""
+    """The expected time of a source under its best config."""
 
     log2_ratio: float
     """log2(its best time / the best time of the source that it is held against); negative is faster."""
@@ -44,7 +44,7 @@ class SourceJudgement(Record, label="judgement of a source", lenient=True):
     p_wrong: float = 0.0
     """Probability that it is wrong or never runs."""
     model: str = ""
-    """Who said so; empty where that is not known."""
+    """The model that judged; empty where that is not known."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.log2_ratio) and 0 < self.sd < math.inf and 0 <= self.p_wrong <= 1):
@@ -55,7 +55,7 @@ class SourceJudgement(Record, label="judgement of a source", lenient=True):
 
 
 def source_digest(text: str) -> str:
-    """What a judgement is filed under: sha256 of the source's text."""
+    """The name that a judgement is filed under: sha256 of the source's text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -90,7 +90,7 @@ SCHEMA = 1
 
 
 class Origin(StrEnum):
-    """Who wrote a variant."""
+    """The author of a variant."""
 
     LLM = "llm"
     REWRITE = "mechanical"
@@ -108,9 +108,9 @@ class Provenance(Record, label="provenance", lenient=True):
     parent: str = ""
     """Name of the variant it was made of; empty for the base kernel."""
     prompt_sha256: str = ""
-    """Of the whole prompt, for variants of a language model."""
+    """Hash of the whole prompt, for variants of a language model."""
     note: str = ""
-    """What was changed and why, in a sentence."""
+    """The change and its reason, in a sentence."""
     at: str = ""
     """UTC, ISO 8601."""
 
@@ -122,7 +122,7 @@ class Check(Record, label="check", lenient=True):
     device: str
     """Slug of the device it ran on; `interpreter` for Triton's interpreter."""
     signature: str
-    """What it was verified for: see `signature_of`."""
+    """The conditions of the verification: see `signature_of`."""
     passed: bool
     detail: str = ""
     """Trials and harness version, or the first reason for a refusal."""
@@ -145,7 +145,7 @@ class Variant(Record, tag="variant", schema=SCHEMA):
     """Its own configs; empty: the base's."""
     checks: tuple[Check, ...] = ()
     judgement: SourceJudgement | None = field(default=None, metadata=json_option(omit_null=True))
-    """What a language model expects of it, against the base; None where none was asked."""
+    """A language model's judgement of it, against the base; None where none was asked."""
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a verification holds for: conditions on the arguments of a call, as one line of JSON.
+"""A signature says what a verification holds for: conditions on the arguments of a call, as one line of JSON.
 
 A variant that was right on some calls may be wrong on others: it may have dropped a mask because sizes
 were multiples of 128, baked in a scalar, or mixed up two sizes that were equal. So a check names all that
@@ -50,7 +50,7 @@ def signature_of(problem: Problem, writes: Iterable[str] | None = None) -> str:
 
 
 def writes_field(writes: Iterable[str] | None) -> dict[str, Any]:
-    """What a signature says of the tensors that are written."""
+    """The field of a signature that lists the tensors that are written."""
     return {} if writes is None else {"writes": sorted(writes)}
 
 

@@ -43,7 +43,7 @@ class TunedProblem:
 
     @property
     def chosen(self) -> Candidate | None:
-        """What was decided, else the fastest that ran; None where nothing did, or another source than the kernel's."""
+        """The decision's candidate, else the fastest that ran; None where that is none of the kernel's own source."""
         if self.decision is not None:
             result: Candidate | None = self.decision.chosen
         else:
@@ -54,7 +54,7 @@ class TunedProblem:
 
 @dataclass
 class ExportReport:
-    """What an export wrote, and what it could not."""
+    """The files that an export wrote, and the problems it left out."""
 
     files: list[Path] = field(default_factory=list)
     problems: int = 0
@@ -209,7 +209,7 @@ def _t4_row(values: dict[str, Scalar], row: Measurement) -> dict[str, Any]:
 BLOCKS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 """Parameters that a config of the kernel must have."""
 DEVICE_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "grf_mode")
-"""Of AMD's devices, and of Intel's; either reader passes them on to the launch."""
+"""Options of AMD's devices, and of Intel's; either reader passes them on to the launch."""
 SGLANG_OPTIONS = ("USE_TMA",)
 _PRECISIONS = ("use_fp8_w8a8", "use_fp8_w8a16", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16")
 _INT4 = "int4_w4a16"
@@ -218,7 +218,7 @@ _H200 = "NVIDIA_H200"
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """What a file is named after; `device` is the device's name without spaces, `triton` the release."""
+    """The properties that name a file; `device` is the device's name without spaces, `triton` the release."""
 
     experts: int
     inner: int

@@ -23,18 +23,18 @@ from forecast_autotune.store.files import VERSION, KernelName, problem_file
 from forecast_autotune.store.rows import KernelRows, Row
 
 VARIABLE = "FORECAST_AUTOTUNE_REMOTE"
-"""Of the environment: the address of the remote store."""
+"""The environment's variable with the address of the remote store."""
 
 Entry = tuple[str, str, str]
 """Folder of the device class, folder of the kernel, file name of the problem."""
 
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
-"""Of the rows of one problem that are read."""
+"""The most bytes read of one problem's rows."""
 CONNECT_S, ANSWER_S = 1.0, 2.0
 """Seconds that one step of a conversation may take."""
 _REDIS_PREFIX = "forecast_autotune"
 _FOLDERS = {"file", "local", "sftp", "ssh", "smb", "hdfs", "arrow_hdfs", "webhdfs", "dbfs", "memory"}
-"""Of fsspec's protocols: those where a file needs a folder."""
+"""The protocols of fsspec where a file needs a folder."""
 _SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD", "AUTH", "CREDENTIAL")
 
 
@@ -61,7 +61,7 @@ class RemoteBackend(Protocol):
     """A place for entries. Methods raise whatever the place's client raises."""
 
     def entries(self) -> Iterator[Entry]:
-        """What is there."""
+        """The entries of the place."""
         ...
 
     def lines(self, entry: Entry) -> list[bytes]:
@@ -223,7 +223,7 @@ class RemoteRows:
         return self._address
 
     def kernels(self) -> list[KernelName]:
-        """What there are rows of, in order. Raises `StoreError`."""
+        """The kernels that have rows, in order. Raises `StoreError`."""
         with self._told():
             self._listed = {}
             for entry in self._backend.entries():
@@ -277,7 +277,7 @@ def remote_rows(address: str, *, to_read: bool = False) -> RemoteRows:
 
 
 def plain_reason(error: BaseException) -> str:
-    """What went wrong, as one short line without the secrets that the environment holds."""
+    """The error as one short line without the secrets that the environment holds."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     for name, value in os.environ.items():
         if len(value) >= 4 and any(part in name.upper() for part in _SECRET):

@@ -30,11 +30,11 @@ from forecast_autotune.store.files import StoreNotes
 from forecast_autotune.store.remote.backends import VARIABLE
 
 QUEUE_BYTES = 4 * 1024 * 1024
-"""Of what waits to be written."""
+"""The most bytes that wait to be written."""
 BATCH_S = 0.25
 """How long a row waits for others before it is sent."""
 BATCH_BYTES = 64 * 1024
-"""Of one message: to make it takes the interpreter's lock from everybody for a tenth of a millisecond."""
+"""The most bytes of one message: to make it takes the interpreter's lock from everybody for a tenth of a millisecond."""
 DOZE_S = 5.0
 """Without news for so long, the thread sleeps until it is woken."""
 MAX_ANSWERS = 64
@@ -44,7 +44,7 @@ START_S, ANSWER_S = 20.0, 6.0
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
 """How long nothing is asked after a failure; twice as long after each further one."""
 MAX_MESSAGE_BYTES = 1024 * 1024
-"""Of an answer that is read."""
+"""The most bytes of an answer that is read."""
 EXIT_S = 1.0
 """How long the end of a program waits until what it measured is handed to the worker."""
 
@@ -66,7 +66,7 @@ class RemoteError(WorkerError):
 
 @dataclass
 class RemoteCounts:
-    """What a client did, for tests and for those who look."""
+    """Counts of a client's calls, for tests and reports."""
 
     asked: int = 0
     answered: int = 0

@@ -29,7 +29,7 @@ from forecast_autotune.store.rows import KernelRows, Row
 MEMORY_BYTES = 1 << 30
 """Beyond what is mapped when the client is loaded."""
 MAX_ANSWER_BYTES = 1 << 18
-"""Of rows that are handed on; what is more than a problem of thousands of candidates has is cut."""
+"""The most bytes of rows in an answer, more than a problem of thousands of candidates has; the rest is cut."""
 LINGER_S = 20.0
 """How long it goes on writing what it was given, once its program is gone."""
 
