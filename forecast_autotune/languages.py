@@ -30,6 +30,16 @@ from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.loop import TuningTask, tune
 
+__all__ = [
+    "HOST_CLOCK",
+    "LanguageKernel",
+    "LanguageMeasurer",
+    "RefusedConfigError",
+    "TunedKernel",
+    "timed_launches",
+    "tune_language",
+]
+
 
 class LanguageKernel(Protocol):
     """One kernel with the arguments of one call, in any language.

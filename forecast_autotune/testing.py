@@ -103,7 +103,7 @@ def query_of(table: Table, known: int = 0) -> Query:
 
 
 class LanguageContract:
-    """The rules that every `LanguageKernel` must obey. Subclass it and implement `make`, and `failing` where configs can fail."""
+    """The rules for every `LanguageKernel`. Subclass it and implement `make`, and `failing` where configs can fail."""
 
     def make(self) -> tuple[LanguageKernel, list[Config]]:
         """A fresh kernel, and four or more configs that run and are right; what they compile to must differ."""

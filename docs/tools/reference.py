@@ -281,11 +281,11 @@ def _api_entry(name: str, home: str) -> str:
 
 
 def _home_of(package: Any, name: str) -> str:
-    """The module that a package's `__init__` takes a name from."""
+    """The module that a module takes a name from, or that module itself."""
     for statement in _module(package.__name__).body:
         if isinstance(statement, ast.ImportFrom) and name in {alias.name for alias in statement.names}:
             return str(statement.module)
-    raise LookupError(f"{package.__name__} imports no {name}")
+    return str(package.__name__)
 
 
 def _group(home: str) -> str:

@@ -14,7 +14,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, open_named_input
 
 MAX_BYTES = 512 * 1024 * 1024
-"""The most bytes of a file, unpacked. Four times the largest of the project's own corpora; its texts fit into memory."""
+"""The most bytes of a file, unpacked. Four times the largest of the project's corpora; its texts fit into memory."""
 MAX_LINES = 500_000
 """The most lines of a file. Eight times the most in the corpora; as many of the shortest rows take half a gigabyte."""
 MAX_LINE_BYTES = MAX_RECORD_BYTES

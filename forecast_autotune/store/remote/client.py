@@ -34,7 +34,7 @@ QUEUE_BYTES = 4 * 1024 * 1024
 BATCH_S = 0.25
 """How long a row waits for others before it is sent."""
 BATCH_BYTES = 64 * 1024
-"""The most bytes of one message: to make it takes the interpreter's lock from everybody for a tenth of a millisecond."""
+"""The most bytes of one message: making it takes the interpreter's lock from all for a tenth of a millisecond."""
 DOZE_S = 5.0
 """Without news for so long, the thread sleeps until it is woken."""
 MAX_ANSWERS = 64
