@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.records import Measurement, Problem
 from forecast_autotune.settings import Mode
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch._inductor.ir import ChoiceCaller
 
     from forecast_integrations.inductor.session import TuningSession
-    from forecast_integrations.triton.timer.calls import CallTime
+    from forecast_integrations.triton.timer.calls import CallTime, CallTimer
 
 MAY_BE_SHORT_MS = 0.15
 """Up to here Inductor's own time may be the host's: it needs 0.02 to 0.1 ms to launch, on a busy machine more."""
@@ -32,16 +32,6 @@ _CLOCK_ATTRIBUTE = "forecast_autotune_clock"
 """Attribute of a choice: its latest `CallTime`, where Inductor was told that."""
 CUDAGRAPH_OPTION = "_benchmark_with_cudagraphs"
 """Attribute of choices that Inductor itself times as CUDA graphs."""
-
-
-class CallClock(Protocol):
-    """Times calls on one device, as `CallTimer` does."""
-
-    def on_stream(self) -> AbstractContextManager[object]:
-        """Makes the stream current that calls are to be made on."""
-
-    def time(self, call: Callable[[], object], best_ms: float, *, may_record: bool = True) -> CallTime:
-        """How long a call takes that has run before."""
 
 
 def times_calls(session: TuningSession, problem: Problem) -> bool:
@@ -193,24 +183,26 @@ def open_clock(device: torch.device) -> CallClock | None:
 
     with torch.cuda.device(device), unset_fake_temporarily():
         timer = CallTimer()
-    return None if timer.stream is None else _ClockOfDevice(timer, device)
+    return None if timer.stream is None else CallClock(timer, device)
 
 
-class _ClockOfDevice:
-    """A clock for the middle of a compilation: other devices may be current, and tensors fake ones."""
+class CallClock:
+    """A timer of calls for the middle of a compilation: other devices may be current, and tensors fake ones."""
 
-    def __init__(self, clock: CallClock, device: torch.device) -> None:
-        self._clock, self._device = clock, device
+    def __init__(self, timer: CallTimer, device: torch.device) -> None:
+        self._timer, self._device = timer, device
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
+        """Makes the device's stream current that calls are to be made on."""
         import torch
 
-        with torch.cuda.device(self._device), self._clock.on_stream():
+        with torch.cuda.device(self._device), self._timer.on_stream():
             yield
 
     def time(self, call: Callable[[], object], best_ms: float, *, may_record: bool = True) -> CallTime:
+        """How long a call takes that has run before."""
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         with unset_fake_temporarily():
-            return self._clock.time(call, best_ms, may_record=may_record)
+            return self._timer.time(call, best_ms, may_record=may_record)

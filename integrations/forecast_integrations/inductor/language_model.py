@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from forecast_autotune.llm.gate import GateDecision, GateInputs
     from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 
-GENERATED_KERNEL_PREFIX = "inductor_"
-"""How the names of generated kernels begin. Compile workers choose their configs too, and have no model."""
 _TIME_SHARE = 0.5
 """Of the time that a forecast may take: the model's part. Beyond all of it, the surrogate counts as hung."""
 _CACHE_SIZE = 16
@@ -48,9 +46,9 @@ def surrogate_for_operations(settings: Settings, until: str, limit_s: float) -> 
     plain = inductor.default()
     if not settings.llm or not isinstance(plain, inductor.TemplateSurrogate):
         return plain
-    return OperationSurrogate(
-        plain, LLMAssistedSurrogate(SingleSurrogate(_fresh_copy(plain)), settings, until, limit_s)
-    )
+    beside = LLMAssistedSurrogate(SingleSurrogate(_fresh_copy(plain)), settings, until, limit_s)
+    plain.delegate, plain.version, plain.answers_drafts_alike = beside, beside.version, False
+    return plain
 
 
 def surrogate_for_kernels(settings: Settings, until: str, limit_s: float) -> Surrogate:
@@ -230,20 +228,6 @@ class LLMAssistedSurrogate:
         except RuntimeWarning:
             # Where warnings are errors, this one would cost the forecast.
             print(text, file=sys.stderr)
-
-
-class OperationSurrogate:
-    """`plain` for Inductor's choices; for those of an operation with a language model beside it."""
-
-    def __init__(self, plain: inductor.TemplateSurrogate, beside: LLMAssistedSurrogate) -> None:
-        self.name, self.version, self.plain = plain.name, beside.version, plain
-        self._asking = _fresh_copy(plain)
-        self._asking.delegate = beside
-
-    def forecast(self, query: Query) -> Forecasts:
-        """Forecast all choices of one operation, or all configs of a generated kernel."""
-        generated = query.problem.kernel.name.startswith(GENERATED_KERNEL_PREFIX)
-        return (self.plain if generated else self._asking).forecast(query)
 
 
 def _fresh_copy(plain: inductor.TemplateSurrogate) -> inductor.TemplateSurrogate:

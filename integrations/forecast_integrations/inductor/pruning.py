@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.settings import Mode
@@ -41,13 +41,10 @@ class SelectionCall:
     """Ranks measure this one together: they must not be given different lists."""
 
 
-class TimeExterns(Protocol):
-    """Times the library's kernels of an operation in the middle of its lowering."""
-
-    def __call__(
-        self, search: OperationSearch, externs: Sequence[ChoiceCaller], operation: SelectionCall
-    ) -> Sequence[Measurement]:
-        """What came of it; nothing where that cannot be done. Never raises."""
+TimeExterns: TypeAlias = (
+    "Callable[[OperationSearch, Sequence[ChoiceCaller], SelectionCall], Sequence[Measurement]]"
+)
+"""Times the library's kernels of an operation in the middle of its lowering, where that can be done. Never raises."""
 
 
 class UnplannedSpaceError(Exception):

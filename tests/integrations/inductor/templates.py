@@ -1,11 +1,8 @@
-"""Products as Inductor renders its templates (torch 2.13): sizes and strides are constants in the text.
+"""A product and flex attention as Inductor renders its templates (torch 2.13), sizes and strides as constants.
 
 Only what TTIR depends on is kept: the body of each template with its loads, dots, masks and stores, and
 the suffix that writes the output.
 """
-
-# Triton kernels carry no annotations: their arguments have no Python type.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -81,162 +78,80 @@ def mm(
 
 
 @triton.jit
-def bmm(
-    A,
-    B,
-    C,
-    BATCH: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    stride_am: tl.constexpr,
-    stride_ak: tl.constexpr,
-    stride_bk: tl.constexpr,
-    stride_bn: tl.constexpr,
-    ACC_TYPE: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    pid = tl.program_id(0).to(tl.int32)
-    pid_m, pid_n = _tile(pid, M, N, GROUP_M, BLOCK_M, BLOCK_N)
-    rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    rn = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    ram = rm % M
-    rbn = rn % N
-    rk = tl.arange(0, BLOCK_K)
-    idx_q = (tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)).to(tl.int32)
-    idx_q_clamped = tl.minimum(idx_q, BATCH - 1)
-    A = A + (ram[:, None] * stride_am + rk[None, :] * stride_ak + idx_q_clamped * M * K)
-    B = B + (rk[:, None] * stride_bk + rbn[None, :] * stride_bn + idx_q_clamped * K * N)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_TYPE)
-    for k in range(K, 0, -BLOCK_K):
-        if EVEN_K:
-            a = tl.load(A)
-            b = tl.load(B)
-        else:
-            a = tl.load(A, mask=rk[None, :] < k, other=0.0)
-            b = tl.load(B, mask=rk[:, None] < k, other=0.0)
-        acc += tl.dot(a, b)
-        A += BLOCK_K * stride_ak
-        B += BLOCK_K * stride_bk
-    rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    rn = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    idx_m = rm[:, None]
-    idx_n = rn[None, :]
-    mask = (idx_m < M) & (idx_n < N) & (idx_q < BATCH)
-    xindex = idx_n + N * idx_m + M * N * idx_q
-    tl.store(C + tl.broadcast_to(xindex, [BLOCK_M, BLOCK_N]), acc, mask)
-
-
-@triton.jit
-def mm_plus_mm(
-    A,
-    B,
-    C,
-    D,
+def flex_attention(
+    Q,
+    K,
+    V,
+    KV_NUM_BLKS,
+    KV_IDX,
     out,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    stride_am: tl.constexpr,
-    stride_ak: tl.constexpr,
-    stride_bk: tl.constexpr,
-    stride_bn: tl.constexpr,
-    ACC_TYPE: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
+    HQ: tl.constexpr,
+    Q_LEN: tl.constexpr,
+    KV_LEN: tl.constexpr,
+    QK_HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    GQA_SHARED_HEADS: tl.constexpr,
+    SM_SCALE: tl.constexpr,
+    SPARSE_Q_BLOCK_SIZE: tl.constexpr,
+    SPARSE_KV_BLOCK_SIZE: tl.constexpr,
+    MASKED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ):
-    pid = tl.program_id(0).to(tl.int32)
-    pid_m, pid_n = _tile(pid, M, N, GROUP_M, BLOCK_M, BLOCK_N)
-    ram = (pid_m * BLOCK_M + tl.arange(0, BLOCK_M)) % M
-    rbn = (pid_n * BLOCK_N + tl.arange(0, BLOCK_N)) % N
-    rk = tl.arange(0, BLOCK_K)
-    A = A + (ram[:, None] * stride_am + rk[None, :] * stride_ak)
-    B = B + (rk[:, None] * stride_bk + rbn[None, :] * stride_bn)
-    C = C + (ram[:, None] * stride_am + rk[None, :] * stride_ak)
-    D = D + (rk[:, None] * stride_bk + rbn[None, :] * stride_bn)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_TYPE)
-    for k1 in range(K, 0, -BLOCK_K):
-        if EVEN_K:
-            a = tl.load(A)
-            b = tl.load(B)
-        else:
-            a = tl.load(A, mask=rk[None, :] < k1, other=0.0)
-            b = tl.load(B, mask=rk[:, None] < k1, other=0.0)
-        acc += tl.dot(a, b)
-        A += BLOCK_K * stride_ak
-        B += BLOCK_K * stride_bk
-    for k2 in range(K, 0, -BLOCK_K):
-        if EVEN_K:
-            c = tl.load(C)
-            d = tl.load(D)
-        else:
-            c = tl.load(C, mask=rk[None, :] < k2, other=0.0)
-            d = tl.load(D, mask=rk[:, None] < k2, other=0.0)
-        acc += tl.dot(c, d)
-        C += BLOCK_K * stride_ak
-        D += BLOCK_K * stride_bk
-    idx_m = (pid_m * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-    idx_n = (pid_n * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-    mask = (idx_m < M) & (idx_n < N)
-    tl.store(out + tl.broadcast_to(idx_n + N * idx_m, [BLOCK_M, BLOCK_N]), acc, mask)
-
-
-@triton.jit
-def mm_persistent_tma(
-    A,
-    B,
-    C,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    A_ROW_MAJOR: tl.constexpr,
-    B_ROW_MAJOR: tl.constexpr,
-    ACC_TYPE: tl.constexpr,
-    NUM_SMS: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    start_pid = tl.program_id(0).to(tl.int32)
-    grid_m = tl.cdiv(M, BLOCK_M)
-    grid_n = tl.cdiv(N, BLOCK_N)
-    num_tiles = grid_m * grid_n
-    width = GROUP_M * grid_n
-    a_desc = tl.make_tensor_descriptor(
-        base=A,
-        shape=[M, K] if A_ROW_MAJOR else [K, M],
-        strides=[K, 1] if A_ROW_MAJOR else [M, 1],
-        block_shape=[BLOCK_M, BLOCK_K] if A_ROW_MAJOR else [BLOCK_K, BLOCK_M],
-    )
-    b_desc = tl.make_tensor_descriptor(
-        base=B,
-        shape=[K, N] if B_ROW_MAJOR else [N, K],
-        strides=[N, 1] if B_ROW_MAJOR else [K, 1],
-        block_shape=[BLOCK_K, BLOCK_N] if B_ROW_MAJOR else [BLOCK_N, BLOCK_K],
-    )
-    for tile_id in tl.range(start_pid, num_tiles, NUM_SMS):
-        group_id = tile_id // width
-        group_size = tl.minimum(grid_m - group_id * GROUP_M, GROUP_M)
-        pid_m = group_id * GROUP_M + (tile_id % group_size)
-        pid_n = (tile_id % width) // group_size
-        rm = pid_m * BLOCK_M
-        rn = pid_n * BLOCK_N
-        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_TYPE)
-        for rk in tl.range(0, K, BLOCK_K):
-            a = tl.load_tensor_descriptor(a_desc, [rm, rk] if A_ROW_MAJOR else [rk, rm])
-            b = tl.load_tensor_descriptor(b_desc, [rk, rn] if B_ROW_MAJOR else [rn, rk])
-            acc += tl.dot(a if A_ROW_MAJOR else a.T, b if B_ROW_MAJOR else b.T)
-        xindex_m = rm + tl.arange(0, BLOCK_M)
-        xindex_n = rn + tl.arange(0, BLOCK_N)
-        idx_m = xindex_m[:, None]
-        idx_n = xindex_n[None, :]
-        mask = (idx_m < M) & (idx_n < N)
-        tl.store(C + tl.broadcast_to(idx_n + N * idx_m, [BLOCK_M, BLOCK_N]), acc, mask)
+    q_start = tl.program_id(0).to(tl.int32)
+    off_zq = tl.program_id(1).to(tl.int32)
+    off_hq = tl.program_id(2).to(tl.int32)
+    off_hkv = off_hq // GQA_SHARED_HEADS
+    Q = Q + off_zq * HQ * Q_LEN * QK_HEAD_DIM + off_hq * Q_LEN * QK_HEAD_DIM
+    K = K + off_zq * (HQ // GQA_SHARED_HEADS) * KV_LEN * QK_HEAD_DIM + off_hkv * KV_LEN * QK_HEAD_DIM
+    V = V + off_zq * (HQ // GQA_SHARED_HEADS) * KV_LEN * V_HEAD_DIM + off_hkv * KV_LEN * V_HEAD_DIM
+    SPARSE_KV_MULTIPLE: tl.constexpr = SPARSE_KV_BLOCK_SIZE // BLOCK_N
+    m_i = tl.zeros([BLOCK_M], dtype=tl.float32) - float("inf")
+    l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_M, V_HEAD_DIM], dtype=tl.float32)
+    offs_m = q_start * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_k = tl.arange(0, QK_HEAD_DIM)
+    offs_v = tl.arange(0, V_HEAD_DIM)
+    q = tl.load(Q + offs_m[:, None] * QK_HEAD_DIM + offs_k[None, :])
+    kv_start = tl.load(KV_IDX) * SPARSE_KV_BLOCK_SIZE
+    kv_num_blocks = tl.load(KV_NUM_BLKS + q_start)
+    block_n_end = tl.minimum(kv_num_blocks * SPARSE_KV_MULTIPLE, tl.maximum(tl.cdiv(KV_LEN, BLOCK_N), 1))
+    offs_n = kv_start + tl.arange(0, BLOCK_N)
+    kv_offset = 0
+    for start_n in range(0, block_n_end):
+        kv_base_offset = kv_start + kv_offset
+        offs_n_load = kv_base_offset + tl.arange(0, BLOCK_N)
+        k = tl.load(K + offs_n_load[:, None] * QK_HEAD_DIM + offs_k[None, :])
+        k = tl.trans(k)
+        qk = tl.dot(q, k)
+        qk *= SM_SCALE
+        if MASKED:
+            qk = tl.where(offs_m[:, None] >= offs_n[None, :], qk, float("-inf"))
+        qk *= 1.44269504
+        m_ij = tl.maximum(m_i, tl.max(qk, 1))
+        masked_out_rows = m_ij == float("-inf")
+        m_ij_masked = tl.where(masked_out_rows, 0, m_ij)
+        alpha = tl.math.exp2(m_i - m_ij_masked)
+        p = tl.math.exp2(qk - m_ij_masked[:, None])
+        l_i = l_i * alpha + tl.sum(p, 1)
+        acc = acc * alpha[:, None]
+        v = tl.load(V + offs_n_load[:, None] * V_HEAD_DIM + offs_v[None, :])
+        acc = tl.dot(p.to(Q.dtype.element_ty), v, acc)
+        m_i = m_ij
+        cur_block_idx = start_n // SPARSE_KV_MULTIPLE
+        cur_block = tl.load(KV_IDX + cur_block_idx, eviction_policy="evict_last")
+        next_block = tl.load(
+            KV_IDX + cur_block_idx + 1, eviction_policy="evict_last", mask=cur_block_idx + 1 < kv_num_blocks
+        )
+        needs_jump = (start_n + 1) % SPARSE_KV_MULTIPLE == 0
+        jump_to_block = (next_block - cur_block) * SPARSE_KV_BLOCK_SIZE - (SPARSE_KV_MULTIPLE - 1) * BLOCK_N
+        offset = jump_to_block * needs_jump + (1 - needs_jump) * BLOCK_N
+        offs_n = offs_n + offset
+        kv_offset += offset
+    l_i = tl.where(l_i == 0.0, 1, l_i)
+    acc = acc / l_i[:, None]
+    idx_m = offs_m[:, None]
+    idx_d = offs_v[None, :]
+    mask = (idx_m < Q_LEN) & (idx_d < V_HEAD_DIM)
+    xindex = idx_d + V_HEAD_DIM * idx_m + Q_LEN * V_HEAD_DIM * (off_hq + HQ * off_zq)
+    tl.store(out + tl.broadcast_to(xindex, [BLOCK_M, V_HEAD_DIM]), acc, mask)

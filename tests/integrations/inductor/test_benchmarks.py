@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.inductor import fit_template_surrogate as baselines
-from benchmarks.inductor.harvest_choices import InductorHarvest
 from benchmarks.lib.inductor.inductor_problems import (
     FIT,
     HELD_OUT,
@@ -117,62 +113,7 @@ def test_a_right_forecast_has_no_regret_and_everything_compiled_neither() -> Non
     assert found["templates"]["first"]["1"] == pytest.approx(10.0)
 
 
-def test_rounds_compile_each_template_once_and_never_the_vendors() -> None:
-    given = table()
-    split = baselines.ChoicesOfTable.of(given)
-    chosen = baselines.sequential_forecast(default())(given, list(split.templates), 12)
-    assert len(set(chosen)) == 12
-    assert VENDOR not in chosen
-
-
-def test_only_products_with_templates_are_compared() -> None:
-    given = table()
-    assert baselines.is_gemm_table(given)
-    assert not baselines.is_gemm_table(Table(given.problem, given.measurements[:1]))
-    sort = Record.of(Kernel("sort", "inductor"), given.problem.arguments[:1], H200)
-    assert not baselines.is_gemm_table(Table(sort, given.measurements))
-
-
 # --- harvest ---
-
-
-def arguments(out: Path, **changes: Any) -> argparse.Namespace:
-    given = {"out": out, "only": "", "split": None, "exhaustive": False, "null": True}
-    return argparse.Namespace(**{**given, "seconds": 1e9, "patience": 60.0, **changes})
-
-
-def test_pending_takes_both_sides_in_turns_and_leaves_out_what_is_done(tmp_path: Path) -> None:
-    sides = {p.name: p.split for p in all_problems()}
-    harvest = InductorHarvest(arguments(tmp_path))
-    names = harvest.pending()
-    assert sorted(names) == sorted(sides)
-    assert [sides[name] for name in names[:4]] == [FIT, HELD_OUT, FIT, HELD_OUT]
-    harvest.note({"name": names[0], "rows": {}})
-    assert names[0] not in harvest.pending()
-    assert names[0] in InductorHarvest(arguments(tmp_path, exhaustive=True)).pending()
-    assert {sides[n] for n in InductorHarvest(arguments(tmp_path, split=HELD_OUT)).pending()} == {HELD_OUT}
-
-
-@pytest.mark.parametrize(("ending", "left"), [("", None), ("; import os; os._exit(3)", "second")])
-def test_a_child_that_dies_names_the_problem_it_left(tmp_path: Path, ending: str, left: str | None) -> None:
-    lines = [{"event": "begun", "name": "first"}, {"event": "done", "name": "first", "rows": {"id": 2}}]
-    lines += [{"event": "begun", "name": "second"}]
-    lines += [] if left else [{"event": "done", "name": "second", "rows": {}}]
-    code = f"print({chr(10).join(map(json.dumps, lines))!r}, flush=True){ending}"
-    harvest = InductorHarvest(arguments(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
-        assert harvest.follow(child) == left
-    assert set(harvest.known()) == ({"first"} if left else {"first", "second"})
-
-
-def test_a_problem_that_hangs_is_given_up(tmp_path: Path) -> None:
-    code = (
-        f"print({json.dumps({'event': 'begun', 'name': 'slow'})!r}, flush=True); import time; time.sleep(60)"
-    )
-    harvest = InductorHarvest(arguments(tmp_path, patience=0.2))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
-        assert harvest.follow(child) == "slow"
-    assert child.returncode != 0
 
 
 @pytest.mark.slow

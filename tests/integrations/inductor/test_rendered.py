@@ -36,6 +36,7 @@ from tests.integrations.null import by_launch_options
 
 M, N, K = 4096, 2048, 1024
 DEVICE = torch.device("cuda:0")
+TILES = [(64, 128, 32), (128, 64, 64), (128, 128, 128), (256, 16, 256)]
 TILE = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 3, "num_warps": 4}
 GEMM = {**TILE, "GROUP_M": 8, "EVEN_K": True, "ALLOW_TF32": False, "ACC_TYPE": "tl.float32"}
 TMA = {"A_ROW_MAJOR": True, "B_ROW_MAJOR": True, "NUM_SMS": 132, "TMA_SIZE": 128}
@@ -45,6 +46,10 @@ CONV = {**TILE, **WINDOW, "GROUPS": 1, "UNROLL": False, "ALLOW_TF32": True}
 A, B, C = (M, K), (K, N), (M, N)
 
 Sizes = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def tiled(tile: tuple[int, int, int]) -> dict[str, int]:
+    return dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True))
 
 
 @pytest.fixture
@@ -80,6 +85,7 @@ def traced(choice: Any, operands: list[Sizes], out: Sizes) -> str:
     return trace(fn, tensors, {}, {})
 
 
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(
     ("name", "template", "operands", "out", "given"),
     [
@@ -104,12 +110,15 @@ def traced(choice: Any, operands: list[Sizes], out: Sizes) -> str:
         ("mm", persistent_tma_mm_template, [(A, (K, 1)), (B, (N, 1))], C, {**GEMM, **TMA}),
     ],
 )
-def test_products(graph: Any, name: str, template: Any, operands: Any, out: Any, given: Any) -> None:
+def test_products(
+    graph: Any, tile: tuple[int, int, int], name: str, template: Any, operands: Any, out: Any, given: Any
+) -> None:
     result = (out, (M * N, N, 1)[-len(out) :])
-    compare(graph, name, template, operands, result, given, set())
+    compare(graph, name, template, operands, result, given | tiled(tile), set())
 
 
-def test_convolution(graph: Any) -> None:
+@pytest.mark.parametrize("tile", TILES)
+def test_convolution(graph: Any, tile: tuple[int, int, int]) -> None:
     side, channels, filters = 56, 64, 128
     image = ((8, channels, side, side), (channels * side**2, 1, channels * side, channels))
     weight = ((filters, channels, 3, 3), (9 * channels, 1, 3 * channels, channels))
@@ -117,7 +126,7 @@ def test_convolution(graph: Any) -> None:
     # Runs over the edges of pixels are not in the closed form (the cost asks for 16 neighbours at most), nor
     # are lanes beyond the edge.
     left_out = {"mean_contiguous", "inactive_bytes"}
-    compare(graph, "convolution", conv2d_template, [image, weight], out, CONV, left_out)
+    compare(graph, "convolution", conv2d_template, [image, weight], out, CONV | tiled(tile), left_out)
 
 
 def compare(
@@ -132,7 +141,7 @@ def compare(
     choice = rendered(graph, template, operands, out, given)
     candidate = candidate_of(choice)
     assert candidate.config.num_warps == 4
-    assert dict(candidate.config.kwargs)["BLOCK_N"] == 128
+    assert dict(candidate.config.kwargs)["BLOCK_N"] == given["BLOCK_N"]
     named = [*((f"in{i}", sizes) for i, sizes in enumerate(operands)), ("out", out)]
     arguments = [Argument(n, "tensor", "float16", tuple(size), tuple(stride)) for n, (size, stride) in named]
     shape = operation_geometry(Problem.of(Kernel(name, "inductor"), arguments, Device("NVIDIA H200")))

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+
 from triton import language as tl
 
 from forecast_autotune.features.trace import trace
@@ -19,12 +20,11 @@ from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
 from forecast_autotune.records import Candidate, Config
 from forecast_integrations.inductor.choices.geometry import (
     AttentionGeometry,
-    ConvolutionGeometry,
     MatmulGeometry,
     OperandLayout,
 )
 from forecast_integrations.inductor.choices.templates import attention_facts, closed_form, has_closed_form
-from tests.integrations.inductor import templates, templates_other
+from tests.integrations.inductor import templates
 
 SMS = 132
 TILES = [(64, 128, 32), (128, 64, 64), (32, 256, 16), (16, 32, 128), (128, 128, 128), (256, 16, 256)]
@@ -66,31 +66,21 @@ def product(
     return MatmulGeometry(batch, m, n, k, OperandLayout(size, left), OperandLayout(size, right), size, **more)
 
 
-def matmul(
-    fn: Any, shape: tuple[int, int, int, int], tile: tuple[int, int, int], dtype: Any, **how: bool
-) -> str:
-    """TTIR of a template; `how`: left, right (rows are contiguous), bias."""
-    batch, m, n, k = shape
-    left, right = how.get("left", True), how.get("right", True)
-    sizes = {"M": m, "N": n, "K": k, "ACC_TYPE": tl.float32, "GROUP_M": 8}
+def mm_text(shape: tuple[int, int, int, int], tile: tuple[int, int, int], dtype: Any, **how: bool) -> str:
+    """TTIR of the template; `how`: left, right (rows are contiguous), bias."""
+    _, m, n, k = shape
+    left, right, bias = how["left"], how["right"], how["bias"]
+    sizes = {"M": m, "N": n, "K": k, "ACC_TYPE": tl.float32, "GROUP_M": 8, "BIAS": bias}
     sizes |= dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True))
-    strides = {
+    sizes |= {
         "stride_am": k if left else 1,
         "stride_ak": 1 if left else m,
         "stride_bk": n if right else 1,
         "stride_bn": 1 if right else k,
         "EVEN_K": k % tile[2] == 0,
     }
-    a, b, c = (tensor(*s, dtype=dtype) for s in ((m, k), (k, n), (m, n)))
-    if fn is templates.mm:
-        return trace(
-            fn, (a, b, c, tensor(n, dtype=dtype)), {}, sizes | strides | {"BIAS": how.get("bias", False)}
-        )
-    if fn is templates.bmm:
-        return trace(fn, (a, b, c), {}, sizes | strides | {"BATCH": batch})
-    if fn is templates.mm_plus_mm:
-        return trace(fn, (a, b, a, b, c), {}, sizes | strides)
-    return trace(fn, (a, b, c), {}, sizes | {"A_ROW_MAJOR": left, "B_ROW_MAJOR": right, "NUM_SMS": SMS})
+    a, b, c, d = (tensor(*s, dtype=dtype) for s in ((m, k), (k, n), (m, n), (n,)))
+    return trace(templates.mm, (a, b, c, d), {}, sizes)
 
 
 def parameters(tile: tuple[int, int, int], **more: Any) -> dict[str, Any]:
@@ -112,7 +102,7 @@ def parameters(tile: tuple[int, int, int], **more: Any) -> dict[str, Any]:
 )
 def test_mm(tile: Any, left: bool, right: bool, bias: bool, k: int, dtype: Any) -> None:
     shape = (1, 4096, 2048, k)
-    text = matmul(templates.mm, shape, tile, dtype, left=left, right=right, bias=bias)
+    text = mm_text(shape, tile, dtype, left=left, right=right, bias=bias)
     more = {"bias_bits": dtype.itemsize * 8} if bias else {}
     found = closed_form(
         product(shape, dtype, left=left, right=right, **more), "triton::mm", parameters(tile), SMS
@@ -137,72 +127,6 @@ def test_mixed_mm(tile: Any) -> None:
     assert_equal(found.facts, extract_facts(text, (), found.grid))
 
 
-@pytest.mark.parametrize("tile", TILES[:4])
-@pytest.mark.parametrize(("left", "right", "k"), [(True, True, 512), (True, False, 500), (False, True, 512)])
-def test_bmm(tile: Any, left: bool, right: bool, k: int) -> None:
-    shape = (24, 1024, 768, k)
-    text = matmul(templates.bmm, shape, tile, torch.float16, left=left, right=right)
-    found = closed_form(
-        product(shape, torch.float16, left=left, right=right), "triton::bmm", parameters(tile), SMS
-    )
-    assert found is not None
-    assert found.grid == (-(-1024 // tile[0]) * -(-768 // tile[1]), 24, 1)
-    assert_equal(found.facts, extract_facts(text, (), found.grid))
-
-
-@pytest.mark.parametrize("tile", TILES[:4])
-@pytest.mark.parametrize(("right", "k"), [(True, 512), (False, 512), (True, 520)])
-def test_mm_plus_mm(tile: Any, right: bool, k: int) -> None:
-    shape = (1, 1024, 768, k)
-    text = matmul(templates.mm_plus_mm, shape, tile, torch.float16, right=right)
-    geometry = product(shape, torch.float16, right=right, terms=2)
-    found = closed_form(geometry, "triton::mm_plus_mm", parameters(tile), SMS)
-    assert found is not None
-    assert_equal(found.facts, extract_facts(text, (), found.grid))
-
-
-@pytest.mark.parametrize("tile", [(128, 128, 64), (128, 256, 64), (256, 128, 32), (64, 64, 128)])
-@pytest.mark.parametrize(("m", "right"), [(4096, True), (4096, False), (256, True)])
-def test_persistent_tma(tile: Any, m: int, right: bool) -> None:
-    """Programs share the tiles evenly: TTIR's mean over the grid and the closed form agree in that."""
-    shape = (1, m, 2048, 1024)
-    text = matmul(templates.mm_persistent_tma, shape, tile, torch.float16, right=right)
-    geometry = product(shape, torch.float16, right=right)
-    found = closed_form(geometry, "triton::mm_persistent_tma", parameters(tile, NUM_SMS=SMS), 78)
-    assert found is not None
-    tiles = -(-m // tile[0]) * -(-2048 // tile[1])
-    assert found.grid == (min(SMS, tiles), 1, 1)
-    # Programs are sampled, so that the mean of their numbers of tiles is a little off.
-    assert_equal(found.facts, extract_facts(text, (), found.grid), within=0.05)
-
-
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(("last", "step", "channels"), [(True, 1, 64), (True, 2, 512), (False, 1, 96)])
-def test_convolution(tile: Any, last: bool, step: int, channels: int) -> None:
-    side = 56 // step
-    window = {
-        "KERNEL_H": 3,
-        "KERNEL_W": 3,
-        "STRIDE_H": step,
-        "STRIDE_W": step,
-        "PADDING_H": 1,
-        "PADDING_W": 1,
-    }
-    sizes = {"BATCH": 8, "IN_C": channels, "IN_H": 56, "IN_W": 56, "OUT_C": 128}
-    blocks = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True))
-    x, w, y = tensor(8, 56, 56, channels), tensor(128, 3, 3, channels), tensor(8, side, side, 128)
-    more = {"OUT_H": side, "OUT_W": side, "CHANNELS_LAST": last}
-    text = trace(templates_other.convolution2d, (x, w, y, None), {}, sizes | window | blocks | more)
-    geometry = ConvolutionGeometry(8, channels, 128, (56, 56), (3, 3), 16, 16, last)
-    found = closed_form(geometry, "triton::convolution2d", blocks | window | {"GROUPS": 1}, SMS)
-    assert found is not None
-    assert found.grid == (-(-8 * side * side // tile[0]), -(-128 // tile[1]), 1)
-    # Runs over the edges of rows and pixels are not worth a closed form: the cost asks for 16 at most.
-    assert_equal(
-        found.facts, extract_facts(text, (), found.grid), loosely=("mean_contiguous", "direct_bytes")
-    )
-
-
 @pytest.mark.parametrize(
     ("block", "width"), list(itertools.product([(128, 64), (64, 32), (16, 64)], [64, 128]))
 )
@@ -212,7 +136,7 @@ def test_flex_attention(block: tuple[int, int], width: int) -> None:
     how = {"GQA_SHARED_HEADS": 1, "SM_SCALE": 0.125, "MASKED": True, "BLOCK_M": m, "BLOCK_N": n}
     how |= {"SPARSE_Q_BLOCK_SIZE": 128, "SPARSE_KV_BLOCK_SIZE": 128}
     q, index = tensor(2, 16, 2048, width), tensor(16, 16, dtype=torch.int32)
-    text = trace(templates_other.flex_attention, (q, q, q, index, index, q), {}, sizes | how)
+    text = trace(templates.flex_attention, (q, q, q, index, index, q), {}, sizes | how)
     geometry = AttentionGeometry(2, 16, 16, 2048, 2048, width, width, 16)
     found = closed_form(geometry, "triton::flex_attention", how, SMS)
     assert found is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -19,8 +18,7 @@ from benchmarks.inductor import whole_models as models
 from benchmarks.inductor.tuning_time import PinnedSurrogate
 from benchmarks.lib.inductor.compiled_models import model_of
 from benchmarks.lib.inductor.first_call import PARTS, FirstCall
-from benchmarks.lib.inductor.stack_samples import StackSamples, place_of
-from benchmarks.lib.processes.compile_processes import RowFile, RowProcess, stream
+from benchmarks.lib.processes.compile_processes import RowFile
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.surrogates.protocol import Query
 from tests.integrations.inductor.test_parts import a_problem
@@ -56,69 +54,9 @@ def test_arms_are_compared_by_the_times_taken_in_turns(tmp_path: Path) -> None:
     assert "ours" not in found
 
 
-def test_what_was_not_retimed_is_in_no_mean(tmp_path: Path) -> None:
-    rows = RowFile(tmp_path / "rows.jsonl")
-    rows.add(tuned("default", 10.0, VENDOR, SMALL))
-    rows.add({"row": "tune", "arm": "ours", "repeat": 0, "problem": "p", "error": "broken"})
-    rows.add({"row": "retime", "problem": "p", "ms": {}, "noise": None, "missing": [str(SMALL)]})
-    found = tuning.summary(rows)
-    assert (found["errors"], found["not_retimed"], "ours" in found) == (1, 1, False)
-    assert found["default"]["time_over_default"] is None
-
-
-def test_every_choice_is_retimed_in_the_space_that_has_it(tmp_path: Path) -> None:
-    rows = RowFile(tmp_path / "rows.jsonl")
-    rows.add(tuned("default", 10.0, VENDOR, SMALL))
-    rows.add(tuned("wide", 10.0, LARGE, LARGE))
-    found = [(tuning.candidate_in(p), p["space"]) for p in tuning.picks(rows, "p")]
-    assert found == [(VENDOR, "default"), (SMALL, "default"), (LARGE, "exhaustive"), (LARGE, "exhaustive")]
-
-
 def test_a_pinned_candidate_comes_first() -> None:
     found = PinnedSurrogate(LARGE).forecast(Query(a_problem(), [VENDOR, SMALL, LARGE]))
     assert found.candidates[int(found.order()[0])] == LARGE
-
-
-def test_rows_outlive_the_process(tmp_path: Path) -> None:
-    RowFile(tmp_path / "rows.jsonl").add({"row": "tune", "arm": "ours", "repeat": 1})
-    again = RowFile(tmp_path / "rows.jsonl")
-    assert again.pick(arm="ours", repeat=1) == [{"row": "tune", "arm": "ours", "repeat": 1}]
-    assert again.pick(arm="ours", repeat=2) == []
-
-
-def test_a_silent_child_is_ended_and_its_rows_stay() -> None:
-    code = f"print({json.dumps({'row': 'tune'})!r}, flush=True); print('noise'); import time; time.sleep(600)"
-    begin = time.monotonic()
-    assert list(stream([sys.executable, "-c", code], os.environ, 1.0)) == [{"row": "tune"}]
-    assert time.monotonic() - begin < 300
-
-
-ECHO = """
-import json, sys
-print(json.dumps({"row": "compile"}), flush=True)
-for line in sys.stdin:
-    print("noise")
-    print(json.dumps({"row": "turn", "ms": float(line)}), flush=True)
-"""
-
-
-def test_children_wait_and_take_turns() -> None:
-    command = [sys.executable, "-c", ECHO]
-    with RowProcess(command, os.environ, 60.0) as plain, RowProcess(command, os.environ, 60.0) as ours:
-        assert [child.row() for child in (plain, ours)] == [{"row": "compile"}] * 2
-        found = models.in_turns_of({"plain": plain, "ours": ours}, 3 * models.PASSES)
-    assert found == {"ms": {"plain": models.PASSES, "ours": models.PASSES}, "noise": 0.0}
-    with RowProcess([sys.executable, "-c", "print('nothing')"], os.environ, 60.0) as silent:
-        assert silent.row() is None
-
-
-def test_a_child_that_ends_instead_of_answering_is_an_error() -> None:
-    code = "import sys; sys.stdin.readline()"
-    with (
-        RowProcess([sys.executable, "-c", code], os.environ, 60.0) as child,
-        pytest.raises(RuntimeError, match="ended when it was asked for 10"),
-    ):
-        child.ask(10)
 
 
 ARM = """
@@ -160,14 +98,6 @@ def test_a_models_processes_get_ready_together_and_compile_one_after_the_other(
     assert (found["latency_over_plain"], found["seconds"]["ours_again"]) == (1.0, 1.0)
 
 
-def test_rows_of_a_repeat_that_was_not_timed_are_forgotten(tmp_path: Path) -> None:
-    rows = RowFile(tmp_path / "rows.jsonl")
-    rows.add({"row": "compile", "model": "flex", "repeat": 0})
-    rows.add({"row": "compile", "model": "flex", "repeat": 1})
-    rows.drop(model="flex", repeat=0)
-    assert RowFile(tmp_path / "rows.jsonl").rows == [{"row": "compile", "model": "flex", "repeat": 1}]
-
-
 def test_models_are_summed_up_by_medians(tmp_path: Path) -> None:
     rows = RowFile(tmp_path / "rows.jsonl")
     for repeat, slow in enumerate((30.0, 90.0, 60.0)):
@@ -183,18 +113,6 @@ def test_models_are_summed_up_by_medians(tmp_path: Path) -> None:
     assert found["convnet"]["tuning_shared_over_ours"] == pytest.approx(2.0)
     assert found["convnet"]["tuning_share_of_plain"] == pytest.approx(0.6)
     assert found["convnet"]["latency_over_plain"] == pytest.approx(1.01)
-
-
-def test_the_wide_space_is_told_beside_max_autotune_as_it_comes(tmp_path: Path) -> None:
-    rows = RowFile(tmp_path / "rows.jsonl")
-    for arm, seconds in (("plain", 30.0), ("wide", 3.0)):
-        rows.add({"row": "compile", "model": "vit", "arm": arm, "tuning_s": seconds, "seconds": 40.0})
-    rows.add({"row": "latency", "model": "vit", "ms": {"plain": 2.0, "wide": 1.9}, "noise": 0.01})
-    found = models.summary(rows)
-    wide = found["vit"]["wide"]
-    assert wide["tuning_plain_over_wide"] == pytest.approx(10.0)
-    assert wide["latency_over_plain"] == pytest.approx(0.95)
-    assert set(found) == {"vit"}, "nothing is said of what was not measured"
 
 
 def test_parts_that_were_measured_apart_make_one_report(
@@ -256,23 +174,6 @@ def test_a_part_of_the_call_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> 
     }
     assert round(row["seconds"]) == sum(shown.values())
     assert row["clock"] == {name: sum(times) for name, times in spent.items() if name != "small"}
-
-
-def test_samples_name_the_innermost_functions_of_some_packages() -> None:
-    """The frames of a function of torch's, which calls one of nobody's interest."""
-    frames: list[Any] = []
-    code = compile("def inner(call):\n    call()\n", "torch/_inductor/graph.py", "exec")
-    names: dict[str, Any] = {}
-    exec(code, names)
-    names["inner"](lambda: frames.append(sys._getframe()))
-    assert place_of(frames[0]) == "graph.inner"
-    assert place_of(None) == "elsewhere"
-    with StackSamples(0.001) as samples:
-        until = time.monotonic() + 60.0
-        while not samples.seconds and time.monotonic() < until:
-            names["inner"](lambda: time.sleep(0.01))
-    assert samples.top()
-    assert {place for place, _ in samples.top()} <= {"graph.inner", "elsewhere"}
 
 
 OUR_OWN = ("transformer", "convnet", "flex")

@@ -230,7 +230,7 @@ def test_what_a_calibration_says(
     found, _ = examined(capsys)
     assert found[CALIBRATION_ROW]["status"] == "ok"
     assert found[CALIBRATION_ROW]["detail"].startswith(f"{path}: saves 20% of the measurements on ")
-    write(path, replace(calibrated(), weights={"pooled": BlendWeight(0.0, 0.1)}))
+    write(path, replace(calibrated(), weight=BlendWeight(0.0, 0.1)))
     found, _ = examined(capsys)
     assert (found[CALIBRATION_ROW]["status"], "no skill" in found[CALIBRATION_ROW]["detail"]) == (
         "warn",
