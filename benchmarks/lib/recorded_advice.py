@@ -19,7 +19,7 @@ from benchmarks.lib.result_files import say
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.advised import VERSION, AdviceWeights, advised_forecasts
+from forecast_autotune.surrogates.advised import AdviceWeights, advised_forecasts
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
@@ -71,7 +71,7 @@ class FollowingAdvice:
     ) -> None:
         """`weights`: None for those that ship."""
         self.base, self.advice, self.weights = base, dict(advice), weights
-        self.name, self.version = "advised", f"{VERSION}-{base.version}"
+        self.name, self.version = "advised", f"advised-1-{base.version}"
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates of the query."""
