@@ -66,8 +66,9 @@ class LiveDisplay:
 
             self._drawn_at = now
             spent = [bar.text for bar in bars_of_budget(state.spent, state.settings.budget) if bar.limited]
-            shown = "; ".join([escape_invisible(state.text), *spent, self._last])
-            self._line.update(Text(shown), refresh=True)
+            shown = "; ".join([state.text, *spent, self._last])
+            line = Text(f"{escape_invisible(state.target.name)}: {escape_invisible(shown)}")
+            self._line.update(line, refresh=True)
 
     def _new_lines(self, state: SearchState) -> list[tuple[str, bool]]:
         """Lines about what came since the last look, and whether they matter to whoever reads them later."""
