@@ -21,7 +21,7 @@ from benchmarks.lib.search.library_kernels import (
 )
 from benchmarks.machine_code.searches import search_library
 from forecast_harness.authors.triton_rewrites import kernel_rewrites
-from forecast_harness.targets.kernels.kernel_file import KERNEL_PLACE
+from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE
 from forecast_harness.targets.search_target import configs_for, open_target, subjects_of
 
 OPS = """import triton

@@ -25,8 +25,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import ADVICE
 from forecast_autotune.tuning.advice_samples import contradictions, stored_samples, tables_of_source
-from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel
-from forecast_harness.targets.kernels.library_kernels import library_kernels
+from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel, library_kernels
 from forecast_harness.targets.kernels.user_kernel import UserKernel
 
 _MAX_SHOWN_SKIPS = 5

@@ -27,7 +27,7 @@ from forecast_harness.targets.cuda.declaration import CUDA_PLACE, read_cuda_decl
 from forecast_harness.targets.cuda.signature import KernelSignature
 from forecast_harness.targets.cuda.toolkit import nvcc_release
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
-from forecast_harness.targets.kernels.kernel_file import KERNEL_PLACE
+from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE, UserKernel
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.load import load_pack, make_solution
 from forecast_harness.targets.packs.schema import Language, Pack, PackFormat, Solution
@@ -199,9 +199,7 @@ def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ..
     if device == "cpu":
         raise SettingsError(f"{text}: {NO_KERNELS_ON_CPU}")
     # Imports the user's file, which needs triton and runs the user's own code.
-    from forecast_harness.targets.kernels.user_kernel import UserKernel as Called
-
-    called, store = Called.of(text), Store.default()
+    called, store = UserKernel.of(text), Store.default()
     subjects = called.subjects(store)
     calls = [s.calls[0] for s in subjects if s.calls]
     words = statement.kernel_statement(called.kernel.name, called.text, calls, called.configs)

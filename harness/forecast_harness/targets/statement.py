@@ -10,8 +10,7 @@ from forecast_autotune.records import Argument, Config
 from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.targets.cuda.signature import KernelSignature
 from forecast_harness.targets.packs.expressions import evaluate
-from forecast_harness.targets.packs.schema import Definition, Pack, PackFormat
-from forecast_harness.targets.packs.specs import AxisSpec, TensorSpec
+from forecast_harness.targets.packs.schema import AxisSpec, Definition, Pack, PackFormat, TensorSpec
 
 _MAX_LISTED = 12
 """Workloads or calls that a statement lists."""

@@ -173,7 +173,7 @@ def test_a_library(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPa
 
 
 def prompt_of_library(name: str, tmp_path: Path) -> str:
-    from forecast_harness.targets.kernels.library_kernels import library_kernels
+    from forecast_harness.targets.kernels.advised_kernels import library_kernels
 
     (target,) = library_kernels(name).kernels
     asked = AdvisedKernel.of(target, Store(tmp_path / "store"))

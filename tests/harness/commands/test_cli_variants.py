@@ -18,7 +18,7 @@ from forecast_autotune.records import Candidate, Config, Device, Measurement, Ou
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.records import SourceJudgement, source_digest
-from forecast_harness.targets.kernels.kernel_file import import_file
+from forecast_harness.targets.kernels.user_kernel import import_file
 from tests.core.captured_output import Capture, shown
 from tests.harness.variant_kernels import number, tensor
 

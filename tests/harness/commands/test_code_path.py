@@ -18,7 +18,7 @@ from forecast_autotune.records import Outcome
 from forecast_harness.clocks.runner import health
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.health import clock_problem, runner_problem
-from forecast_harness.commands.code_path import open_machine_code
+from forecast_harness.commands.search import open_machine_code
 from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.load import load_pack

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +20,11 @@ from forecast_harness.targets.packs import (
     load_pack,
     load_solution,
     make_solution,
-    pack_from_case,
     parse_task_yml,
 )
 from forecast_harness.targets.packs.expressions import evaluate
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import check_pack, verify
-from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.small import checked_only
 
 ROOT = Path(__file__).parents[3]
@@ -224,46 +219,6 @@ def test_a_file_that_is_no_kernelbench_task(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("class Model:\n    pass\n")
     with pytest.raises(RecordError, match="get_init_inputs"):
         load_pack(tmp_path / "task.py")
-
-
-def test_kernels_kept_elsewhere(judging_here: SandboxLane) -> None:
-    """A benchmark kernel, its own inputs and tolerance; and the same kernel called with a wrong scalar."""
-    name, files = "softmax/4096x1000", _kernels()
-    pack = pack_from_case(
-        name, [{"ROWS": 2, "BLOCK_N": 128}], module="benchmarks.kernels", files=files, small=True
-    )
-    plan = VerificationPlan(cases=2, timed=1)
-    verdict = verify(pack, pack.solutions[0], judging_here, plan=plan)
-    assert verdict.accepted, verdict.reasons
-    short = replace(
-        pack.solutions[0], source=pack.solutions[0].source.replace("*positional,", "*positional[:-1], 3,")
-    )
-    verdict = verify(pack, short, judging_here, plan=plan)
-    assert {r.code for r in verdict.reasons} == {ReasonCode.WRONG_VALUES}
-
-
-def test_what_cannot_be_a_case() -> None:
-    with pytest.raises(RecordError, match="importable names"):
-        pack_from_case("softmax", [], module="os; import sys")
-    with pytest.raises(RecordError, match="config 0 of softmax"):
-        pack_from_case("softmax", [{"BLOCK": object()}], module="benchmarks.kernels")
-
-
-@pytest.fixture(scope="module")
-def judging_here() -> Iterator[SandboxLane]:
-    """A lane whose judges can import the benchmarks."""
-    before = list(sys.path)
-    sys.path.insert(0, str(ROOT))
-    try:
-        with SandboxLane(environment={"TRITON_INTERPRET": "1"}) as lane:
-            yield lane
-    finally:
-        sys.path[:] = before
-
-
-def _kernels() -> dict[str, str]:
-    found = sorted((ROOT / "benchmarks" / "kernels").rglob("*.py"))
-    return {str(file.relative_to(ROOT)): file.read_text() for file in found}
 
 
 # --- admission ---

@@ -12,8 +12,7 @@ pytest.importorskip("triton")
 
 from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import SettingsError
-from forecast_harness.targets.kernels.kernel_file import KERNEL_PLACE, import_file, import_place
-from forecast_harness.targets.kernels.user_kernel import UserKernel
+from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE, UserKernel, import_file, import_place
 
 OPS = """import triton
 import triton.language as tl

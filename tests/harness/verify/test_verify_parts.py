@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.targets.packs.specs import LAYOUTS, VALUE_REGIMES
+from forecast_harness.targets.packs.schema import LAYOUTS, VALUE_REGIMES
 from forecast_harness.verify.launches.arena import GUARD_BYTES, build_arena, changed_bytes, strides_of
 from forecast_harness.verify.problems.argument_codec import decode_arguments, encode_arguments
 from forecast_harness.verify.problems.input_values import draw, perturb_values

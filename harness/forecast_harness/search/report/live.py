@@ -67,8 +67,8 @@ class LiveDisplay:
             self._drawn_at = now
             spent = [bar.text for bar in bars_of_budget(state.spent, state.settings.budget) if bar.limited]
             shown = "; ".join([state.text, *spent, self._last])
-            line = Text(f"{escape_invisible(state.target.name)}: {escape_invisible(shown)}")
-            self._line.update(line, refresh=True)
+            text = Text(f"{escape_invisible(state.target.name)}: {escape_invisible(shown)}")
+            self._line.update(text, refresh=True)
 
     def _new_lines(self, state: SearchState) -> list[tuple[str, bool]]:
         """Lines about what came since the last look, and whether they matter to whoever reads them later."""

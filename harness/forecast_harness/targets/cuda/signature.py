@@ -12,7 +12,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import one_of
 from forecast_harness.targets.packs.expressions import evaluate
-from forecast_harness.targets.packs.specs import DTYPES
+from forecast_harness.targets.packs.schema import DTYPES
 
 _POINTERS: Mapping[str, tuple[str, str]] = {
     "float64": ("*fp64", "double"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from forecast_harness.targets.packs.cases import pack_from_case
 from forecast_harness.targets.packs.load import (
     builtin_names,
     load_pack,
@@ -10,8 +9,17 @@ from forecast_harness.targets.packs.load import (
     make_solution,
     parse_task_yml,
 )
-from forecast_harness.targets.packs.schema import Definition, Language, Pack, PackFormat, Solution, Workload
-from forecast_harness.targets.packs.specs import AxisSpec, TensorSpec, ToleranceSpec
+from forecast_harness.targets.packs.schema import (
+    AxisSpec,
+    Definition,
+    Language,
+    Pack,
+    PackFormat,
+    Solution,
+    TensorSpec,
+    ToleranceSpec,
+    Workload,
+)
 
 __all__ = [
     "AxisSpec",
@@ -27,6 +35,5 @@ __all__ = [
     "load_pack",
     "load_solution",
     "make_solution",
-    "pack_from_case",
     "parse_task_yml",
 ]

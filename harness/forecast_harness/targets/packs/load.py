@@ -18,10 +18,10 @@ from forecast_harness.targets.packs.schema import (
     Pack,
     PackFormat,
     Solution,
+    ToleranceSpec,
     Workload,
     parse_json,
 )
-from forecast_harness.targets.packs.specs import ToleranceSpec
 
 
 class _TraversableFolder(Protocol):

@@ -20,8 +20,8 @@ from forecast_autotune.variants.entry import grid_extent
 from forecast_autotune.variants.signature import memory_span, places, stride_structure
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.kernels.grids import GridFormula, GridFormulaSwitch, fit_grid
-from forecast_harness.targets.kernels.kernel_file import find_kernel, import_file
 from forecast_harness.targets.kernels.sizes import CallSizes, largest_tensor
+from forecast_harness.targets.kernels.user_kernel import find_kernel, import_file
 from forecast_harness.trials.variants.base_runner import TensorMemory, gap_mask, tensor_view
 from forecast_harness.verify.problems.input_values import draw
 

@@ -15,8 +15,7 @@ from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Config
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext, SandboxError
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.targets.packs.schema import Definition, Pack, Workload
-from forecast_harness.targets.packs.specs import TensorSpec
+from forecast_harness.targets.packs.schema import Definition, Pack, TensorSpec, Workload
 from forecast_harness.trials.variants.base_runner import BaseKernelRunner
 from forecast_harness.trials.variants.call_sampling import CALL_REGIMES
 from forecast_harness.trials.variants.compilation.base_binaries import (

@@ -11,7 +11,6 @@ import torch
 
 from forecast_harness.targets.packs.schema import Pack, PackFormat
 from forecast_harness.verify.problems.argument_codec import decode_arguments, encode_arguments
-from forecast_harness.verify.problems.case_problem import CaseProblem
 from forecast_harness.verify.problems.input_values import draw
 from forecast_harness.verify.problems.module_loading import load_module
 from forecast_harness.verify.problems.problem import (
@@ -34,7 +33,6 @@ def problem_of(pack: Pack, folder: Path) -> VerificationProblem:
         PackFormat.OWN: NativeProblem,
         PackFormat.KERNELBENCH: KernelBenchProblem,
         PackFormat.GPUMODE: GpuModeProblem,
-        PackFormat.CASE: CaseProblem,
     }
     return kinds[pack.definition.format](pack, folder)
 

@@ -15,8 +15,7 @@ import torch
 
 from forecast_autotune.errors import RecordError
 from forecast_harness.targets.packs.expressions import evaluate
-from forecast_harness.targets.packs.schema import Definition, Pack
-from forecast_harness.targets.packs.specs import TensorSpec
+from forecast_harness.targets.packs.schema import Definition, Pack, TensorSpec
 from forecast_harness.verify.problems.compute_device import HOST_DEVICE, ComputeDevice
 from forecast_harness.verify.problems.input_mutation import InputMutator, can_mutate
 from forecast_harness.verify.problems.input_values import draw, perturb_values
