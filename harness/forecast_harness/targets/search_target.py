@@ -20,7 +20,6 @@ from forecast_autotune.records import Config, Device, Kernel, digest
 from forecast_autotune.store import Store
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.clocks import devices as devices
 from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets import statement
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE, read_cuda_declaration
@@ -271,7 +270,7 @@ def cuda_device() -> Device:
     done = subprocess.run([sys.executable, "-c", _DEVICE_SCRIPT], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return Device.from_json(json.loads(done.stdout))
-    return Device(devices.identity(0)[0] or "unknown", "cuda")
+    return Device("unknown", "cuda")
 
 
 def _subject_identities(subjects: Sequence[BaseKernel]) -> list[object]:
