@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.printable import printable
+
+Number = TypeVar("Number", int, float)
 
 
 class Mode(StrEnum):
@@ -54,12 +56,10 @@ class Budget:
                 raise SettingsError(f"budget.{f.name} must be a positive number or None, got {value!r}")
 
 
-def _number(low: float, high: float) -> Callable[[str], float]:
-    rule = f"must be a number in [{low:g}, {high:g}]"
-
-    def parse(text: str) -> float:
+def _within(rule: str, convert: Callable[[str], Number], low: float, high: float) -> Callable[[str], Number]:
+    def parse(text: str) -> Number:
         try:
-            value = float(text)
+            value = convert(text)
         except ValueError:
             raise ValueError(rule) from None
         if not low <= value <= high:
@@ -67,21 +67,14 @@ def _number(low: float, high: float) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    return _within(f"must be a number in [{low:g}, {high:g}]", float, low, high)
 
 
 def _count(low: int, high: int) -> Callable[[str], int]:
-    rule = f"must be an integer in [{low}, {high}]"
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(rule) from None
-        if not low <= value <= high:
-            raise ValueError(rule)
-        return value
-
-    return parse
+    return _within(f"must be an integer in [{low}, {high}]", int, low, high)
 
 
 def _flag(text: str) -> bool:

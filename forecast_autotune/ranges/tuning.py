@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +19,6 @@ from forecast_autotune.records import (
     MeasuringCost,
     Outcome,
     Problem,
-    RiskVerdict,
 )
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Settings
@@ -37,10 +34,6 @@ from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_autotune.tuning.loop import FACT_COLLECTION_S, GuardedStore, TuningTask, tune
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.results import TuningStore
-
-if TYPE_CHECKING:
-    from forecast_autotune.llm.advice.record import Advice
-    from forecast_autotune.store.misses import Miss
 
 
 @dataclass(frozen=True)
@@ -292,24 +285,29 @@ class RangeSurrogate:
         )
 
 
-class RangeStore:
+class RangeStore(GuardedStore):
     """A `TuningStore` for one decision on a range. Measurements are filed under the problems of the sizes."""
 
     def __init__(self, store: GuardedStore, rows: RangeRows) -> None:
-        self._store, self.rows = store, rows
+        super().__init__(store)
+        self.rows = rows
         self.conclude: Callable[[Decision], Decision] = lambda decision: decision
         """Adds to a decision, before it is filed, what follows from the range; while others wait for its lock."""
-        self.made: Decision | None = None
+        self.filed: Decision | None = None
         """The decision as it was filed."""
+
+    def keeps(self, method: str) -> bool:
+        """As `GuardedStore`; facts are kept of the sizes, not of the range."""
+        return method != "put_facts" and super().keeps(method)
 
     def keep(self, point: int, measurement: Measurement) -> None:
         """Commit what happened at one of the points."""
-        self._store.add(self.rows.points[point].problem, measurement)
+        super().add(self.rows.points[point].problem, measurement)
         self.rows.add(point, measurement)
 
     def refresh(self) -> None:
         """Read what is stored of all points."""
-        self.rows.rows = [self._store.measurements(p.problem) for p in self.rows.points]
+        self.rows.rows = [super(RangeStore, self).measurements(p.problem) for p in self.rows.points]
 
     def measurements(self, problem: Problem) -> list[Measurement]:
         """One per candidate that is known at all measured points."""
@@ -320,8 +318,8 @@ class RangeStore:
         """Other problems of the kernel than those of the range, most similar to a middle size first."""
         middle = self.rows.measured[len(self.rows.measured) // 2]
         own = {p.problem.id for p in self.rows.points}
-        result = self._store.relatives(self.rows.points[middle].problem, limit + len(own))
-        return [r for r in result if r.problem.id not in own][:limit]
+        others = super().relatives(self.rows.points[middle].problem, limit + len(own))
+        return [r for r in others if r.problem.id not in own][:limit]
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
         """Nothing: its parts are committed already."""
@@ -329,41 +327,17 @@ class RangeStore:
     def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
         """Nothing: their parts are committed already."""
 
-    def decision(self, problem: Problem) -> Decision | None:
-        """The stored decision on the range."""
-        return self._store.decision(problem)
-
     def put_decision(self, problem: Problem, decision: Decision) -> None:
         """File what the range makes of a decision."""
-        self.made = self.conclude(decision)
-        self._store.put_decision(problem, self.made)
-
-    def verdicts(self, problem: Problem) -> list[RiskVerdict]:
-        """The outcomes of the risks stated on this device class."""
-        return self._store.verdicts(problem)
-
-    def tuning_lock(self, problem: Problem, timeout_s: float) -> AbstractContextManager[bool]:
-        """The right to tune the range."""
-        return self._store.tuning_lock(problem, timeout_s)
+        self.filed = self.conclude(decision)
+        super().put_decision(problem, self.filed)
 
     def recover(self, problem: Problem) -> list[Measurement]:
         """Record candidates whose launch, at any measured point, took a process down."""
-        results = [m for i in self.rows.measured for m in self._store.recover(self.rows.points[i].problem)]
-        if results:
+        parts = [super(RangeStore, self).recover(self.rows.points[i].problem) for i in self.rows.measured]
+        if any(parts):
             self.refresh()
-        return results
-
-    def sync(self) -> None:
-        """Make what was added survive a power cut."""
-        self._store.sync()
-
-    def add_miss(self, miss: Miss) -> None:
-        """Record the range as a miss."""
-        self._store.add_miss(miss)
-
-    def advice(self, source_sha256: str) -> Advice | None:
-        """The advice on the kernel's source."""
-        return self._store.advice(source_sha256)
+        return [m for part in parts for m in part]
 
 
 _SHARE = 0.5
@@ -440,11 +414,11 @@ def _decide(
         settings=settings,
         policy=policy,
     )
-    if view.made is None:
+    if view.filed is None:
         return decision
     with contextlib.suppress(Exception):
         _keep_facts(guarded, rows, forecaster)
-    return view.made
+    return view.filed
 
 
 def range_store(store: GuardedStore, problem: str, plan: RangePlan) -> RangeStore:

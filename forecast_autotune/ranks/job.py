@@ -12,9 +12,10 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from forecast_autotune.errors import ForecastAutotuneError
 
@@ -48,14 +49,6 @@ class KeyValueStore(Protocol):
         ...
 
 
-class JobStore(KeyValueStore, Protocol):
-    """A key-value store that also tells others that this process lives. Raises `JobStoreLostError` only."""
-
-    def beating(self, key: str) -> AbstractContextManager[None]:
-        """While entered, what `key` holds changes every `JobLimits.beat_s` seconds if this process lives."""
-        ...
-
-
 @dataclass(frozen=True)
 class JobLimits:
     """How long ranks wait for each other, in seconds of their own clocks, which are never compared."""
@@ -76,7 +69,7 @@ class JobLimits:
 class Job:
     """The means by which one process shares decisions with the other ranks of its job."""
 
-    store: JobStore
+    store: StoreConnection
     rank: int
     size: int
     """How many ranks the job has."""
@@ -105,35 +98,8 @@ class Job:
             warnings.warn(text[:400], RankWarning, stacklevel=3)
 
 
-class _StoreCall(Generic[T]):
-    """One call, and what became of it."""
-
-    def __init__(self, act: Callable[[KeyValueStore], T]) -> None:
-        self._act, self._done = act, threading.Event()
-        self._result: T | None = None
-        self.error: Exception | None = None
-
-    def carry_out(self, store: KeyValueStore) -> None:
-        try:
-            self._result = self._act(store)
-        except Exception as error:
-            self.error = error
-        self._done.set()
-
-    def fail(self, error: Exception) -> None:
-        self.error = error
-        self._done.set()
-
-    def answer(self, within_s: float) -> T:
-        if not self._done.wait(within_s):
-            raise TimeoutError(f"no answer within {within_s:g} s")
-        if self.error is not None:
-            raise self.error
-        return cast("T", self._result)
-
-
 class StoreConnection:
-    """A `JobStore` over any key-value store. The store is opened, used and beaten on by one thread alone.
+    """A job's store, which also tells others that this process lives. One thread alone opens, uses and beats on it.
 
     Clients of such stores wait as long as their server is silent, and some take one call at a time. Here a call
     that is not answered within `timeout_s` seconds ends the connection: it and all later ones raise
@@ -142,7 +108,9 @@ class StoreConnection:
 
     def __init__(self, open_store: Callable[[], KeyValueStore], *, timeout_s: float, beat_s: float) -> None:
         self._open, self._timeout_s, self._beat_s = open_store, timeout_s, beat_s
-        self._calls: queue.SimpleQueue[_StoreCall[Any]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[KeyValueStore], Any], Future[Any]]] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
         self._mutex = threading.Lock()
         self._beating: dict[str, int] = {}
@@ -184,20 +152,20 @@ class StoreConnection:
         with self._mutex:
             thread = self._thread
         if thread is not None and os.getpid() == self._process:
-            self._calls.put(_StoreCall(lambda store: None))
+            self._calls.put((lambda store: None, Future()))
             thread.join(_EXIT_S)
 
     def _call(self, act: Callable[[KeyValueStore], T]) -> T:
         if os.getpid() != self._process:
             self._lost = "a forked process has no thread for it"
         if not self._lost:
-            call = _StoreCall(act)
-            self._calls.put(call)
+            answer: Future[T] = Future()
+            self._calls.put((act, answer))
             self._start()
             try:
-                return call.answer(self._timeout_s)
+                return answer.result(self._timeout_s)
             except Exception as error:
-                reason = str(error).partition("\n")[0]
+                reason = str(error).partition("\n")[0] or f"no answer within {self._timeout_s:g} s"
                 self._lost = f"the job's store failed: {type(error).__name__}: {reason}"[:300]
         raise JobStoreLostError(self._lost)
 
@@ -211,14 +179,21 @@ class StoreConnection:
         try:
             store = self._open()
         except Exception as error:
-            self._calls.get().fail(error)  # the call that started the thread; there are no more after it
+            self._calls.get()[1].set_exception(
+                error
+            )  # of the call that started the thread; it is the last one
             return
         beats, due = itertools.count(1), 0.0
         while not self._lost:
             with self._mutex:
                 keys = list(self._beating)
             with suppress(queue.Empty):
-                self._calls.get(timeout=max(0.0, due - time.monotonic()) if keys else None).carry_out(store)
+                wait_s = max(0.0, due - time.monotonic()) if keys else None
+                act, answer = self._calls.get(timeout=wait_s)
+                try:
+                    answer.set_result(act(store))
+                except Exception as error:
+                    answer.set_exception(error)
             if keys and time.monotonic() >= due:
                 due = time.monotonic() + self._beat_s
                 for key in keys:

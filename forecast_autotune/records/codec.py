@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
 from operator import attrgetter
@@ -314,14 +314,12 @@ _FieldWriter: TypeAlias = tuple[
     str, Callable[[Any], Any], Writer | None, bool, Callable[[Any], object] | None, bool
 ]
 """Name; what gets the value; what writes it (None: it is JSON already); `omit_null`; `when`; `flat`."""
-_PlainWriter: TypeAlias = tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]
-"""Names of fields that follow each other and are JSON already, and the getter of all values at once."""
 
 
 class _WritePlan:
     """How an object of a class is written."""
 
-    __slots__ = ("extra", "header", "parts")
+    __slots__ = ("extra", "fields", "header")
 
     def __init__(self, kind: type) -> None:
         layout = _layout_of(kind)
@@ -330,20 +328,12 @@ class _WritePlan:
             self.header["schema"] = layout.schema
         fields = {f.name: f for f in dataclasses.fields(kind) if not f.metadata.get("private")}
         self.extra = fields.pop(EXTRA, None) is not None
-        self.parts: list[tuple[_PlainWriter | None, _FieldWriter | None]] = []
-        """Runs of plain fields, each with the field that ends it."""
-        run: list[str] = []
-        for name in layout.order or (*fields, *layout.derived):
-            if name in layout.derived:
-                writer: _FieldWriter = (name, layout.derived[name], to_json, False, None, False)
-            else:
-                writer = _field_writer(kind, fields[name])
-            if not any(writer[2:]):
-                run.append(name)
-            else:
-                self.parts.append((_plain_writer(run), writer))
-                run = []
-        self.parts.append((_plain_writer(run), None))
+        self.fields = [
+            (name, layout.derived[name], to_json, False, None, False)
+            if name in layout.derived
+            else _field_writer(kind, fields[name])
+            for name in layout.order or (*fields, *layout.derived)
+        ]
 
 
 @cache
@@ -359,23 +349,11 @@ def _field_writer(kind: type, field: dataclasses.Field[Any]) -> _FieldWriter:
     return field.name, get, write, option["omit_null"], option["when"], option["flat"]
 
 
-def _plain_writer(names: Sequence[str]) -> _PlainWriter | None:
-    if not names:
-        return None
-    get = attrgetter(*names)
-    return tuple(names), get if len(names) > 1 else lambda record: (get(record),)
-
-
 def _write(record: Any) -> dict[str, Any]:
     kind: Any = type(record)
     plan = _write_plan(kind)
     data: dict[str, Any] = {**record.extra, **plan.header} if plan.extra else {**plan.header}
-    for plain, writer in plan.parts:
-        if plain is not None:
-            data.update(zip(plain[0], plain[1](record), strict=True))
-        if writer is None:
-            continue
-        name, get, write, omit_null, when, flat = writer
+    for name, get, write, omit_null, when, flat in plan.fields:
         value = get(record)
         if (omit_null and value is None) or (when is not None and not when(record)):
             continue

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from forecast_autotune.ranks.job import Job, JobLimits, JobStore
+from forecast_autotune.ranks.job import Job, JobLimits
 from forecast_autotune.ranks.tuning import Claim, tune_together
 from forecast_autotune.records import Decision, Kernel, Problem
 from forecast_autotune.records.table import Table
@@ -64,9 +64,7 @@ class ManualClock:
         self.seconds += max(seconds, 1e-4)
 
 
-def ranks(
-    size: int = 2, values: JobStore | None = None, clock: Any = None, limits: JobLimits | None = None
-) -> list[Job]:
+def ranks(size: int = 2, values: Any = None, clock: Any = None, limits: JobLimits | None = None) -> list[Job]:
     """All ranks of a job, on one clock."""
     values, clock = values or MemoryKeyValueStore(), clock or ManualClock()
     return [Job(values, rank, size, limits or JobLimits(), clock.now, clock.sleep) for rank in range(size)]
