@@ -43,7 +43,7 @@ from forecast_harness.verify.run import verify
 from forecast_harness.verify.screen import static_hints
 from forecast_harness.verify.verdict import Judgement, ReasonCode
 from tests.core.hostile_sources import hostile_sources
-from tests.harness.search.proposal_examples import node, pack_target, request
+from tests.harness.authors.proposal_examples import node, pack_target, request
 from tests.harness.search.threaded_search import run_search
 
 HOSTILE = hostile_sources()

@@ -19,7 +19,7 @@ from forecast_harness.authors import open_author
 from forecast_harness.authors.external import AnsweringProgram, ExternalAuthor
 from forecast_harness.records import NodeResult, Proposed
 from forecast_harness.targets.search_target import open_target
-from tests.harness.search.proposal_examples import node, pack_target, plain_target, request
+from tests.harness.authors.proposal_examples import node, pack_target, plain_target, request
 from tests.waiting import is_running
 
 AGENT = Path(__file__).with_name("agent.py")

@@ -10,8 +10,8 @@ from forecast_autotune.errors import RecordError
 from forecast_harness.authors.llm_answers import apply_edits, extract_source
 from forecast_harness.authors.llm_prompts import prompt
 from forecast_harness.records import Node, SearchTarget
+from tests.harness.authors.proposal_examples import request
 from tests.harness.cuda_kernels.declared_kernel import SOURCE, cuda_node, cuda_target, declared
-from tests.harness.search.proposal_examples import request
 
 BETTER = SOURCE.replace("[128, 256]", "[512, 1024]")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
 from itertools import pairwise
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 from forecast_autotune.records import Outcome
-from forecast_harness.records import NodeResult, SearchCost
-from forecast_harness.search.events import Confirmed, Finished, Forecasted
+from forecast_harness.records import MODEL_NOTE, NodeResult, SearchCost
+from forecast_harness.search.events import Confirmed, Finished, Forecasted, Started
 from forecast_harness.search.report import charts, figures, page, render
 from forecast_harness.search.report.charts import (
     AxisScale,
@@ -29,6 +30,7 @@ from forecast_harness.search.report.figures import (
     SearchReport,
     build_report,
     factor_text,
+    model_text,
     summary_lines,
 )
 from forecast_harness.search.report.render import json_for_script, render_parts
@@ -373,3 +375,52 @@ def test_results_may_come_in_any_order() -> None:
     one, other = build_report(replay_events(events)), build_report(replay_events(swapped))
     assert one.entries == other.entries
     assert one.final == other.final
+
+
+# --- what a search says of the language models that were named ---
+
+
+def forecast_by_model(*, fail: bool = False) -> SearchState:
+    """The example, as if a language model had forecast the first batch and failed, or not, at the second."""
+
+    def events() -> Iterator[Any]:
+        for event in ExampleSearch(batches=2).events():
+            if isinstance(event, Started):
+                yield replace(event, context=replace(event.context, surrogate="llm-1-forecast-2-m+lineage"))
+            elif isinstance(event, Forecasted) and event.batch == 1:
+                moved = {
+                    name: replace(b, note=f"{b.note}{MODEL_NOTE}+0.20") for name, b in event.beliefs.items()
+                }
+                yield replace(event, beliefs=moved, spent=SearchCost(wall_seconds=1.5, tokens=1200))
+            elif isinstance(event, Forecasted):
+                yield replace(event, problem="m: no answer" if fail else "")
+            else:
+                yield event
+
+    return replay_events(events())
+
+
+def test_the_report_says_what_was_asked_and_what_it_moved() -> None:
+    state = forecast_by_model(fail=True)
+    told = dict(summary_lines(state))["language model"]
+    beliefs = [len(b.forecasted.beliefs) for b in state.batches.values() if b.forecasted is not None]
+    assert told.startswith(
+        f"asked for forecasts in 2 batches, moved {beliefs[0]} of {sum(beliefs)} forecasts, 1,200 tokens"
+    )
+    assert "not heard: m: no answer (1x)" in told
+    assert "Language model: asked for forecasts in 2 batches" in render_parts(build_report(state))["content"]
+
+
+def test_writers_are_counted_and_forecasts_not_asked_for_are_named() -> None:
+    told = model_text(replay_events(ExampleSearch(batches=2).events()))
+    assert told.startswith("not asked for forecasts: --surrogate llm:SPEC asks one; llm:coder asked ")
+    assert "times for sources: " in told
+
+
+def test_without_a_model_nothing_is_said() -> None:
+    def events() -> Iterator[Any]:
+        yield from ExampleSearch(batches=0, confirmed=False, stopped=False).events()
+
+    state = replay_events(events())
+    assert model_text(state) == ""
+    assert "language model" not in dict(summary_lines(state))

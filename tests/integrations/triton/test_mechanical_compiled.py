@@ -14,8 +14,8 @@ from forecast_harness.authors.triton import variants_of
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem.describe import call_arguments
 from forecast_integrations.triton.variants.loading import import_text
-from tests.harness.rewrites.mechanical_sources import EVERY
-from tests.harness.rewrites.mechanical_worker import CALLS
+from tests.harness.authors.mechanical_sources import EVERY
+from tests.harness.authors.mechanical_worker import CALLS
 
 ASKED = {
     "one-pass": ("softmax", "setp"),

@@ -25,7 +25,7 @@ from forecast_harness.targets.packs.load import load_pack
 from forecast_harness.targets.search_target import solution_of
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
-from tests.harness.search.proposal_examples import node, pack_target, plain_target, request
+from tests.harness.authors.proposal_examples import node, pack_target, plain_target, request
 from tests.harness.small import checked_only
 from tests.harness.variant_kernels import SOFTMAX, rows, softmax_call, subject
 

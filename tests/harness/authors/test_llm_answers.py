@@ -9,7 +9,7 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_harness.authors.llm_answers import apply_edits, extract_note, extract_source
 from forecast_harness.records import SearchTarget, TargetKind
-from tests.harness.search.proposal_examples import (
+from tests.harness.authors.proposal_examples import (
     NATIVE_SOFTMAX,
     code_block,
     node,

@@ -18,7 +18,7 @@ from forecast_autotune.variants.records import Origin
 from forecast_harness.authors import llm_prompts, open_author
 from forecast_harness.authors.llm import LLMAuthor, open_llm_author
 from forecast_harness.records import NodeResult, ProposalRequest, SearchTarget, TargetKind
-from tests.harness.search.proposal_examples import (
+from tests.harness.authors.proposal_examples import (
     NATIVE_SOFTMAX,
     code_block,
     node,
