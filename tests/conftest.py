@@ -101,7 +101,7 @@ NOT_FAST = {
     "core/surrogates/test_calibration.py",
     "core/tuning/replays/test_odd_tables.py",
     "core/tuning/test_odd_environments.py",
-    "core/tuning/test_tuner_faults.py",
+    "core/tuning/test_faults.py",
     # An extra: jinja2, matplotlib.
     "core/llm/test_ensemble.py",
     "core/llm/test_ensemble_waiting.py",

@@ -189,25 +189,6 @@ def test_what_may_win_is_waited_for_longer_while_little_is_timed(timed: int, wai
     assert (rows(WallTime().plan(one))[:1] == [12]) is waits
 
 
-def test_a_state_has_one_plan_and_a_pure_function_leaves_it_as_it_is() -> None:
-    for one in (
-        state(spread(40, 7)),
-        state(spread(40, 7), sd=1.0, measured={0: 4.0, 1: 3.0}, compiling=[2, 3], ready=[4]),
-    ):
-        before = None if one.compile_s is None else one.compile_s.copy()
-        assert WallTime().plan(one) == WallTime().plan(one)
-        np.testing.assert_array_equal(one.compile_s, before)
-
-
-@pytest.mark.parametrize("ready", [(), (1, 2, 4)])
-def test_nothing_is_planned_twice_and_nothing_that_is_known(ready: Sequence[int]) -> None:
-    plan = WallTime().plan(
-        state([0.0] * 12, sd=1.0, measured={0: 1.0, 9: 2.0}, compiling=[3, 5], ready=ready, workers=8)
-    )
-    assert len(set(plan.measure)) == len(plan.measure)
-    assert not {0, 9} & set(rows(plan))
-
-
 def test_what_is_sure_to_fail_is_refused_unless_nothing_else_is_left() -> None:
     one = state([5.0, 0.0, 5.0])
     fails = replace(one, forecasts=replace(one.forecasts, p_fail=np.array([0.0, REFUSED, 0.0])))

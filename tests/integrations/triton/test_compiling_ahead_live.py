@@ -15,7 +15,6 @@ from forecast_autotune.records import Candidate
 from forecast_autotune.testing import MeasurerContract
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_integrations.triton.compile.children import ForkedChildren
-from forecast_integrations.triton.compile.pool import ForkPool
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
@@ -31,45 +30,17 @@ def tuner(sizes: Sequence[int] = MANY) -> Any:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What the pool was given, and what children trace and compile, in order."""
+    """What children trace and compile, in order."""
     seen: list[tuple[str, int]] = []
-    start, schedule = ForkedChildren.start, ForkPool.schedule
+    start = ForkedChildren.start
 
     def started(self: ForkedChildren, tag: Any, task: Callable[[], Any], *rest: Any) -> None:
         if isinstance(tag, Candidate | list):  # others look for the compiler or build stubs
             seen.append(("compile", 1) if isinstance(tag, Candidate) else ("trace", len(tag)))
         start(self, tag, task, *rest)
 
-    def scheduled(self: ForkPool, candidates: Sequence[Candidate]) -> None:
-        seen.append(("schedule", len(candidates)))
-        schedule(self, candidates)
-
     monkeypatch.setattr(ForkedChildren, "start", started)
-    monkeypatch.setattr(ForkPool, "schedule", scheduled)
     return seen
-
-
-def test_a_list_that_fits_the_workers_twice_compiles_before_it_is_traced(
-    device: Any, events: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_WORKERS", "10")
-    tuned = tuner()
-    launch(tuned)
-    kinds = [kind for kind, _ in events]
-    assert events[0] == ("schedule", 2 * len(MANY))
-    assert kinds.index("compile") < kinds.index("trace"), "assignments are traced in children"
-    assert tuned.decision.measured <= binaries() <= 2 * len(MANY)
-
-
-def test_a_longer_list_is_traced_before_anything_compiles(
-    device: Any, events: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_WORKERS", "4")
-    tuned = tuner()
-    launch(tuned)
-    kinds = [kind for kind, _ in events]
-    assert kinds.index("trace") < kinds.index("compile")
-    assert 0 < tuned.decision.measured < 2 * len(MANY)
 
 
 def test_another_shape_of_the_kernel_traces_nothing(device: Any, events: list[tuple[str, int]]) -> None:
@@ -79,17 +50,6 @@ def test_another_shape_of_the_kernel_traces_nothing(device: Any, events: list[tu
     launch(tuned, 8192)
     assert "trace" not in [kind for kind, _ in events]
     assert tuned.decision.measured > 0
-
-
-def test_without_children_the_decision_is_made_in_rounds(
-    device: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", "threads")
-    monkeypatch.setenv("FORECAST_AUTOTUNE_WORKERS", "10")
-    tuned = tuner()
-    launch(tuned)
-    assert 0 < tuned.decision.measured < 2 * len(MANY)
-    assert binaries() == tuned.decision.measured, "nothing compiled ahead"
 
 
 def test_nothing_is_compiled_ahead_while_what_is_compiled_is_timed(

@@ -1,22 +1,30 @@
-"""A large list of configs becomes candidates and launch grids without looking at each of them twice."""
-
-# Triton kernels carry no annotations: their arguments have no Python type.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""A call as a record: its arguments, options, descriptors and grids, and the source of its kernel."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from forecast_autotune.records import Argument, Config, Problem, digest
+from forecast_autotune import autotune
+from forecast_autotune.records import Argument, Config, Device, Kernel, Problem, digest
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebuilt_arguments
+from forecast_integrations.triton.problem.describe import call_arguments, call_kind, problem_identity
+from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebuilt_arguments, rebuilt_value
+from forecast_integrations.triton.problem.source import innermost, source_hash, source_of
+from tests.integrations.null import fresh
+
+# Triton kernels carry no annotations: their arguments have no Python type.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 
 @triton.jit
@@ -182,3 +190,155 @@ def test_the_source_of_a_function_that_is_passed_counts(device: Any, fn: Any) ->
     assert describe.call_kind(two, fn) != describe.call_kind(seven, fn)
     with pytest.raises(RebuildError, match=f"{name} is a JIT function"):
         rebuilt_arguments(two, fn.arg_names)
+
+
+SOURCE = """
+import triton, triton.language as tl
+import helper_module as hm
+{above}
+SCALE = tl.constexpr({scale})
+OTHER = tl.constexpr({other})
+n = {n}
+column = {n}
+
+@triton.jit
+def inner(x):
+    return x * {factor}
+
+@triton.jit
+def kernel(x, n, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    value = inner(tl.load(x + column, mask=column < n)) * SCALE
+    tl.store(x + column, hm.outer(value), mask=column < n)
+"""
+HELPER = """
+import triton
+
+@triton.jit
+def outer(x):
+    return x + {term}
+"""
+Build = Callable[..., Any]
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Write the module with these values, import it, and return its kernel."""
+    made = iter(range(100))
+
+    def load(name: str, text: str) -> Any:
+        path = tmp_path / f"{name}_{next(made)}.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(__import__("sys").modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    def build(helper: str = "helper_module", **values: Any) -> Any:
+        given = {"above": "", "scale": 2, "other": 3, "n": 4, "factor": 5, "term": 6, **values}
+        load(helper, HELPER.format(**given))
+        text = SOURCE.replace("helper_module", helper).format(**given)
+        return load("kernel_module", text).kernel
+
+    return build
+
+
+@pytest.mark.parametrize("change", [{"scale": 7}, {"factor": 7}, {"term": 7}])
+def test_what_the_kernel_uses_counts(build: Build, change: dict[str, Any]) -> None:
+    assert source_hash(build()) != source_hash(build(**change))
+
+
+@pytest.mark.parametrize("change", [{"above": "# a comment\n\n"}, {"other": 7}, {"n": 7}])
+def test_what_it_does_not_use_does_not(build: Build, change: dict[str, Any]) -> None:
+    """Its place in the file, other globals, and globals that share a name with its arguments or locals."""
+    assert source_hash(build()) == source_hash(build(**change))
+
+
+def test_a_module_named_like_triton_counts(build: Build) -> None:
+    name = "triton_helpers_of_a_library"
+    assert source_hash(build(name)) != source_hash(build(name, term=7))
+
+
+def test_layers_above_do_not_count(build: Build) -> None:
+    kernel = build()
+    stacked = triton.autotune(configs=[triton.Config({"BLOCK": 16})], key=["n"])(
+        triton.heuristics({"BLOCK": lambda args: 16})(kernel)
+    )
+    assert innermost(stacked) is kernel
+    assert source_hash(stacked) == source_hash(kernel)
+    assert source_of(stacked).startswith("def kernel(")
+
+
+@triton.jit
+def copy_tile(into, source, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    tile = source.load([tl.program_id(0) * ROWS, 0])
+    # A block of another shape than the config's cannot be added to a tensor of the config's shape.
+    into.store([tl.program_id(0) * ROWS, 0], tile + tl.zeros([ROWS, COLUMNS], dtype=tl.float16))
+
+
+def set_blocks(named: dict[str, Any]) -> None:
+    for name in ("into", "source"):
+        named[name].block_shape = [named["ROWS"], named["COLUMNS"]]
+
+
+def tile_configs() -> list[triton.Config]:
+    return [
+        triton.Config({"ROWS": rows, "COLUMNS": 64}, num_warps=warps, pre_hook=set_blocks)
+        for rows in (16, 32, 64)
+        for warps in (2, 4)
+    ]
+
+
+@pytest.mark.parametrize("compiler", ["fork", "threads"])
+def test_every_config_compiles_with_its_own_blocks(
+    device: Any, monkeypatch: pytest.MonkeyPatch, compiler: str
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
+    tuner = autotune(configs=tile_configs(), key=[], store=False)(fresh(copy_tile))
+    x = TensorDescriptor.from_tensor(torch.empty(128, 64, dtype=torch.float16), [1, 64])
+    y = TensorDescriptor.from_tensor(torch.empty(128, 64, dtype=torch.float16), [1, 64])
+    tuner[lambda meta: (128 // meta["ROWS"],)](y, x)
+    assert tuner.decision.measured == 6
+    assert all(time > 0 for time in map(min, tuner.configs_timings.values()))
+
+
+def described(descriptor: TensorDescriptor) -> Problem:
+    arguments = call_arguments(copy_tile, {"into": descriptor, "source": descriptor})
+    identity = problem_identity(arguments, [])
+    return Problem.of(Kernel("copy_tile", "triton"), arguments, Device("nowhere"), identity=identity)
+
+
+def test_a_descriptor_is_made_again_from_its_record() -> None:
+    tensor = torch.empty(128, 96, dtype=torch.float16)[:, :64]
+    problem = described(TensorDescriptor(tensor, [100, 64], [96, 1], [32, 64]))
+    record = Problem.from_json(problem.to_json()).arguments[0]
+    made = rebuilt_value(record)
+    assert isinstance(made, TensorDescriptor)
+    assert (made.shape, made.strides, made.block_shape) == ([100, 64], [96, 1], [32, 64])
+    assert (tuple(made.base.shape), made.base.stride(), made.base.dtype) == (
+        (128, 64),
+        (96, 1),
+        torch.float16,
+    )
+
+
+def test_calls_are_of_one_kind_whatever_block_a_hook_has_set() -> None:
+    tensor = torch.empty(128, 64, dtype=torch.float16)
+    one, other = (described(TensorDescriptor.from_tensor(tensor, [n, 64])) for n in (1, 32))
+    assert one.id == other.id
+    assert call_kind(one, copy_tile) == call_kind(other, copy_tile)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"block": [3, 64]}, {"block": ["a", 64]}, {"block": 7}, {"block": [16]}, {"strides": [63, 1]}],
+)
+def test_descriptors_that_cannot_be_made_are_refused(extra: dict[str, Any]) -> None:
+    sound = {"shape": [128, 64], "strides": [64, 1], "block": [16, 64]}
+    given = {"descriptor": {**sound, **extra} if extra else True}
+    with pytest.raises(RebuildError, match="TMA descriptor"):
+        rebuilt_value(Argument("a", "tensor", "float16", (128, 64), (64, 1), True, extra=given))

@@ -1,16 +1,29 @@
-"""A named model in decorated calls on the null device: heard from a file, missed loudly, and never in the way."""
+"""Language models beside live decisions: what they are asked, told and shown, and what their absence costs."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import triton
 
+from forecast_autotune.llm.calibration import calibration_path, write
+from forecast_autotune.llm.gate import GateDecision, GateInputs
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.factory import open_backend, with_language_model
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.variants.records import SourceJudgement
 from forecast_integrations.models.recorded import RecordedAnswers, read_answers, read_questions
-from tests.integrations.triton.test_variants_live import call, tuned
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.describe import LazySources
+from forecast_integrations.triton.variants.loading import AlternativeKernel
+from tests.core.llm.words import calibrated
+from tests.integrations.models.faulty_server import FaultyServer
+from tests.integrations.null import double, fresh, twice
+from tests.integrations.triton.test_variants_live import FAST, call, checked, record, tuned
 
 MANY = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in (1, 2, 3, 4)]
 
@@ -57,3 +70,86 @@ def test_a_model_that_does_not_exist_is_said_and_the_call_launches(
     assert not decision.llm.asked
     assert f"{model} does not exist" in decision.llm.why
     assert f"{model} does not exist" in capsys.readouterr().err
+
+
+class Curious:
+    """Keeps the queries that it answers."""
+
+    name, version = "curious", "1"
+
+    def __init__(self) -> None:
+        self.queries: list[Query] = []
+
+    def forecast(self, query: Query) -> Forecasts:
+        self.queries.append(query)
+        return DefaultSurrogate().forecast(query)
+
+
+def test_a_live_query_has_the_source_of_every_variant(device: Any) -> None:
+    surrogate = Curious()
+    variant, own = record(FAST, checked()), fresh(twice)
+    for given in ([variant], {"mine": own}):
+        call(tuned(given, mode="tune", surrogate=surrogate))
+    first, last = surrogate.queries[0].sources, surrogate.queries[-1].sources
+    assert dict(first) == {"base": describe.kernel_record(double).source, variant.name: FAST}
+    assert dict(last) == {"base": first["base"], "mine": describe.kernel_record(twice).source}
+
+
+def test_a_live_query_has_what_is_expected_of_stored_variants(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With a limit, nothing is timed before it is forecast: a list timed whole meanwhile needs no query.
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MAX_MEASUREMENTS", "3")
+    surrogate, told = Curious(), SourceJudgement(-0.3, 0.1)
+    judged = replace(record(FAST, checked()), judgement=told)
+    call(tuned([judged], mode="tune", surrogate=surrogate))
+    assert surrogate.queries[0].judgements == {judged.name: told}
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ADVICE", "off")
+    before = len(surrogate.queries)
+    call(tuned([judged], mode="tune", surrogate=surrogate))
+    assert {len(query.judgements) for query in surrogate.queries[before:]} == {0}
+
+
+def test_without_variants_there_is_the_base_alone(device: Any) -> None:
+    surrogate = Curious()
+    call(tuned(None, mode="tune", surrogate=surrogate))
+    assert list(surrogate.queries[0].sources) == ["base"]
+    assert surrogate.queries[0].sources["base"].startswith("def double(")
+
+
+def test_a_decision_without_a_language_model_reads_no_source(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: Any) -> str:
+        raise AssertionError("somebody read a source")
+
+    monkeypatch.setattr(AlternativeKernel, "source", property(read))
+    tuner = tuned({"mine": fresh(twice)}, mode="tune")
+    call(tuner)
+    assert tuner.decision.candidates == 4
+
+
+def test_a_kernel_whose_source_is_nowhere_is_absent() -> None:
+    made = LazySources("", {"lost": AlternativeKernel("lost", type("Kernel", (), {"run": len, "fn": len}))})
+    assert dict(made) == {}
+    assert len(made) == 0
+    with pytest.raises(KeyError, match="lost"):
+        made["lost"]
+
+
+def test_a_real_server_is_shown_what_a_variant_changes(device: Any, tmp_path: Path) -> None:
+    def always(situation: GateInputs) -> GateDecision:
+        return GateDecision(True, 1e6, 0.0, "always")
+
+    with FaultyServer() as server:
+        spec = f"{server.url}?model=m&kind=systemone&attempts=1"
+        name = open_backend(spec, tmp_path).name
+        scope = replace(calibrated().scope, mass=0.0)
+        write(calibration_path(name, tmp_path), replace(calibrated(saved=1.0), scope=scope))
+        surrogate = with_language_model(DefaultSurrogate(), spec, cache=tmp_path, patient=True, gate=always)
+        variant = record(FAST, checked())
+        call(tuned([variant], MANY, mode="tune", surrogate=surrogate))
+        asked = json.dumps([body for _, body, _ in server.requests])
+    assert "Changed kernel:" in asked or "Other kernel:" in asked
+    assert "value + value" in asked
+    assert "2 * tl.load(x + i, mask=i < n)" in asked, "and the base itself, in the part that all share"

@@ -1,11 +1,15 @@
-"""How candidates are timed, on a device that is read every 1.2 us: steps, flushes, launches and what is recorded."""
+"""The clocks: what is recorded and how it is told apart, what events time, and a device that is kept awake."""
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +21,62 @@ from forecast_autotune.records import Candidate
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer import timers
-from forecast_integrations.triton.timer.timers import EventTimer, prompt_turns
+from forecast_integrations.triton.timer.calls import CallTimer
+from forecast_integrations.triton.timer.timers import EventTimer, contenders, prompt_turns
+from tests.core.stepped_cuda import SteppedGraph
 from tests.integrations.null import double, fresh, launch, tables
 from tests.integrations.stepped import SteppedDevice, stepped_device
+
+
+def test_a_device_is_busy_for_as_long_as_asked_and_waited_for() -> None:
+    log: list[str] = []
+    begin = time.perf_counter()
+    steps = timers.keep_busy(lambda: log.append("step"), lambda: log.append("wait"), 0.005)
+    assert time.perf_counter() - begin >= 0.005
+    assert log[-1] == "wait"
+    assert log.count("step") == 50 * log.count("wait") == steps
+
+
+def test_no_device_is_opened_for_it() -> None:
+    torch = pytest.importorskip("torch")
+    before = torch.cuda.is_initialized()
+    timers.warm_up_cuda()
+    assert torch.cuda.is_initialized() == before
+
+
+def times(median: float, spread: float, rounds: int = 20, seed: int = 0) -> list[float]:
+    """Times around a median, a few of which the machine has disturbed."""
+    draw = random.Random(seed)
+    return [median + draw.gauss(0.0, spread) for _ in range(rounds)] + [3.0 * median]
+
+
+@pytest.mark.parametrize(
+    ("gap", "spread", "left"),
+    [
+        (0.05, 0.01, []),
+        (0.02, 0.10, [0, 1]),  # as likely by chance
+        (0.00, 0.10, [0, 1]),
+        (0.00, 0.001, []),  # whichever is taken, it costs nothing
+        (0.01, 0.001, []),
+    ],
+)
+def test_a_gap_beyond_the_noise_or_one_that_does_not_matter_is_enough(
+    gap: float, spread: float, left: list[int]
+) -> None:
+    found = [times(1.0 + gap, spread, seed=1), times(1.0, spread, seed=2), times(2.0, spread, seed=3)]
+    assert contenders(found) == left
+
+
+def test_only_close_rivals_are_left() -> None:
+    far, close = times(1.5, 0.02, seed=1), times(1.002, 0.02, seed=2)
+    assert contenders([far, times(1.0, 0.02)]) == []
+    assert contenders([times(1.0, 0.02), far, close]) == [0, 2]
+
+
+def test_single_times_tell_nothing() -> None:
+    assert contenders([[1.0], [2.0]]) == [0, 1]
+    assert contenders([[1.0]]) == []
+
 
 MICROSECONDS = {1: 5.0, 2: 5.3, 4: 12.0, 8: 50.0, 16: 500.0, 32: 5000.0}
 """Of a launch, by the number of warps."""
@@ -316,3 +373,136 @@ def test_a_decision_over_short_kernels_picks_the_fastest(
     assert (1, "graph-l2flush-1-turns") in protocols
     assert (8, "events-l2flush-2") in protocols, "hopeless after a few launches, which nobody records"
     assert all(m.repeats >= 3 for m in table.measurements if m.candidate.config.num_warps != 8)
+
+
+RECORDED, BY_EVENTS = "graph-l2flush-1", "events-l2flush-2"
+
+
+@pytest.fixture
+def steady_device(clean_environment: None) -> Iterator[SteppedDevice]:
+    with stepped_device(lambda metadata: 1.0) as made:
+        yield made
+
+
+def working(steady_device: SteppedDevice, microseconds: float) -> Callable[[], None]:
+    return partial(steady_device.cuda.run, 1e-6 * microseconds)
+
+
+def test_short_calls_are_recorded_and_told_apart(steady_device: SteppedDevice) -> None:
+    timer = CallTimer()
+    with timer.on_stream():
+        fast, slow = (timer.time(working(device, us), math.inf) for us in (5.0, 5.3))
+    assert 1e3 * (slow.ms - fast.ms) == pytest.approx(0.3, abs=0.08)
+    assert 1e3 * fast.ms == pytest.approx(5.6, abs=0.2)
+    assert {fast.protocol, slow.protocol} == {RECORDED}
+    assert fast.recordable
+    assert not fast.host_bound
+    assert not timer._recorded, "graphs are gone"
+
+
+def test_longer_and_hopeless_calls_are_timed_by_events(steady_device: SteppedDevice) -> None:
+    timer = CallTimer()
+    captures = steady_device.cuda.captures
+    long, hopeless = timer.time(working(device, 50.0), math.inf), timer.time(working(device, 20.0), 0.005)
+    assert {long.protocol, hopeless.protocol} == {BY_EVENTS}
+    assert long.recordable, "nobody has tried"
+    assert steady_device.cuda.captures == captures
+    # Beside a short one, it is timed as that one is.
+    assert timer.time(working(device, 50.0), 0.029).protocol == RECORDED
+
+
+def waiting(steady_device: SteppedDevice) -> None:
+    steady_device.cuda.run(5e-6)
+    steady_device.cuda.synchronize()
+
+
+def test_a_call_that_waits_for_the_device_is_timed_by_events(steady_device: SteppedDevice) -> None:
+    timer = CallTimer()
+    found = timer.time(partial(waiting, device), math.inf)
+    assert (found.protocol, found.recordable) == (BY_EVENTS, False)
+    assert 1e3 * found.ms == pytest.approx(5.6, abs=1.2)
+    captures = steady_device.cuda.captures
+    again = timer.time(partial(waiting, device), math.inf, may_record=False)
+    assert (again.protocol, steady_device.cuda.captures) == (BY_EVENTS, captures)
+    assert timer.time(working(device, 5.0), math.inf).protocol == RECORDED, "others are still recorded"
+
+
+def test_what_a_failed_recording_leaves_is_put_right(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait ends a recording in a way that torch cannot end: it stays in the allocator's books."""
+    timer = CallTimer()
+    heard: list[tuple[str, int]] = []
+
+    def remembered(name: str) -> Callable[[int, int], None]:
+        return lambda number, pool: heard.append((name, pool))
+
+    names = ("_cuda_endAllocateToPool", "_cuda_releasePool")
+    cuda: Any = steady_device.cuda
+    monkeypatch.setattr(cuda, "memory", SimpleNamespace(**{n: remembered(n) for n in names}), raising=False)
+    monkeypatch.setattr(cuda, "current_device", lambda: 0, raising=False)
+    broken: list[SteppedGraph] = []
+    ended = SteppedGraph.capture_end
+
+    def capture_end(self: SteppedGraph) -> None:
+        ended(self)
+        if broken:
+            broken.clear()
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def wait() -> None:
+        steady_device.cuda.run(5e-6)
+        if steady_device.cuda.recorded is not None:
+            broken.append(SteppedGraph(steady_device.cuda))
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(SteppedGraph, "capture_end", capture_end)
+    assert not timer.time(wait, math.inf).recordable
+    assert [name for name, _ in heard] == list(names)
+    assert timer.time(working(device, 5.0), math.inf).protocol == RECORDED
+
+
+def test_a_process_that_cannot_be_put_right_records_nothing_more(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timer = CallTimer()
+
+    def fails(self: Any, *_: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SteppedGraph, "capture_begin", fails)
+        assert not timer.time(working(device, 5.0), math.inf).recordable
+    captures = steady_device.cuda.captures
+    assert timer.time(working(device, 5.0), math.inf).protocol == BY_EVENTS
+    assert steady_device.cuda.captures == captures
+    assert CallTimer().stream is None
+
+
+def test_work_on_another_stream_is_no_short_call(steady_device: SteppedDevice) -> None:
+    """It is not in the graph: the replay would seem to take no time at all."""
+
+    def elsewhere() -> None:
+        if steady_device.cuda.recorded is None:
+            steady_device.cuda.run(20e-6)
+
+    found = CallTimer().time(elsewhere, math.inf)
+    assert (found.protocol, found.recordable) == (BY_EVENTS, False)
+    assert 1e3 * found.ms == pytest.approx(20.6, abs=1.2)
+
+
+def test_waits_for_the_host_are_told(steady_device: SteppedDevice) -> None:
+    steady_device.cuda.host_is_slow = lambda: True
+    assert CallTimer().time(working(device, 50.0), math.inf).host_bound
+
+
+def test_a_failing_call_leaves_nothing_in_the_timer(steady_device: SteppedDevice) -> None:
+    timer = CallTimer()
+
+    def fails() -> None:
+        raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        timer.time(fails, math.inf)
+    assert not timer._recorded
+    assert timer.time(working(device, 5.0), math.inf).protocol == RECORDED

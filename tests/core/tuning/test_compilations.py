@@ -1,4 +1,4 @@
-"""What compiles before anything is forecast, what goes on while plans are made again, and what is given up."""
+"""What compiles before anything is forecast, how long it takes, what is one program, and what is given up."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 
 from forecast_autotune.features.ttir.extraction import assignment_of
-from forecast_autotune.policy import Exhaustive, Fixed, WallTime
+from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded, WallTime
 from forecast_autotune.records import Candidate, Decision, Measurement, Outcome, Plan
 from forecast_autotune.records.table import Table
-from forecast_autotune.settings import Settings
+from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.loop import TuningTask, tune
+from forecast_autotune.tuning.replays.replay import ReplayStore, load, shipped_tables, task_of
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from tests.core.tuning.loop import Bench, Told
 
 WIDE = example_table([2**k for k in range(2, 14)])
@@ -291,18 +293,6 @@ def test_an_exhaustive_sweep_traces_everything_while_it_compiles() -> None:
     assert decision.measured == len(NAMES) == decision.cost.compiled
 
 
-def test_a_surrogate_that_fails_is_heard_of_and_everything_is_measured() -> None:
-    def fail(query: Any) -> Any:
-        raise ValueError("no idea")
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        decision = run(Logged(workers=36), surrogate=Told(fail))
-    assert caught
-    assert all("no idea" in str(w.message) for w in caught)
-    assert decision.measured == len(NAMES)
-
-
 # --- while compilations go on ---
 
 
@@ -417,3 +407,110 @@ def test_without_a_quiet_measurer_plans_are_rounds(policy: Any) -> None:
     assert set(bench.within) == {None}
     assert decision.measured == sum(map(len, bench.listed)), "every round is measured whole"
     assert len(decision.rounds) == len(bench.listed) + 1
+
+
+TEXTS = list(dict.fromkeys(map(assignment_of, NAMES)))
+
+
+def of_texts(texts: int, each: int = 1) -> list[Any]:
+    """Candidates of so many texts, `each` of every one."""
+    found: list[Any] = []
+    for text in TEXTS[:texts]:
+        found += [name for name in NAMES if assignment_of(name) == text][:each]
+    return found
+
+
+def verbs(workers: int, names: list[Any], **options: Any) -> tuple[list[str], int]:
+    """What happened, and how many were measured."""
+    log: list[tuple[str, int]] = []
+    decision = run(Logged(log, workers), log, names=names, **options)
+    return [verb for verb, _ in log], decision.measured
+
+
+@pytest.mark.parametrize("texts", [2, 4, 6])
+def test_one_worker_measures_a_short_list_of_many_texts_and_traces_nothing(texts: int) -> None:
+    names = of_texts(texts)
+    log: list[tuple[str, int]] = []
+    bench = Logged(log, workers=1)
+    decision = run(bench, log, names=names)
+    assert "trace" not in dict(log)
+    assert (decision.measured, decision.stated_risk) == (len(names), 0.0)
+    assert bench.ahead == names
+
+
+@pytest.mark.parametrize(
+    ("workers", "texts", "each", "options"),
+    [
+        pytest.param(2, 6, 1, {}, id="children trace"),
+        pytest.param(1, 8, 1, {}, id="a long list"),
+        pytest.param(1, 2, 2, {}, id="a trace stands for two"),
+        pytest.param(1, 6, 1, {"settings": {"max_measurements": 3}}, id="few may be measured"),
+        pytest.param(1, 6, 1, {"policy": RiskBounded()}, id="a policy that does not look at the clock"),
+    ],
+)
+def test_other_lists_are_traced(workers: int, texts: int, each: int, options: dict[str, Any]) -> None:
+    seen, measured = verbs(workers, of_texts(texts, each), **options)
+    assert "trace" in seen
+    assert measured > 0
+
+
+STAGES = (2, 3, 4)
+
+
+def repeated(kernel: str) -> Table:
+    """A shipped table whose candidates come at each of `STAGES`, with the same times."""
+    table = next(t for t in load(shipped_tables()) if t.problem.kernel.name == kernel)
+    rows = {}
+    for m in table.measurements:
+        for stages in STAGES:
+            config = replace(m.candidate.config, num_stages=stages)
+            rows.setdefault(config, replace(m, candidate=Candidate(config)))
+    return replace(table, measurements=list(rows.values()))
+
+
+def decided(table: Table, policy: Policy, **changes: object) -> tuple[Decision, list[Candidate]]:
+    asked: list[Candidate] = []
+
+    class Noting(TableMeasurer):
+        def measure(self, *args: object, **kwargs: object):  # type: ignore[no-untyped-def]
+            for m in super().measure(*args, **kwargs):  # type: ignore[arg-type]
+                asked.append(m.candidate)
+                yield m
+
+    settings = Settings(**changes)  # type: ignore[arg-type]
+    decision = tune(
+        task_of(table),
+        lambda: Noting(table),
+        store=ReplayStore(()),
+        surrogate=AnalyticSurrogate(),
+        settings=settings,
+        policy=policy,
+    )
+    return decision, asked
+
+
+def without_stages(candidates: list[Candidate]) -> list[Candidate]:
+    return [Candidate(replace(c.config, num_stages=0)) for c in candidates]
+
+
+@pytest.mark.parametrize("policy", [WallTime(), RiskBounded()], ids=lambda p: p.name)
+def test_stages_that_change_nothing_are_not_measured_apart(policy: Policy) -> None:
+    table = repeated("online_softmax")
+    decision, asked = decided(table, policy)
+    distinct = without_stages(asked)
+    assert len(set(distinct)) == len(distinct)
+    assert f"{2 * len(asked)} others compile to the same programs" in decision.reason
+    best = min(m.ms for m in table.measurements if m.ok)
+    assert decision.median_ms is not None
+    assert decision.median_ms < 1.1 * best
+
+
+def test_stages_of_a_pipelined_loop_are_measured_apart() -> None:
+    decision, _ = decided(repeated("matmul_kernel"), WallTime())
+    assert "same programs" not in decision.reason
+
+
+def test_exhaustive_mode_measures_every_candidate() -> None:
+    table = repeated("online_softmax")
+    decision, asked = decided(table, WallTime(), mode=Mode.EXHAUSTIVE)
+    assert len(asked) == len({m.candidate for m in table.measurements}) == decision.measured
