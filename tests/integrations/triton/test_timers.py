@@ -391,7 +391,7 @@ def working(steady_device: SteppedDevice, microseconds: float) -> Callable[[], N
 def test_short_calls_are_recorded_and_told_apart(steady_device: SteppedDevice) -> None:
     timer = CallTimer()
     with timer.on_stream():
-        fast, slow = (timer.time(working(device, us), math.inf) for us in (5.0, 5.3))
+        fast, slow = (timer.time(working(steady_device, us), math.inf) for us in (5.0, 5.3))
     assert 1e3 * (slow.ms - fast.ms) == pytest.approx(0.3, abs=0.08)
     assert 1e3 * fast.ms == pytest.approx(5.6, abs=0.2)
     assert {fast.protocol, slow.protocol} == {RECORDED}
@@ -403,12 +403,15 @@ def test_short_calls_are_recorded_and_told_apart(steady_device: SteppedDevice) -
 def test_longer_and_hopeless_calls_are_timed_by_events(steady_device: SteppedDevice) -> None:
     timer = CallTimer()
     captures = steady_device.cuda.captures
-    long, hopeless = timer.time(working(device, 50.0), math.inf), timer.time(working(device, 20.0), 0.005)
+    long, hopeless = (
+        timer.time(working(steady_device, 50.0), math.inf),
+        timer.time(working(steady_device, 20.0), 0.005),
+    )
     assert {long.protocol, hopeless.protocol} == {BY_EVENTS}
     assert long.recordable, "nobody has tried"
     assert steady_device.cuda.captures == captures
     # Beside a short one, it is timed as that one is.
-    assert timer.time(working(device, 50.0), 0.029).protocol == RECORDED
+    assert timer.time(working(steady_device, 50.0), 0.029).protocol == RECORDED
 
 
 def waiting(steady_device: SteppedDevice) -> None:
@@ -418,17 +421,17 @@ def waiting(steady_device: SteppedDevice) -> None:
 
 def test_a_call_that_waits_for_the_device_is_timed_by_events(steady_device: SteppedDevice) -> None:
     timer = CallTimer()
-    found = timer.time(partial(waiting, device), math.inf)
+    found = timer.time(partial(waiting, steady_device), math.inf)
     assert (found.protocol, found.recordable) == (BY_EVENTS, False)
     assert 1e3 * found.ms == pytest.approx(5.6, abs=1.2)
     captures = steady_device.cuda.captures
-    again = timer.time(partial(waiting, device), math.inf, may_record=False)
+    again = timer.time(partial(waiting, steady_device), math.inf, may_record=False)
     assert (again.protocol, steady_device.cuda.captures) == (BY_EVENTS, captures)
-    assert timer.time(working(device, 5.0), math.inf).protocol == RECORDED, "others are still recorded"
+    assert timer.time(working(steady_device, 5.0), math.inf).protocol == RECORDED, "others are still recorded"
 
 
 def test_what_a_failed_recording_leaves_is_put_right(
-    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
+    steady_device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait ends a recording in a way that torch cannot end: it stays in the allocator's books."""
     timer = CallTimer()
@@ -459,11 +462,11 @@ def test_what_a_failed_recording_leaves_is_put_right(
     monkeypatch.setattr(SteppedGraph, "capture_end", capture_end)
     assert not timer.time(wait, math.inf).recordable
     assert [name for name, _ in heard] == list(names)
-    assert timer.time(working(device, 5.0), math.inf).protocol == RECORDED
+    assert timer.time(working(steady_device, 5.0), math.inf).protocol == RECORDED
 
 
 def test_a_process_that_cannot_be_put_right_records_nothing_more(
-    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
+    steady_device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timer = CallTimer()
 
@@ -472,9 +475,9 @@ def test_a_process_that_cannot_be_put_right_records_nothing_more(
 
     with monkeypatch.context() as broken:
         broken.setattr(SteppedGraph, "capture_begin", fails)
-        assert not timer.time(working(device, 5.0), math.inf).recordable
+        assert not timer.time(working(steady_device, 5.0), math.inf).recordable
     captures = steady_device.cuda.captures
-    assert timer.time(working(device, 5.0), math.inf).protocol == BY_EVENTS
+    assert timer.time(working(steady_device, 5.0), math.inf).protocol == BY_EVENTS
     assert steady_device.cuda.captures == captures
     assert CallTimer().stream is None
 
@@ -493,7 +496,7 @@ def test_work_on_another_stream_is_no_short_call(steady_device: SteppedDevice) -
 
 def test_waits_for_the_host_are_told(steady_device: SteppedDevice) -> None:
     steady_device.cuda.host_is_slow = lambda: True
-    assert CallTimer().time(working(device, 50.0), math.inf).host_bound
+    assert CallTimer().time(working(steady_device, 50.0), math.inf).host_bound
 
 
 def test_a_failing_call_leaves_nothing_in_the_timer(steady_device: SteppedDevice) -> None:
@@ -505,4 +508,4 @@ def test_a_failing_call_leaves_nothing_in_the_timer(steady_device: SteppedDevice
     with pytest.raises(ValueError, match="on purpose"):
         timer.time(fails, math.inf)
     assert not timer._recorded
-    assert timer.time(working(device, 5.0), math.inf).protocol == RECORDED
+    assert timer.time(working(steady_device, 5.0), math.inf).protocol == RECORDED
