@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from forecast_harness.sandbox.jobs import CellAnswer
 from forecast_harness.sandbox.judge_process import JobContext
 
 
 def say(work: JobContext) -> CellAnswer:
     return CellAnswer(work.payload["word"])
-
-
-def sleep(work: JobContext) -> CellAnswer:
-    time.sleep(work.payload["seconds"])
-    return CellAnswer(None)

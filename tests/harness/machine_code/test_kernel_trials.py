@@ -22,13 +22,11 @@ from forecast_harness.clocks.runner import health
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.health import facts_for_workers
 from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
-from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.trials.machine_code import early_start, opening
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials, kernel_call
 from forecast_harness.trials.machine_code.node_judging import MachineCodeJudge
 from forecast_harness.trials.machine_code.opening import MachineCodeLanes, open_machine_code_lanes
 from forecast_harness.trials.machine_code.variant_gate import VariantGate
-from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.machine_code.noting_host import NotingHost, ReadyHost
@@ -140,31 +138,6 @@ def test_a_search_of_a_kernel_goes_through_machine_code(
         assert 0 < spent["runner"] <= spent["device"] == pytest.approx(found.device_seconds, abs=1e-3)
     assert seed.log2_ratio == pytest.approx(0.0, abs=0.1)
     assert fast.log2_ratio == pytest.approx(-0.72, abs=0.1)
-
-
-def test_a_seed_that_was_judged_before_waits_for_no_compile_worker(
-    fake_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with opened_lanes(fake_driver, tmp_path, monkeypatch) as lanes:
-        before = lanes.submit(searched_job(SEED)).result(120)
-    ended = threading.Event()
-
-    def never(workers: CompileWorkers) -> None:
-        ended.wait(300)
-        raise SandboxError("no worker came")
-
-    monkeypatch.setattr(CompileWorkers, "_open_lane", never)
-    with opened_lanes(fake_driver, tmp_path, monkeypatch) as lanes:
-        again = lanes.submit(searched_job(SEED)).result(120)
-        other = lanes.submit(searched_job(node("other", f"{DOUBLE}# 30000 ns\n")))
-        assert not other.done(), "only answers on the seed are kept"
-        ended.set()
-        with pytest.raises(LaneFailure, match="no worker came"):
-            other.result(120)
-    assert (again.outcome, again.measurements) == (Outcome.OK, 5)
-    assert {Config.from_json(c["config"]) for c in again.facts["configs"]} == {
-        Config.from_json(c["config"]) for c in before.facts["configs"]
-    }
 
 
 def test_a_faster_variant_waits_for_full_verification(judge: MachineCodeJudge) -> None:

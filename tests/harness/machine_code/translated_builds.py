@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.lib.machine_code import fake_code as code
-from forecast_harness.clocks.compilation.kept_answers import KeptAnswers
 from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
 from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import Program
@@ -64,14 +63,6 @@ class StartedBuilder(TranslatedBuilder):
     @device.setter
     def device(self, facts: Mapping[str, Any]) -> None:
         self._own.device = dict(facts)
-
-    @property
-    def answers(self) -> KeptAnswers | None:
-        return self._own.answers
-
-    @answers.setter
-    def answers(self, kept: KeptAnswers) -> None:
-        self._own.answers = kept
 
     def close(self) -> None:
         super().close()

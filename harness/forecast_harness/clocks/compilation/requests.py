@@ -85,8 +85,8 @@ class BuildResult:
     seconds: float = 0.0
 
 
-def read_answer(request: BuildRequest, result: JobResult, number: int = 0) -> BuildResult:
-    """Check all that a cell has said of the request of this number.
+def read_answer(request: BuildRequest, result: JobResult) -> BuildResult:
+    """Check all that a cell has said of a request.
 
     Raises `MachineCodeError` and the like for what is no answer.
     """
@@ -94,18 +94,17 @@ def read_answer(request: BuildRequest, result: JobResult, number: int = 0) -> Bu
         return BuildResult(request, infrastructure=result.detail[:2000], seconds=result.seconds)
     if result.status is not JobStatus.OK:
         return BuildResult(request, error=result.detail[:2000], seconds=result.seconds)
-    told = result.value[number]
-    values, seconds = told["cases"], float(told["seconds"])
+    values = result.value
     if not isinstance(values, list) or len(values) != len(request.cases):
         raise MachineCodeError(f"one answer is wanted for each of {len(request.cases)} cases")
     programs = []
     for place, (value, case) in enumerate(zip(values, request.cases, strict=True)):
         if "host_code" in value:
-            return BuildResult(request, host_code=str(value["host_code"])[:500], seconds=seconds)
+            return BuildResult(request, host_code=str(value["host_code"])[:500], seconds=result.seconds)
         kernels = tuple(
             replace(
                 CompiledKernel.from_json(one),
-                image=without_references(bytes(result.arrays[f"{number}/{place}/code-{n}"].data)),
+                image=without_references(bytes(result.arrays[f"{place}/code-{n}"].data)),
             )
             for n, one in enumerate(value["kernels"])
         )
@@ -115,7 +114,7 @@ def read_answer(request: BuildRequest, result: JobResult, number: int = 0) -> Bu
         for kernel in kernels:
             check_cubin(kernel)
         programs.append(Program(request.candidate, kernels, plan))
-    return BuildResult(request, tuple(programs), seconds=seconds)
+    return BuildResult(request, tuple(programs), seconds=result.seconds)
 
 
 def buffer_bytes(tensor: TensorArgument) -> int:
