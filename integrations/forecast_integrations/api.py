@@ -1,4 +1,4 @@
-"""What this package offers to users; `forecast_autotune` hands it on, and knows no other module in here.
+"""The public names of this package: `forecast_autotune` hands them on, and knows no other module in here.
 
 Importing this module loads nothing: Triton, and what serves torch.compile, load with the first name that needs them.
 """

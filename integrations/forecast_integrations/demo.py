@@ -90,7 +90,7 @@ def configs() -> list[triton.Config]:
 
 @dataclass(frozen=True)
 class TunerResult:
-    """What one tuner did."""
+    """One tuner's search and choice."""
 
     seconds: float
     """Wall seconds of its first call."""

@@ -106,37 +106,37 @@ def _versions() -> dict[str, str]:
     import torch
     import triton
 
-    found = {"triton": triton.__version__, "torch": torch.__version__.split("+")[0]}
+    versions = {"triton": triton.__version__, "torch": torch.__version__.split("+")[0]}
     runtime = torch.version.cuda or getattr(torch.version, "hip", None)
     if runtime:
-        found["runtime"] = str(runtime)
-    return found
+        versions["runtime"] = str(runtime)
+    return versions
 
 
 def toolchain() -> dict[str, str]:
     """Versions and code-generation switches that change what a config compiles to."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
-    found = dict(_versions())
+    versions = dict(_versions())
     switches = {k: v for k, v in get_cache_invalidating_env_vars().items() if v}
     fusion = os.environ.get("TRITON_DEFAULT_FP_FUSION")
     if fusion is not None:
         switches["TRITON_DEFAULT_FP_FUSION"] = fusion
     if switches:
-        found["switches"] = digest(switches)
-    return found
+        versions["switches"] = digest(switches)
+    return versions
 
 
 def describe_environment() -> dict[str, str]:
-    """What `doctor` reports about packages and devices."""
-    found = {name: _installed(name) for name in ("torch", "triton", "numpy", "pyarrow", "matplotlib")}
-    if not found["torch"]:
-        return found
+    """Packages and devices, as `doctor` reports them."""
+    environment = {name: _installed(name) for name in ("torch", "triton", "numpy", "pyarrow", "matplotlib")}
+    if not environment["torch"]:
+        return environment
     import torch
 
-    found["accelerator"] = (
+    environment["accelerator"] = (
         ", ".join(cuda_device(i).name for i in range(torch.cuda.device_count()))
         if torch.cuda.is_available()
         else ""
     )
-    return found
+    return environment

@@ -30,11 +30,11 @@ def demo(options: argparse.Namespace, output: Output) -> int:
             if not output.errors.is_terminal:
                 output.remark(text)
 
-        found = compare(size=options.size, say=say)
+        comparison = compare(size=options.size, say=say)
     if output.as_json:
-        output.emit(found.to_json())
+        output.emit(comparison.to_json())
     else:
-        _show(found, output)
+        _show(comparison, output)
     return 0
 
 
@@ -50,14 +50,14 @@ def _show(found: Comparison, output: Output) -> None:
             "bold",
         )
     )
-    made = plain_table("", ">measured", "tuning", ">", "chosen", ">its time")
+    table = plain_table("", ">measured", "tuning", ">", "chosen", ">its time")
     longest = max(found.forecast.seconds, found.exhaustive.seconds)
     plain = output.console.options.ascii_only
     for name, side, colour in (
         ("forecast_autotune", found.forecast, "green"),
         ("triton.autotune", found.exhaustive, "white"),
     ):
-        made.add_row(
+        table.add_row(
             shown_text(name, "bold"),
             f"{side.measured} of {found.candidates}",
             shown_text(bar(side.seconds / longest, 16, plain=plain), colour),
@@ -65,7 +65,7 @@ def _show(found: Comparison, output: Output) -> None:
             shown_text(side.config),
             milliseconds(side.ms),
         )
-    output.console.print(made)
+    output.console.print(table)
     if found.forecast.config == found.exhaustive.config:
         choice = "the same config chosen"
     else:

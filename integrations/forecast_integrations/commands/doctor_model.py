@@ -55,8 +55,8 @@ def language_model_checks(settings: Settings, *, network: bool = False) -> Itera
         else f"{spec.kind}:{spec.location}"
     )
     if missing:
-        said = f"{what}; not installed: {', '.join(missing)}"
-        yield DoctorCheck(MODEL_ROW, "warn", said, package_remedy(spec))
+        detail = f"{what}; not installed: {', '.join(missing)}"
+        yield DoctorCheck(MODEL_ROW, "warn", detail, package_remedy(spec))
     elif absent := _absent(settings.llm, spec, network):
         yield DoctorCheck(MODEL_ROW, "fail", f"{what}: {absent}", _WITHOUT)
     elif served:
@@ -100,8 +100,8 @@ def _server(what: str, place: str, model: str, network: bool) -> DoctorCheck:
         return DoctorCheck(MODEL_ROW, "warn", f"{what}: {error}", "start the server, or correct its address")
     if listed and model not in listed:
         # Its names are its words, and a server may repeat the key.
-        said = f"{what}: it answers, but this is none of the {len(listed)} models that it lists"
-        return DoctorCheck(MODEL_ROW, "warn", said, f"correct ?model=NAME: {place}/models lists the names")
+        detail = f"{what}: it answers, but this is none of the {len(listed)} models that it lists"
+        return DoctorCheck(MODEL_ROW, "warn", detail, f"correct ?model=NAME: {place}/models lists the names")
     how = "it serves this model" if listed else "it answers, and lists no models"
     return DoctorCheck(MODEL_ROW, "ok", f"{what}: {how}")
 
@@ -173,7 +173,7 @@ def _calibration(settings: Settings) -> DoctorCheck:
     try:
         name = open_backend(settings.llm, settings.cache_dir).name
         where = calibration_paths(settings.llm, name, settings.cache_dir)
-        found = find_calibration(name, FORECAST_VERSION, where)
+        calibration = find_calibration(name, FORECAST_VERSION, where)
     except (ForecastAutotuneError, ImportError, OSError) as error:
         return DoctorCheck(CALIBRATION_ROW, "warn", str(error), _CALIBRATE)
     path = next((p for p in where if p.is_file()), None)
@@ -181,10 +181,10 @@ def _calibration(settings: Settings) -> DoctorCheck:
         return DoctorCheck(
             CALIBRATION_ROW, "warn", "none: the model is not asked before it has one", _CALIBRATE
         )
-    if not found.skilled:
-        said = f"{path}: no skill was found in it, so it is not asked"
-        return DoctorCheck(CALIBRATION_ROW, "warn", said, "train it: forecast-autotune train llm")
-    where_to = ", ".join(found.scope.devices) or "any device"
+    if not calibration.skilled:
+        detail = f"{path}: no skill was found in it, so it is not asked"
+        return DoctorCheck(CALIBRATION_ROW, "warn", detail, "train it: forecast-autotune train llm")
+    where_to = ", ".join(calibration.scope.devices) or "any device"
     return DoctorCheck(
-        CALIBRATION_ROW, "ok", f"{path}: saves {found.saved:.0%} of the measurements on {where_to}"
+        CALIBRATION_ROW, "ok", f"{path}: saves {calibration.saved:.0%} of the measurements on {where_to}"
     )

@@ -54,10 +54,10 @@ def _export(options: argparse.Namespace, output: Output) -> int:
     known = _known_answers(options.to)
     count = write_questions(path, _open(source(options), known, output))
     answered = f"; left out what {options.to} answers" if options.to else ""
-    told = f"{count} open question{'' if count == 1 else 's'} written to {path}{answered}\n"
-    told += f"answers: forecast-autotune llm ask --import ANSWERS.jsonl --questions {path} --model NAME --author NAME "
-    told += f"--to {options.to or 'FILE.jsonl'}"
-    output.emit({"path": str(path), "kind": options.kind, "questions": count}, shown_text(told, lines=True))
+    text = f"{count} open question{'' if count == 1 else 's'} written to {path}{answered}\n"
+    text += f"answers: forecast-autotune llm ask --import ANSWERS.jsonl --questions {path} --model NAME --author NAME "
+    text += f"--to {options.to or 'FILE.jsonl'}"
+    output.emit({"path": str(path), "kind": options.kind, "questions": count}, shown_text(text, lines=True))
     return 0
 
 
@@ -79,25 +79,25 @@ def _import(options: argparse.Namespace, output: Output) -> int:
         )
     path = _jsonl(options.to, "--to")
     questions = None if options.questions is None else read_questions(Path(options.questions))
-    found = read_answers(Path(options.imported), questions)
-    if found.taken:
+    answers = read_answers(Path(options.imported), questions)
+    if answers.taken:
         provenance = {
             "author": options.author,
             "how": options.how or "",
             "date": options.date or datetime.now(UTC).date().isoformat(),
             "blind": options.blind,
         }
-        extend(path, options.model, provenance, found.taken)
-    refused = [{"line": number, "why": why} for number, why in found.refused]
-    lines = [f"{len(found.taken)} answers taken into {path}, {len(refused)} refused"]
-    lines += [f"{options.imported}, line {n}: {why}" for n, why in found.refused[:_MAX_SHOWN_REFUSALS]]
+        extend(path, options.model, provenance, answers.taken)
+    refused = [{"line": number, "why": why} for number, why in answers.refused]
+    lines = [f"{len(answers.taken)} answers taken into {path}, {len(refused)} refused"]
+    lines += [f"{options.imported}, line {n}: {why}" for n, why in answers.refused[:_MAX_SHOWN_REFUSALS]]
     if len(refused) > _MAX_SHOWN_REFUSALS:
         lines.append(f"and {len(refused) - _MAX_SHOWN_REFUSALS} more")
-    if found.taken:
+    if answers.taken:
         lines.append(f"use: FORECAST_AUTOTUNE_LLM=recorded:{path}")
-    data = {"path": str(path), "taken": len(found.taken), "refused": refused}
+    data = {"path": str(path), "taken": len(answers.taken), "refused": refused}
     output.emit(data, shown_text("\n".join(map(printable, lines)), lines=True))
-    return 1 if refused or not found.taken else 0
+    return 1 if refused or not answers.taken else 0
 
 
 def _jsonl(name: str, option: str) -> Path:
@@ -122,7 +122,7 @@ QuestionSource = Callable[[argparse.Namespace], Iterator[OpenQuestion]]
 """The parsed command -> questions, as they are found."""
 
 
-class QuestionCatcher:
+class QuestionRecorder:
     """A backend that says nothing and remembers what it was asked."""
 
     name = "nobody"
@@ -150,16 +150,16 @@ class QuestionCatcher:
 
 
 def forecast_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:
-    """What a decision asks about each problem before anything is measured, with no relatives known."""
+    """The questions of a decision about each problem before anything is measured, with no relatives known."""
     require_packages("writing questions", "jinja2")
     settings = Settings.from_environment()
     plain = default_surrogate(settings.model)
     if options.surrogate == "analytic":
         plain = DefaultSurrogate(AnalyticSurrogate())
-    calibration, gate = forced_trust(LLMCalibration(QuestionCatcher.name, FORECAST_VERSION))
+    calibration, gate = forced_trust(LLMCalibration(QuestionRecorder.name, FORECAST_VERSION))
     for table in asked_tables(options):
-        catcher = QuestionCatcher()
-        model = LLMSurrogate(catcher, calibration)
+        recorder = QuestionRecorder()
+        model = LLMSurrogate(recorder, calibration)
         surrogate = EnsembleSurrogate(plain, model, patient=True, gate=gate)
         # As a decision does: the first forecast is made with the traces of all or many.
         forecaster = TaskForecaster(task_of(table), surrogate)
@@ -167,7 +167,7 @@ def forecast_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:
         with single_threaded_blas():
             forecaster.forecast((), ())
         kernel, label = table.problem.kernel.name, str(table.problem.extra.get("label") or table.problem.id)
-        for version, prefix, suffixes in catcher.asked:
+        for version, prefix, suffixes in recorder.asked:
             yield OpenQuestion("forecast", version, kernel, prefix, label, suffixes)
 
 

@@ -41,18 +41,18 @@ def _tally_json(tally: ModelTally | None) -> dict[str, object] | None:
 
 @dataclass
 class RunSummary(Record):
-    """What was decided in this process."""
+    """Sums over the decisions of this process."""
 
     decisions: int = 0
     stored: int = 0
     """Decided before: nothing was forecast or timed."""
     candidates: int = 0
-    """Of the fresh decisions."""
+    """Candidates of the fresh decisions."""
     measured: int = 0
     seconds: float = 0.0
     saved_s: float = 0.0
     llm: ModelTally | None = field(default=None, metadata=json_option(write=_tally_json, omit_null=True))
-    """What a language model did; None where none was named."""
+    """The language model's part; None where none was named."""
     _mutex: threading.Lock = field(
         default_factory=threading.Lock, repr=False, metadata=json_option(private=True)
     )
@@ -112,8 +112,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 def _check_places(options: argparse.Namespace) -> None:
     """Raises `UsageError` for a place that takes nothing: the program would run, and what it measures be lost."""
-    if options.store is not None and (said := misplaced_file(parse_user_directory(options.store))):
-        raise UsageError(f"--store {options.store}: that is {said}; name a folder")
+    if options.store is not None and (misplaced := misplaced_file(parse_user_directory(options.store))):
+        raise UsageError(f"--store {options.store}: that is {misplaced}; name a folder")
 
 
 def _check_model(settings: Settings) -> None:
@@ -175,7 +175,7 @@ def _divert_stdout() -> IO[str]:
 
 
 def _program(options: argparse.Namespace) -> tuple[Callable[[], None], Callable[[], None]]:
-    """What sets `sys` up as `python` does, and what then runs the program."""
+    """A function that sets `sys` up as `python` does, and one that then runs the program."""
     if options.run_module is not None:
         name = options.run_module
         if _missing(name):

@@ -30,19 +30,19 @@ from forecast_integrations.triton.problem.rebuilt_call import (
 )
 
 _MEASURED_SHARE = 0.25
-"""Of a problem's candidates, where no decision in the store says what is usual."""
+"""Share of a problem's candidates, where no decision in the store says what is usual."""
 
 
 @dataclass
 class WarmedMiss:
-    """What became of one miss."""
+    """One miss, and its decision."""
 
     miss: Miss
     expected_s: float
     decision: Decision | None = None
     trouble: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Of a call that nobody has met: the sizes that it was asked for."""
+    """The sizes of a call that no program has made, as the command names them."""
     is_known: bool = False
     """It needs no decision: it has one, or shares a key with another one."""
     elements: Mapping[str, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class WarmedMiss:
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
         kernel = self.miss.problem.kernel
-        found: dict[str, Any] = {
+        data: dict[str, Any] = {
             "problem": self.miss.problem.id,
             "kernel": kernel.name,
             "module": kernel.extra.get("module", ""),
@@ -60,25 +60,25 @@ class WarmedMiss:
             "expected_s": round(self.expected_s, 3),
         }
         if self.sizes:
-            found |= {"sizes": dict(self.sizes), "known": self.is_known}
+            data |= {"sizes": dict(self.sizes), "known": self.is_known}
         if self.decision is not None:
-            found |= {"chosen": str(self.decision.chosen), "measured": self.decision.measured}
-            found |= {"wall_s": self.decision.cost.wall_s}
-        return found | ({"trouble": self.trouble} if self.trouble else {})
+            data |= {"chosen": str(self.decision.chosen), "measured": self.decision.measured}
+            data |= {"wall_s": self.decision.cost.wall_s}
+        return data | ({"trouble": self.trouble} if self.trouble else {})
 
 
 def warm(options: argparse.Namespace, output: Output) -> int:
     """Tune every recorded miss of this device; exit status 1 where one could not be."""
     store = open_store(options)
     source = store if options.misses is None else Store(check_folder("--misses", options.misses))
-    found = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
+    misses = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
     sized: list[SizedMiss] = []
     if options.shapes:
-        calls = [*found, *stored_calls(store, options.kernel, options.device)]
+        calls = [*misses, *stored_calls(store, options.kernel, options.device)]
         sized = sized_misses(calls, options.shapes)
-    per_candidate_s = seconds_per_candidate(store) if found or sized else 0.0
-    listed = [WarmedMiss(m, per_candidate_s * m.candidates) for m in found]
-    listed += _undecided_shapes(sized, {m.problem.id for m in found}, store, per_candidate_s)
+    per_candidate_s = seconds_per_candidate(store) if misses or sized else 0.0
+    listed = [WarmedMiss(m, per_candidate_s * m.candidates) for m in misses]
+    listed += _undecided_shapes(sized, {m.problem.id for m in misses}, store, per_candidate_s)
     if not options.plan and any(not entry.trouble for entry in listed):
         require_packages("warm", "torch", "triton")
         tune_misses(listed, store, output)
@@ -148,7 +148,7 @@ def _tune_entry(entry: WarmedMiss, here: str) -> None:
 
 
 def _conclude_entry(entry: WarmedMiss, store: Store, heard: Sequence[Decision]) -> None:
-    """What became of a call: a size that is bucketed with another one needed no decision."""
+    """Set the decision of a call; a size that is bucketed with another one needed none."""
     if entry.sizes:
         entry.decision = heard[-1] if heard and not entry.trouble else None
         entry.is_known = entry.decision is None and not entry.trouble
@@ -196,8 +196,8 @@ def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> li
         return ["no misses are recorded: run the program with FORECAST_AUTOTUNE_MODE=frozen or skip first"]
     lines = []
     for entry in listed:
-        asked = [f"{name}={value}" for name, value in entry.sizes.items()]
-        shown = " ".join([entry.miss.problem.kernel.name, *(asked or entry.miss.problem.key)])
+        sizes = [f"{name}={value}" for name, value in entry.sizes.items()]
+        shown = " ".join([entry.miss.problem.kernel.name, *(sizes or entry.miss.problem.key)])
         if entry.is_known:
             shown += ": needs no decision"
         elif entry.trouble:
@@ -213,7 +213,7 @@ def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> li
 
 
 MAX_SHAPES = 4096
-"""Of one command, all kernels together."""
+"""Most calls of one command, all kernels together."""
 
 
 @dataclass(frozen=True)
@@ -243,13 +243,13 @@ def parse_shapes(text: str) -> tuple[str, tuple[int, ...]]:
             low, high = (int(end) for end in ends.split(".."))
             if low < 1 or low > high:
                 raise ValueError
-            found: Iterable[int]
+            values_of_range: Iterable[int]
             if step == "pow2":
                 first = (low - 1).bit_length()
-                found = (2**i for i in range(first, high.bit_length()) if low <= 2**i <= high)
+                values_of_range = (2**i for i in range(first, high.bit_length()) if low <= 2**i <= high)
             else:
-                found = range(low, high + 1, int(step or 1))
-            listed = tuple(itertools.islice(found, MAX_SHAPES + 1))
+                values_of_range = range(low, high + 1, int(step or 1))
+            listed = tuple(itertools.islice(values_of_range, MAX_SHAPES + 1))
         else:
             listed = tuple(sorted({int(v) for v in values.split(",")}))
         if not listed or listed[0] < 1:
@@ -277,19 +277,19 @@ def sized_misses(calls: Sequence[Miss], shapes: Sequence[str]) -> list[SizedMiss
     count = len(chosen) * math.prod(map(len, axes.values()))
     if count > MAX_SHAPES:
         raise CommandError(f"{count} calls are more than {MAX_SHAPES}: give fewer shapes, or --kernel")
-    made = [
+    sized = [
         _sized(call, dict(zip(axes, values, strict=True)))
         for call in chosen
         for values in itertools.product(*axes.values())
     ]
     # Calls that differ in what follows from these sizes become the same.
-    return list({(id(one) if one.trouble else one.miss.problem.id): one for one in made}.values())
+    return list({(id(one) if one.trouble else one.miss.problem.id): one for one in sized}.values())
 
 
 def stored_calls(store: Store, kernel: str | None, device: str | None) -> list[Miss]:
     """The problems that the store holds, as calls that can be made again; those of importable modules."""
     decided: dict[str, Decision] = {p.id: d for p, d in store.decisions(kernel, device)}
-    found = []
+    calls = []
     for table in store.tables(kernel, device):
         rows = table.by_candidate()
         if not rows or not table.problem.kernel.extra.get("module"):
@@ -297,8 +297,8 @@ def stored_calls(store: Store, kernel: str | None, device: str | None) -> list[M
         grids = {c: m.grid for c, m in rows.items() if m.grid is not None}
         decision = decided.get(table.problem.id)
         count = len(rows) if decision is None else decision.candidates
-        found.append(Miss.of(table.problem, "tune", count, grids, ""))
-    return found
+        calls.append(Miss.of(table.problem, "tune", count, grids, ""))
+    return calls
 
 
 def _has_sizes(problem: Problem, axes: Mapping[str, object]) -> bool:
@@ -322,7 +322,7 @@ def _largest_of_each_kind(calls: Sequence[Miss], axes: Mapping[str, object]) -> 
 
 
 def _rest(argument: Argument) -> object:
-    """What of an argument tells kinds of calls apart: not shapes, which may follow from the sizes asked for."""
+    """The part of an argument that tells kinds of calls apart: not shapes, which may follow from the sizes."""
     return None if argument.kind == "tensor" or is_stride(argument.name) else argument.value
 
 

@@ -48,8 +48,10 @@ def enable_flaggems(options: DecoratorOptions | None = None) -> None:
     if default not in _replaced:
         _replaced[default] = default.policy
     default.policy = policy
-    made = type("ForecastLibTuner", (tuner_class,), {"policy": policy, "__doc__": "Decides by forecast."})
-    tuner_class.register(POLICY)(made)
+    registered = type(
+        "ForecastLibTuner", (tuner_class,), {"policy": policy, "__doc__": "Decides by forecast."}
+    )
+    tuner_class.register(POLICY)(registered)
 
 
 def disable_flaggems() -> None:
@@ -60,13 +62,13 @@ def disable_flaggems() -> None:
 
 
 def _tuner_class() -> Any:
-    found = importlib.import_module("flag_gems.utils.libentry").LibTuner
-    missing = [n for n in ("register", "get", "policy", "run", "get_key") if not hasattr(found, n)]
-    if missing or _DEFAULT not in getattr(found, "_dispatch_table", {}):
+    tuner_class = importlib.import_module("flag_gems.utils.libentry").LibTuner
+    missing = [n for n in ("register", "get", "policy", "run", "get_key") if not hasattr(tuner_class, n)]
+    if missing or _DEFAULT not in getattr(tuner_class, "_dispatch_table", {}):
         raise ForecastAutotuneError(
             f"FlagGems' LibTuner has no {', '.join(missing) or 'default policy'}: this bridge knows release 5.0"
         )
-    return found
+    return tuner_class
 
 
 def _decide(
@@ -91,11 +93,11 @@ def _stand_in(tuner: Any, configs: list[Any]) -> Any:
     """
     from triton.runtime.autotuner import Autotuner
 
-    made = Autotuner.__new__(Autotuner)
-    made.__dict__.update({k: v for k, v in tuner.__dict__.items() if k not in _NO_BENCHMARK})
-    made.configs, made.cache, made._do_bench = configs, {}, None
-    made.early_config_prune = made.perf_model = None
-    return made
+    stand_in = Autotuner.__new__(Autotuner)
+    stand_in.__dict__.update({k: v for k, v in tuner.__dict__.items() if k not in _NO_BENCHMARK})
+    stand_in.configs, stand_in.cache, stand_in._do_bench = configs, {}, None
+    stand_in.early_config_prune = stand_in.perf_model = None
+    return stand_in
 
 
 def _keep_times(tuner: Any, key: Any, timings: dict[Any, Any]) -> None:

@@ -19,7 +19,7 @@ class MoeLayer:
 
     experts: int
     width: int
-    """Of the part that is on this device: `N` in the names of vLLM's and SGLang's files."""
+    """Width of the part that is on this device: `N` in the names of vLLM's and SGLang's files."""
     hidden: int
     top_k: int
     """Experts of each token."""
@@ -47,7 +47,7 @@ class Assignment:
     padded: torch.Tensor
     """[1], int32: the rows that are any expert's."""
     rows: int
-    """What the kernel is launched for; more than there may be in use, as the host does not know those."""
+    """Rows of the launch; more than there may be in use, as the host does not know those."""
 
 
 def chosen_experts(layer: MoeLayer, tokens: int, device: str, seed: int) -> torch.Tensor:
@@ -99,13 +99,13 @@ class Product:
     """One of a layer's two products, for a batch."""
 
     rows: torch.Tensor
-    """What is multiplied: [tokens, hidden], or [tokens * top_k, width]."""
+    """The left operand: [tokens, hidden], or [tokens * top_k, width]."""
     weights: torch.Tensor
     """[experts, columns, inner]."""
     out: torch.Tensor
     """[tokens * top_k, columns]."""
     top_k: int
-    """Of how many pairs each row of `rows` is; 1 in the second product."""
+    """Pairs that share a row of `rows`; 1 in the second product."""
     is_weighted: bool
     """By how much the token wants the expert: the second product is."""
 
@@ -127,14 +127,14 @@ def products(
 
 
 def drawn_weights(layer: MoeLayer, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of both products, by chance."""
+    """Random weights of both products."""
     shapes = (layer.experts, 2 * layer.width, layer.hidden), (layer.experts, layer.hidden, layer.width)
     first, second = (torch.randn(*s, dtype=layer.dtype, device=device).mul_(s[2] ** -0.5) for s in shapes)
     return first, second
 
 
 def named_arguments(product: Product, wanted: torch.Tensor, compute_type: Any) -> Mapping[str, Any]:
-    """What the kernel of either server is called with, by its parameters' names; a kernel has only some of them.
+    """Arguments of the kernel of either server by its parameters' names; a kernel has only some of them.
 
     `wanted`: [tokens, top_k], float32. What depends on the config is left out: rows and their experts.
     """

@@ -55,7 +55,7 @@ class TunedMoe:
 
     config: triton.Config
     ms: float
-    """Of both products together."""
+    """Milliseconds of both products together."""
     measured: int
     """Configs that were timed for the first product."""
     candidates: int
@@ -75,7 +75,7 @@ def moe_configs() -> list[triton.Config]:
 
 
 def usual_config(layer: MoeLayer, tokens: int) -> triton.Config:
-    """What vLLM 0.33 takes for a batch of a layer that it has no file for: the rule of its `get_default_config`."""
+    """The config of vLLM 0.33 for a batch of a layer without a file: the rule of its `get_default_config`."""
     rows = next((rows for most, rows in ((32, 16), (96, 32), (512, 64)) if tokens <= most), 128)
     few = tokens <= 64
     blocks = {
@@ -111,7 +111,7 @@ def tune_moe(
     listed = list(configs) if configs is not None else moe_configs()
     kept = store if isinstance(store, Store) else Store(store) if store is not None else Store.default()
     weights = drawn_weights(layer, device)
-    found = {}
+    tuned = {}
     for batch in tokens:
         known = usual_config(layer, batch)
         calls = [
@@ -119,8 +119,8 @@ def tune_moe(
             for product in products(layer, batch, weights)
         ]
         usual = [known] if known in listed else []
-        found[batch] = _tune_both(calls, listed, usual, kept, shortlist)
-    return found
+        tuned[batch] = _tune_both(calls, listed, usual, kept, shortlist)
+    return tuned
 
 
 class MoeCall:
@@ -191,12 +191,12 @@ class MoeCall:
         """Decide among these configs; milliseconds of those that were timed and ran."""
         tuner = autotune(configs, KEY, store=store, mode=mode)(self.kernel)
         tuner[self.grid](**self.arguments)
-        found = {}
+        times_ms = {}
         for config, times in (tuner.configs_timings or {}).items():
             ms = times[0] if isinstance(times, Sequence) else times
             if math.isfinite(ms):
-                found[config] = float(ms)
-        return found
+                times_ms[config] = float(ms)
+        return times_ms
 
     def _of_rows(self, take: Callable[[Assignment], Any], given: Mapping[str, Any]) -> Any:
         return take(self.assignments[given[_ROWS]])

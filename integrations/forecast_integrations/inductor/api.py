@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Service:
-    """What this process is served with: the hooks in place, and what is said of all sessions at its end."""
+    """The service of this process: the hooks in place, and the sums over all sessions for its end."""
 
     context: HookContext | None = None
     """None while torch.compile is not served."""
@@ -59,17 +59,17 @@ _SERVICE = _Service()
 
 
 def current() -> TuningSession | None:
-    """What torch.compile is served with; None while it is not."""
+    """The session that serves torch.compile; None while none does."""
     context = _SERVICE.context
     return None if context is None else context.session
 
 
 class TorchCompileHandle:
-    """What `enable_torch_compile` returns: as a context manager it ends with what was in force before."""
+    """The result of `enable_torch_compile`: as a context manager it ends with what was in force before."""
 
     def __init__(self, session: TuningSession, before: TuningSession | None) -> None:
         self.session = session
-        """What it began; its `tally` and `warn_once` say what came of it."""
+        """The session that it began, with its `tally` and the failures of `warn_once`."""
         self._before = before
 
     def __enter__(self) -> TorchCompileHandle:

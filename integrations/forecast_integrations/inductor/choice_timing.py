@@ -66,8 +66,8 @@ def is_of_clock(measurement: Measurement, *, device_clock: bool) -> bool:
 
 def clock_of(choice: ChoiceCaller, ms: float) -> CallTime | None:
     """How a choice's time was taken, if not by Inductor's benchmarker."""
-    found: CallTime | None = getattr(choice, _CLOCK_ATTRIBUTE, None)
-    return found if found is not None and found.ms == ms else None
+    clock: CallTime | None = getattr(choice, _CLOCK_ATTRIBUTE, None)
+    return clock if clock is not None and clock.ms == ms else None
 
 
 class CallTiming:
@@ -113,7 +113,7 @@ class ChoiceTiming(CallTiming):
         self._operation = operation
         self._choice: ChoiceCaller | None = None
         self._heard: CallTime | None = None
-        """Of the choice at hand."""
+        """The time of the choice at hand."""
         self._told: dict[ChoiceCaller, CallTime] = {}
         self._best_ms = math.inf
 
@@ -122,13 +122,13 @@ class ChoiceTiming(CallTiming):
         self._choice, self._heard = choice, None
         try:
             with self._clock.on_stream():
-                told = benchmark()
+                ms = benchmark()
         finally:
             heard, self._choice, self._heard = self._heard, None, None
         # Whoever has altered it on its way is obeyed.
-        if heard is not None and heard.ms == told:
+        if heard is not None and heard.ms == ms:
             self._told[choice] = heard
-        return told
+        return ms
 
     def _times_calls(self) -> bool:
         return self._choice is not None  # not a graph whose own kernels are tuned at its first run
@@ -136,11 +136,11 @@ class ChoiceTiming(CallTiming):
     def _find(self, call: Callable[[], object]) -> CallTime:
         assert self._choice is not None
         name = f"{self._operation} {candidate_of(self._choice)}"
-        found = self._clock.time(call, self._best_ms, may_record=name not in self._session.not_recordable)
-        if not found.recordable:
+        result = self._clock.time(call, self._best_ms, may_record=name not in self._session.not_recordable)
+        if not result.recordable:
             self._session.not_recordable.add(name)
-        self._best_ms, self._heard = min(self._best_ms, found.ms), found
-        return found
+        self._best_ms, self._heard = min(self._best_ms, result.ms), result
+        return result
 
     def note_clocks(self, timings: Mapping[ChoiceCaller, float]) -> str:
         """Keep with each choice how its time (ms, inf for failures) was taken; what a user should know of it, or ''."""
@@ -173,7 +173,7 @@ def can_time(device: torch.device) -> bool:
 
 
 def open_clock(device: torch.device) -> CallClock | None:
-    """What times calls on a device; None where that cannot be."""
+    """A clock of calls on a device; None where there can be none."""
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 

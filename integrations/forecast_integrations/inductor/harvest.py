@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from torch._inductor.ir import ChoiceCaller
 
 PROTOCOL = INDUCTOR_CLOCK
-"""Of times by Inductor's own benchmarker."""
+"""Timing protocol of Inductor's own benchmarker."""
 _MAX_MESSAGE_CHARS = 2000
 """Characters kept of a failure's message."""
 
 
 @dataclass
 class PendingTimings:
-    """What Inductor's benchmark has returned in one round and no saver has taken yet, by choice."""
+    """Results of Inductor's benchmark in one round that no saver has taken yet, by choice."""
 
     times: dict[ChoiceCaller, float] = field(default_factory=dict)
     """Milliseconds; inf for a failure."""
@@ -42,7 +42,7 @@ class PendingTimings:
 
 
 def failure_outcome(message: str) -> Outcome:
-    """What became of a choice that failed, by its exception's type and text."""
+    """The outcome of a choice that failed, by its exception's type and text."""
     if message.startswith("TimeoutError"):
         return Outcome.TIMEOUT
     if any(word in message for word in ("OutOfResources", "out of resource", "OutOfMemoryError")):

@@ -1,4 +1,4 @@
-"""What Inductor would have taken to tune an operation in its own way, less what was spent on it here.
+"""Seconds that Inductor would have taken to tune an operation in its own way, less those spent on it here.
 
 Inductor compiles all choices of an operation in its pool of processes while it lowers the rest of the graph, and
 then times them one after the other. Seconds of workers run side by side: their sum is nobody's waiting time.
@@ -97,10 +97,10 @@ def _releases_differ(path: str) -> bool:
         from triton.backends import nvidia
 
         bundled = str(Path(nvidia.__file__ or "").parent / "bin" / "ptxas")
-        said = [
+        releases = [
             subprocess.check_output([each, "--version"], timeout=_VERSION_S, stderr=subprocess.DEVNULL)
             for each in (path, bundled)
         ]
     except (ImportError, OSError, subprocess.SubprocessError):
         return False
-    return said[0] != said[1]
+    return releases[0] != releases[1]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 
 _TIME_SHARE = 0.5
-"""Of the time that a forecast may take: the model's part. Beyond all of it, the surrogate counts as hung."""
+"""The model's part of the time that a forecast may take. Beyond all of it, the surrogate counts as hung."""
 _CACHE_SIZE = 16
 """Queries whose objects are remembered."""
 
@@ -94,7 +94,7 @@ def _cached_surrogate_for_kernels(
 
 
 def model_cache_key(settings: Settings) -> str:
-    """What of a language model belongs into the keys of compiled graphs; empty where there is none."""
+    """A language model's part of the keys of compiled graphs; empty where there is none."""
     if not settings.llm or settings.mode is Mode.DETERMINISTIC or settings.llm_trust == "never":
         return ""
     forced = (settings.llm_trust,) if settings.llm_trust != "auto" else ()
@@ -119,7 +119,7 @@ class SingleSurrogate(DefaultSurrogate):
         self.name, self.version = single.name, single.version
 
     def forecast(self, query: Query) -> Forecasts:
-        """What `single` says."""
+        """The forecast of `single`."""
         return self.single.forecast(query)
 
     def pools_relatives(self, query: Query) -> bool:
@@ -166,10 +166,10 @@ class LLMAssistedSurrogate:
         from forecast_autotune.records import LLMConsultation
         from forecast_autotune.surrogates.language_model.ensemble import with_consultation
 
-        found = self.plain.forecast(query)
+        forecasts = self.plain.forecast(query)
         if query.provisional:
-            return found
-        return with_consultation(found, LLMConsultation(self._name, asked=False, why=why))
+            return forecasts
+        return with_consultation(forecasts, LLMConsultation(self._name, asked=False, why=why))
 
     def _made(self) -> tuple[EnsembleSurrogate, EnsembleSurrogate] | None:
         """The model as it is asked, and as it was heard before `until`; None where it cannot be used."""
@@ -179,7 +179,7 @@ class LLMAssistedSurrogate:
         from forecast_integrations.models.cache import CacheOnlyBackend
 
         s = self.settings
-        asked = partial(
+        ensemble = partial(
             with_language_model,
             self.plain,
             s.llm,
@@ -193,9 +193,9 @@ class LLMAssistedSurrogate:
             provider().check(s.llm, contact=False)
             opened = open_backend(s.llm, s.cache_dir)
             if parsed(s.llm).kind == "recorded":
-                return asked(), asked(patient=True)  # the same file answers every rank
+                return ensemble(), ensemble(patient=True)  # the same file answers every rank
             kept = CacheOnlyBackend(opened, self.until)
-            return asked(), asked(patient=True, gate=_free_answer_gate, backend=kept)
+            return ensemble(), ensemble(patient=True, gate=_free_answer_gate, backend=kept)
         except Exception as error:
             self._trouble = str(error)
             self._warn_once(f"FORECAST_AUTOTUNE_LLM: {error}: compiling without it")

@@ -1,5 +1,5 @@
-"""What is measured of an operation: few rounds and wide ones, and nothing beside the library's kernels where hardly any
-choice can be faster.
+"""The policy for Inductor's choices: few rounds and wide ones, and nothing beside the library's kernels where hardly
+any choice can be faster.
 
 The library's kernels need no compilation, and say what is to be beaten.
 """
@@ -32,7 +32,7 @@ FIRST_SHARE, MAX_SHARE = 0.085, 0.12
 by side, in one or two seconds for as many as there are cores, and times one in 0.02 s (torch 2.11, H200): it
 is rounds that cost. So there are few and wide ones."""
 SHORT_LIST_FIRST, SHORT_LIST_SHARE = 8, 0.35
-"""Of short lists, so many choices go into the first round, but no more than that share. Inductor compiles
+"""Choices of a short list that go into the first round, but no more than that share. Inductor compiles
 them while it lowers the rest of the graph; a second round has to be waited for, 0.3 to 1.3 s each: 11 of the
 13 s that a ConvNet of 30 operations took to tune (H200). Where all choices of a list are no more than that, and no more
 than there are workers, there is one round."""
@@ -43,9 +43,9 @@ LIKELY_BEST_RISK = 0.5
 tolerance, no choice is compiled, or the policy's least number where one could also compute what follows. In all of 29
 operations of whole models where that was so, no choice was faster by more."""
 LIBRARY_BEST_RISK = 1 / 31
-"""What is stated then on a device that forecasts have measurements of: after none of 29, by the rule of succession."""
+"""The risk stated then on a device that forecasts have measurements of: after none of 29, by the rule of succession."""
 FUSION_SHARE = 0.25
-"""Of the time of the library's kernel, which a pass over its result takes by its bytes: from there on a choice that is
+"""Share of the library's kernel's time that a pass over its result takes by its bytes: from there on a choice that is
 slower alone may be faster with what follows. The best of those choices take 1.11 times as long as the library in the
 median and 1.25 in one of six, and a part of such a pass is in the cache."""
 SMALL_RISK = 0.05
@@ -79,15 +79,15 @@ class FewRoundsPolicy(RiskBounded):
 
     def plan(self, state: TuningState) -> Plan:
         """As otherwise, without the choices that would hold up a round; one of the best promise is kept."""
-        found = super().plan(state)
+        plan = super().plan(state)
         if state.compile_s is None:
-            return found
+            return plan
         row = CandidateList.of(state.forecasts.candidates).row_of
-        seconds = {c: float(state.compile_s[row[c]]) for c in (*found.measure, *found.prefetch)}
+        seconds = {c: float(state.compile_s[row[c]]) for c in (*plan.measure, *plan.prefetch)}
         most = self.longest * statistics.median(seconds.values()) if seconds else 0.0
         quick = {c for c, s in seconds.items() if s <= most}
-        kept = tuple(c for c in found.measure if c in quick or c == found.measure[0])
-        return replace(found, measure=kept, prefetch=tuple(c for c in found.prefetch if c in quick))
+        kept = tuple(c for c in plan.measure if c in quick or c == plan.measure[0])
+        return replace(plan, measure=kept, prefetch=tuple(c for c in plan.prefetch if c in quick))
 
     def trusts_library(
         self, first: Plan, stated: float, risk: float, library_ms: float, position: GraphPosition
@@ -164,7 +164,7 @@ class LibraryBaseline:
         self.time: Callable[[], Sequence[Measurement]] | None = None
         """Times them before anything else is chosen, where that can be done."""
         self.ahead: dict[Candidate, Measurement] = {}
-        """What it said. They are timed again beside other choices."""
+        """Their times so far. They are timed again beside other choices."""
         self.position = GraphPosition()
         self.taken = self.overruled = False
         """Whether one was taken and nothing else tried; whether a stored decision does not hold at this place."""

@@ -54,8 +54,8 @@ class UnplannedSpaceError(Exception):
 def search_of(choices: Sequence[ChoiceCaller]) -> OperationSearch | None:
     """The search that these choices belong to."""
     for choice in choices:
-        if (found := getattr(choice, SEARCH_ATTRIBUTE, None)) is not None:
-            return found
+        if (search := getattr(choice, SEARCH_ATTRIBUTE, None)) is not None:
+            return search
     return None
 
 
@@ -90,8 +90,8 @@ def prune_before_codegen(
     search = operation_search(session, name, nodes, layout, list(named), externs)
 
     def callers() -> list[ChoiceCaller]:
-        made = [member.choice for c in externs for member in named[c]]
-        return [caller for caller in made if caller is not None]
+        listed = [member.choice for c in externs for member in named[c]]
+        return [caller for caller in listed if caller is not None]
 
     # Whole numbers may be places: which are right, Inductor says with the whole list.
     if all(node.get_dtype().is_floating_point for node in nodes):
@@ -102,14 +102,14 @@ def prune_before_codegen(
     if search.failed and widened:
         raise UnplannedSpaceError
     group = ReservedChoices({c: members[0] for c, members in named.items() if c not in kept})
-    found = []
+    remaining = []
     for candidate, members in named.items():
         if candidate in kept:
             for choice in members:
                 annotate_choice(choice, group)
-                found.append(choice)
+                remaining.append(choice)
     order = {id(choice): i for i, choice in enumerate(choices)}
-    return sorted(found, key=lambda choice: order[id(choice)])
+    return sorted(remaining, key=lambda choice: order[id(choice)])
 
 
 def _time_ahead(
@@ -161,8 +161,8 @@ def prune_before_compilation(
         kinds=pool.kinds,
         generated_inputs=operation.generated_inputs,
     )
-    made = [choice for choice in choices if is_extern(choice)]
-    _time_ahead(search, time_externs, lambda: made, operation)
+    externs = [choice for choice in choices if is_extern(choice)]
+    _time_ahead(search, time_externs, lambda: externs, operation)
     kept = search.first()
     if search.failed and (session.exhaustive_space or isinstance(search, RangeSearch)):
         # What is in reserve is not what Inductor would have compiled.
@@ -170,21 +170,21 @@ def prune_before_compilation(
     if search.predecided is not None and ranks_tune_together():
         # All ranks number the operations that are tuned: this one has to stay among them.
         kept = search.with_baselines(kept, None)
-    found = pool.choices(kept, search.drop)
-    if len(found) < min(MIN_CHOICES, len(kept)):
-        found = pool.choices(search.ranked(), search.drop, enough=MIN_CHOICES)
-    if not found:
+    remaining = pool.choices(kept, search.drop)
+    if len(remaining) < min(MIN_CHOICES, len(kept)):
+        remaining = pool.choices(search.ranked(), search.drop, enough=MIN_CHOICES)
+    if not remaining:
         return choices
-    for choice in found:
+    for choice in remaining:
         setattr(choice, SEARCH_ATTRIBUTE, search)
     search.pool = pool
-    if search.predecided is not None and search.predecided not in map(candidate_of, found):
+    if search.predecided is not None and search.predecided not in map(candidate_of, remaining):
         search.predecided = None  # Inductor can make no code for it: the others are timed
-    if len(found) == 1:
+    if len(remaining) == 1:
         # Inductor takes it without a measurement, so nothing more is heard of this operation.
-        search.predecided = candidate_of(found[0])
+        search.predecided = candidate_of(remaining[0])
         record_decision(session, search)
-    return found
+    return remaining
 
 
 def record_decision(session: TuningSession, search: OperationSearch) -> None:

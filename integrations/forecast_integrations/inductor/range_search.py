@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 MAX_SHARE = 0.3
-"""Of the candidates, measured at most: the best for all sizes is harder to forecast than the best for one."""
+"""Most candidates that are measured, a share: the best for all sizes is harder to forecast than the best for one."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ class RangeSearch(OperationSearch):
     @property
     def other_sizes(self) -> list[tuple[int, Problem]]:
         """The measured sizes that Inductor does not time, with their problems, nearest to the met one first."""
-        found = [
+        others = [
             (size, self._range.points[i].problem)
             for i, size in zip(self._range.measured, self.sizes.measured, strict=True)
             if size != self.sizes.hint
         ]
-        return sorted(found, key=lambda pair: abs(math.log2(pair[0] / self.sizes.hint)))
+        return sorted(others, key=lambda pair: abs(math.log2(pair[0] / self.sizes.hint)))
 
     def give_up(self, why: str) -> None:
         """Go on as a search for the size that was met, and say why."""
@@ -145,9 +145,9 @@ class RangeSearch(OperationSearch):
             return None
 
     def _reason(self, chosen: Candidate) -> str:
-        if self._given_up or (found := self.slowdowns(chosen)) is None:
+        if self._given_up or (slowdowns := self.slowdowns(chosen)) is None:
             return super()._reason(chosen)
-        return f"{slowdown_text(found, self._plan_of_range)}; {super()._reason(chosen)}"
+        return f"{slowdown_text(slowdowns, self._plan_of_range)}; {super()._reason(chosen)}"
 
     def slowdowns(self, chosen: Candidate) -> RangeSlowdowns | None:
         """How much slower the chosen one is than the best measured at each size; None where it is not measured."""
@@ -155,8 +155,8 @@ class RangeSearch(OperationSearch):
         timed = [c for c, m in self.measured.items() if m.ok and c in known]
         if chosen not in timed:
             return None
-        found = range_slowdowns(timed, self._plan_of_range, self._range)
-        return next(s for s in found if s.candidate == chosen)
+        slowdowns = range_slowdowns(timed, self._plan_of_range, self._range)
+        return next(s for s in slowdowns if s.candidate == chosen)
 
     def known_everywhere(self) -> set[Candidate]:
         """Candidates that are known at all measured sizes."""
@@ -178,10 +178,10 @@ class RangeSearch(OperationSearch):
         met = self._range.labels(self._range.measured[self.sizes.measured.index(self.sizes.hint)]).get(chosen)
         scale = met.ms / times[chosen] if met is not None and met.ok else 1.0
         templates = [c for c in times if c not in self.library.candidates]
-        told = {chosen, *self.library.candidates}
+        finite = {chosen, *self.library.candidates}
         if chosen in self.library.candidates and templates:
-            told.add(min(templates, key=lambda c: times[c]))
-        return {c: ms * scale if c in told else math.inf for c, ms in times.items()}
+            finite.add(min(templates, key=lambda c: times[c]))
+        return {c: ms * scale if c in finite else math.inf for c, ms in times.items()}
 
     def label(self) -> str:
         """The operation as a log line shows it, with its range."""
@@ -205,10 +205,10 @@ class _Asked:
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecasts. Raises `_NoForecastError`."""
-        found = self._session.ask(query)
-        if found is None:
+        forecasts = self._session.ask(query)
+        if forecasts is None:
             raise _NoForecastError
-        return found
+        return forecasts
 
 
 def _range_plan(sized: SizedProblems) -> RangePlan:
@@ -223,7 +223,7 @@ def _range_plan(sized: SizedProblems) -> RangePlan:
 
 
 _MEMORY_SHARE = 0.8
-"""Of the free memory, for the tensors of one size."""
+"""Share of the free memory for the tensors of one size."""
 
 
 def operation_search(
@@ -237,7 +237,7 @@ def operation_search(
     kinds: Collection[type] = (),
     generated_inputs: Mapping[int, object] | None = None,
 ) -> OperationSearch:
-    """What decides an operation. `kinds` are the classes of its choices, as far as they are made.
+    """The search that decides an operation. `kinds` are the classes of its choices, as far as they are made.
 
     `generated_inputs` are Inductor's functions that make inputs for benchmarks, by number. Never raises for want of a
     range: then it is a search for the met sizes, whose `note` says why.
@@ -269,8 +269,8 @@ def tunable_range(
 
     Raises `NoRangeError` where there is none to tune for.
     """
-    found = size_range(input_nodes, layout, session.settings.inductor_dynamic)
-    if found is None:
+    sizes = size_range(input_nodes, layout, session.settings.inductor_dynamic)
+    if sizes is None:
         return None
     from torch._inductor import config
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
@@ -286,7 +286,7 @@ def tunable_range(
             raise NoRangeError("with pipelined tuning, Inductor times the met size in another process")
         if getattr(config, "distributed_max_autotune_gemm", False):
             raise NoRangeError("ranks share the timing of every operation at the met size")
-    return found
+    return sizes
 
 
 def _require_resizable(
@@ -307,17 +307,17 @@ def _sized(
     name: str, input_nodes: Sequence[IRNode], layout: Layout | None, met: Problem, sizes: SizeRange
 ) -> SizedProblems:
     """The operation at each measured size that fits, and as a whole."""
-    found: dict[int, Problem] = {}
+    problems: dict[int, Problem] = {}
     for size in sizes.measured:
         with replaced_hints({sizes.symbol: size}):
             problem = problem_of(name, input_nodes, layout)
         if size == sizes.hint or _fits(problem):
-            found[size] = problem
-    if len(found) < 2:
+            problems[size] = problem
+    if len(problems) < 2:
         raise NoRangeError("tensors of no other size fit into the device's memory")
-    found[sizes.hint] = met
-    kept = SizeRange(sizes.symbol, sizes.low, sizes.high, sizes.hint, tuple(sorted(found)))
-    largest = found[max(found)]
+    problems[sizes.hint] = met
+    kept = SizeRange(sizes.symbol, sizes.low, sizes.high, sizes.hint, tuple(sorted(problems)))
+    largest = problems[max(problems)]
     # Whichever size was met and whatever the symbol is called, it is the same operation for the same range.
     named = {str(sizes.symbol): "n"}
     whole = Problem.of(
@@ -331,7 +331,7 @@ def _sized(
             [[_renamed(e, named) for e in extents] for extents in _layouts(input_nodes, layout)],
         ],
     )
-    return SizedProblems(kept, whole, found)
+    return SizedProblems(kept, whole, problems)
 
 
 def _layouts(input_nodes: Sequence[IRNode], layout: Layout | None) -> Iterator[tuple[Any, Any]]:
@@ -346,11 +346,11 @@ def _renamed(extents: Sequence[Any], names: Mapping[str, str]) -> list[str]:
     from torch._inductor.virtualized import V
 
     sizes: Any = V.graph.sizevars
-    found = []
+    texts = []
     for extent in extents:
         known = {s: names[str(s)] for s in getattr(extent, "free_symbols", ()) if str(s) in names}
-        found.append(str(sizes.simplify(extent).subs(known)) if known else str(extent))
-    return found
+        texts.append(str(sizes.simplify(extent).subs(known)) if known else str(extent))
+    return texts
 
 
 def _fits(problem: Problem) -> bool:
@@ -371,8 +371,8 @@ def _fits(problem: Problem) -> bool:
 def _bytes_of(dtype: str | None) -> int:
     import torch
 
-    found = getattr(torch, str(dtype), None)
-    return found.itemsize if isinstance(found, torch.dtype) else 8
+    torch_dtype = getattr(torch, str(dtype), None)
+    return torch_dtype.itemsize if isinstance(torch_dtype, torch.dtype) else 8
 
 
 def further_choices(
@@ -403,7 +403,7 @@ def further_choices(
         mappings = [a for a in given if isinstance(a, Mapping)]
         overrides: Mapping[str, Any] = mappings[1] if len(mappings) > 1 else {}
         known = set(map(candidate_of, choices))
-        found: list[KernelTemplateChoice] = []
+        further: list[KernelTemplateChoice] = []
         for size in {min(sizes.measured), max(sizes.measured)} - {sizes.hint}:
             with replaced_hints({sizes.symbol: size}):
                 for template in templates:
@@ -412,8 +412,8 @@ def further_choices(
                     ):
                         if (candidate := candidate_of(choice)) not in known:
                             known.add(candidate)
-                            found.append(choice)
-        return found
+                            further.append(choice)
+        return further
     except NoRangeError:
         return []
     except Exception as error:

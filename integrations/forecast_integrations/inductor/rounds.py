@@ -127,7 +127,7 @@ class RoundMeasurer(Measurer):
         yield from [m for c in listed if (m := search.tried.get(c)) is not None]
 
     def spent(self) -> MeasuringCost:
-        """What the search has counted."""
+        """The search's own counts."""
         return MeasuringCost(self._search.compile_s, self._search.measure_s)
 
 

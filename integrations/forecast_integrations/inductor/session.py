@@ -1,4 +1,4 @@
-"""What is in force while torch.compile is served: settings, surrogate, policy, and the frozen view."""
+"""The session that serves torch.compile: settings, surrogate, policy, and the frozen view."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RELATIVES_READ = 64
 
 
 class StoreSnapshot:
-    """What a store knew at `until` (UTC, ISO 8601 to the second), plus what this process has added.
+    """A store as it was at `until` (UTC, ISO 8601 to the second), plus the rows that this process has added.
 
     Processes that are given the same store and the same `until` see the same, whatever the others measure
     in the meantime. Of related problems only what was known at `until` counts, even of this process: with
@@ -58,29 +58,29 @@ class StoreSnapshot:
         """Measurements of this problem, oldest first."""
         with self._mutex:
             if problem.id not in self._rows:
-                found = self.store.measurements(problem)
-                self._rows[problem.id] = [m for m in found if m.at <= self.until]
+                rows = self.store.measurements(problem)
+                self._rows[problem.id] = [m for m in rows if m.at <= self.until]
             return list(self._rows[problem.id])
 
     def relatives(self, problem: Problem) -> list[Relative]:
         """Measured problems of the same operation, most similar first."""
         with self._mutex:
             if problem.id not in self._relatives:
-                found = []
+                relatives = []
                 for relative in self.store.relatives(problem, limit=_RELATIVES_READ):
                     rows = tuple(m for m in relative.measurements if m.at <= self.until)
                     if any(m.ok for m in rows):
-                        found.append(replace(relative, measurements=rows))
-                self._relatives[problem.id] = found[:_MAX_RELATIVES]
+                        relatives.append(replace(relative, measurements=rows))
+                self._relatives[problem.id] = relatives[:_MAX_RELATIVES]
             return list(self._relatives[problem.id])
 
     def decision(self, problem: Problem) -> Decision | None:
         """The decision on this problem."""
         with self._mutex:
             if problem.id not in self._decisions:
-                found = self.store.decision(problem)
-                known = found is not None and found.at <= self.until
-                self._decisions[problem.id] = found if known else None
+                decision = self.store.decision(problem)
+                known = decision is not None and decision.at <= self.until
+                self._decisions[problem.id] = decision if known else None
             return self._decisions[problem.id]
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
@@ -150,23 +150,23 @@ class SafeSurrogate:
         with self._mutex:
             if key in self._answers:
                 return self._answers[key]
-        found = self._ask(query)
+        forecasts = self._ask(query)
         with self._mutex:
             if len(self._answers) >= _ANSWERS_KEPT:
                 self._answers.clear()
-            self._answers[key] = found
-        return found
+            self._answers[key] = forecasts
+        return forecasts
 
     def _ask(self, query: Query) -> Forecasts | None:
         if self._hung:
             return None
-        found: list[Forecasts] = []
+        answers: list[Forecasts] = []
         failed: list[Exception] = []
 
         def work() -> None:
             try:
                 with single_threaded_blas():
-                    found.append(validate_forecasts(self.surrogate.forecast(query), query.candidates))
+                    answers.append(validate_forecasts(self.surrogate.forecast(query), query.candidates))
             except Exception as error:
                 failed.append(error)
 
@@ -174,8 +174,8 @@ class SafeSurrogate:
         worker = threading.Thread(target=work, name="forecast", daemon=True)
         worker.start()
         worker.join(self.limit_s)
-        if found:
-            return found[0]
+        if answers:
+            return answers[0]
         if not failed:
             self._hung = True
         why = failed[0] if failed else TimeoutError(f"no answer within {self.limit_s:g} s")

@@ -128,12 +128,12 @@ def dynamic_symbols(input_nodes: Sequence[IRNode], layout: Layout | None) -> set
     """The symbols in the sizes, strides and offsets of an operation's operands and result."""
     from torch._inductor.virtualized import V
 
-    found: set[Symbol] = set()
+    symbols: set[Symbol] = set()
     for expression in _extents(input_nodes, layout):
         if getattr(expression, "free_symbols", None):
             sizes: Any = V.graph.sizevars
-            found |= sizes.simplify(sizes.remove_precomputed_replacements(expression)).free_symbols
-    return found
+            symbols |= sizes.simplify(sizes.remove_precomputed_replacements(expression)).free_symbols
+    return symbols
 
 
 def _extents(input_nodes: Iterable[IRNode], layout: Layout | None) -> Iterator[Any]:
@@ -144,8 +144,8 @@ def _extents(input_nodes: Iterable[IRNode], layout: Layout | None) -> Iterator[A
 
 
 def _declared_bounds(environment: Any) -> dict[Symbol, tuple[int, int]]:
-    """What `mark_dynamic(..., min=, max=)` said, by symbol: the symbol's own range is narrowed by guards, too."""
-    found: dict[Symbol, tuple[int, int]] = {}
+    """Ranges that `mark_dynamic(..., min=, max=)` declared, by symbol; guards narrow the symbol's own range, too."""
+    bounds_of: dict[Symbol, tuple[int, int]] = {}
     for tracked in getattr(environment, "tracked_fakes", None) or ():
         constraints = getattr(getattr(tracked, "symbolic_context", None), "constraint_sizes", None) or ()
         for size, constraint in zip(getattr(tracked.fake, "shape", ()), constraints, strict=False):
@@ -155,8 +155,8 @@ def _declared_bounds(environment: Any) -> dict[Symbol, tuple[int, int]]:
                 continue
             symbol = environment.simplify(node.expr)
             if getattr(symbol, "is_Symbol", False):
-                found[symbol] = (_as_int(bounds, "lower") or 1, high)
-    return found
+                bounds_of[symbol] = (_as_int(bounds, "lower") or 1, high)
+    return bounds_of
 
 
 def _as_int(bounds: Any, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What was decided in this process, for the line per operation and the one at exit."""
+"""Sums over this process's decisions, for the line per operation and the one at exit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TorchCompileSummary:
     timings: int = 0
     """Measurements stored, of runs in which we only listened, too."""
     llm: ModelTally = field(default_factory=ModelTally)
-    """What a language model did in the operations that were decided now."""
+    """A language model's part in the operations that were decided now."""
     _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add_decision(self, label: str, decision: Decision, say: bool) -> None:
@@ -55,12 +55,12 @@ class TorchCompileSummary:
     @classmethod
     def total(cls, tallies: Iterable[TorchCompileSummary]) -> TorchCompileSummary:
         """The sum of several."""
-        found = cls()
+        total = cls()
         for tally in tallies:
             for name in ("operations", "considered", "compiled", "trusted", "known", "saved_s", "timings"):
-                setattr(found, name, getattr(found, name) + getattr(tally, name))
-            found.llm.merge(tally.llm)
-        return found
+                setattr(total, name, getattr(total, name) + getattr(tally, name))
+            total.llm.merge(tally.llm)
+        return total
 
     def line(self) -> str:
         """The summary at exit."""

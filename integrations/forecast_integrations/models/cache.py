@@ -67,21 +67,21 @@ class CachingBackend(Backend):
         path = self._path(prefix, labels)
         known = _read_file(path, len(labels))
         keys = [digest(suffix) for suffix in suffixes]
-        asked = [index for index, key in enumerate(keys) if key not in known]
+        unknown = [index for index, key in enumerate(keys) if key not in known]
         usage = Usage()
         trouble: tuple[str, ...] = ()
-        if asked:
+        if unknown:
             try:
                 answer = self.inner.forecast(
-                    prefix, [suffixes[i] for i in asked], labels, timeout_s=timeout_s
+                    prefix, [suffixes[i] for i in unknown], labels, timeout_s=timeout_s
                 )
             except LLMError as error:
-                if len(asked) == len(keys):
+                if len(unknown) == len(keys):
                     raise
                 trouble = (str(error),)
             else:
                 usage, trouble = answer.usage, answer.trouble
-                fresh = _cacheable_rows(answer, [keys[i] for i in asked])
+                fresh = _cacheable_rows(answer, [keys[i] for i in unknown])
                 known |= fresh
                 if fresh:
                     self._write(path, fresh, len(labels))
@@ -90,9 +90,9 @@ class CachingBackend(Backend):
     def answered_until(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], until: str
     ) -> BackendResponse:
-        """What was answered at `until` (UTC, ISO 8601, to the second) or before; asks nobody."""
-        found = _read_file(self._path(prefix, labels), len(labels))
-        known = {key: row for key, row in found.items() if row[2] and row[2] <= until}
+        """Answers given at `until` (UTC, ISO 8601, to the second) or before; asks nobody."""
+        rows = _read_file(self._path(prefix, labels), len(labels))
+        known = {key: row for key, row in rows.items() if row[2] and row[2] <= until}
         return _response(known, [digest(suffix) for suffix in suffixes], len(labels))
 
     def ready(self) -> bool:
@@ -153,11 +153,11 @@ class CacheOnlyBackend(Backend):
     ) -> BackendResponse:
         """See `Backend`. Never raises: what was not answered by then is a row of zeros."""
         if isinstance(self.inner, CachingBackend):
-            found = self.inner.answered_until(prefix, suffixes, labels, self.until)
+            response = self.inner.answered_until(prefix, suffixes, labels, self.until)
         else:
-            found = _response({}, list(suffixes), len(labels))
-        trouble = () if found.answered.all() else ("not among the kept answers",)
-        return BackendResponse(found.probabilities, found.mass, trouble=trouble)
+            response = _response({}, list(suffixes), len(labels))
+        trouble = () if response.answered.all() else ("not among the kept answers",)
+        return BackendResponse(response.probabilities, response.mass, trouble=trouble)
 
     def ready(self) -> bool:
         """There is nothing to load."""
@@ -189,7 +189,7 @@ def _response(
 
 
 def _cacheable_rows(answer: BackendResponse, keys: Sequence[str]) -> CachedRows:
-    """What of an answer may be kept: rows that are distributions, with a mass."""
+    """Rows of an answer that may be kept: distributions, with a mass."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     sums = np.abs(answer.probabilities.sum(axis=1) - 1.0) < 1e-6
     fine = sums & (answer.probabilities >= 0).all(axis=1) & np.isfinite(answer.mass)
@@ -222,15 +222,15 @@ def _parse_row(value: Any, labels: int) -> tuple[list[float], float, str] | None
 
 def _evict(directory: Path, limit_bytes: int) -> None:
     """Remove what was not written to for longest, down to three quarters of the limit."""
-    found = []
+    files = []
     for path in directory.glob("*.json"):
         with contextlib.suppress(OSError):  # another process sweeps, too
             state = path.stat()
-            found.append((state.st_mtime, state.st_size, path))
-    size = sum(entry[1] for entry in found)
+            files.append((state.st_mtime, state.st_size, path))
+    size = sum(entry[1] for entry in files)
     if size <= limit_bytes:
         return
-    for _, freed, path in sorted(found):
+    for _, freed, path in sorted(files):
         with contextlib.suppress(OSError):
             path.unlink()
             size -= freed

@@ -62,8 +62,8 @@ def backend(text: str, *, settings: Settings | None = None, cached: bool = True)
         return VLLMBackend(spec.location, **spec.options)
     if spec.kind == "recorded":
         return RecordedBackend(spec.location, spec.options.get("open"))
-    made = _open_http_backend(spec, settings)
-    return CachingBackend(made, answers_directory(settings), salt=spec.location) if cached else made
+    server = _open_http_backend(spec, settings)
+    return CachingBackend(server, answers_directory(settings), salt=spec.location) if cached else server
 
 
 def text_generator(

@@ -121,7 +121,7 @@ class RecordedAnswer:
         return len(self.rows if self.rows is not None else self.log2_slowdown or ())
 
     def probabilities(self) -> Array:
-        """Of each label per suffix, [n, labels]; times are spread over the bins as normals."""
+        """Probabilities of each label per suffix, [n, labels]; times are spread over the bins as normals."""
         if self.rows is not None:
             return np.array(self.rows)
         stated = zip(self.log2_slowdown or (), self.sd, self.p_fail, strict=True)
@@ -207,7 +207,7 @@ def _read_file(path: Path, changed: int, size: int) -> RecordedAnswers:
         text = read_document(path)
     except (OSError, RecordError) as error:
         raise SettingsError(f"{path} cannot be read ({error}): write it again") from None
-    found: RecordedAnswers | None = None
+    answers: RecordedAnswers | None = None
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -215,20 +215,20 @@ def _read_file(path: Path, changed: int, size: int) -> RecordedAnswers:
             entry = decode_json(line)
             if not isinstance(entry, dict):
                 raise RecordError("a line must be a JSON object")
-            if found is None:
-                found = _header(entry)
+            if answers is None:
+                answers = _header(entry)
             else:
                 _require_type(entry, "answer")
                 answer = RecordedAnswer.from_json(entry)
-                found.answers[answer.key] = answer
+                answers.answers[answer.key] = answer
         except (ValueError, RecursionError) as error:
             raise SettingsError(
                 f"{path}, line {number}: {error}: correct the line, or write the file with "
                 "`forecast-autotune llm ask --import`"
             ) from None
-    if found is None:
+    if answers is None:
         raise SettingsError(f"{path} is empty: write it with `forecast-autotune llm ask --import`")
-    return found
+    return answers
 
 
 def _header(entry: Mapping[str, Any]) -> RecordedAnswers:
@@ -333,38 +333,38 @@ _LABELS = {FORECAST_VERSION: len(BINS.labels), COMPARE_VERSION: len(PAIR_LABELS)
 
 def write_questions(path: Path, questions: Iterable[OpenQuestion]) -> int:
     """Write a file of questions in one step, each question once; returns how many."""
-    found = {q.key: q for q in questions}
+    by_key = {q.key: q for q in questions}
     head = {"type": "questions", "schema": SCHEMA, "instructions": INSTRUCTIONS}
-    write_json_lines(path, [head, *(q.to_json() for q in found.values())])
-    return len(found)
+    write_json_lines(path, [head, *(q.to_json() for q in by_key.values())])
+    return len(by_key)
 
 
 def read_questions(path: Path) -> dict[str, OpenQuestion]:
     """The questions of a file by key. Raises `SettingsError` naming the line that is none."""
-    found = {}
+    questions = {}
     for number, entry in _entries(path):
         if isinstance(entry, dict) and entry.get("type") == "questions":
             continue
         try:
             if not isinstance(entry, dict) or entry.get("type") != "question":
                 raise RecordError("it is no question")
-            told = {
+            fields = {
                 name: str(entry.get(name, "")) for name in ("kind", "version", "kernel", "prefix", "label")
             }
-            question = OpenQuestion(**told, suffixes=tuple(map(str, entry.get("suffixes") or ())))
+            question = OpenQuestion(**fields, suffixes=tuple(map(str, entry.get("suffixes") or ())))
             if question.key != entry.get("key"):
                 raise RecordError("its key is not that of its content")
         except (RecordError, TypeError) as error:
             raise SettingsError(
                 f"{path}, line {number}: {error}: export the questions again with `forecast-autotune llm ask --export`"
             ) from None
-        found[question.key] = question
-    return found
+        questions[question.key] = question
+    return questions
 
 
 @dataclass
 class AnswerImport:
-    """What came of taking answers into a file."""
+    """The result of taking answers into a file."""
 
     taken: list[RecordedAnswer] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
@@ -376,7 +376,7 @@ def read_answers(path: Path, questions: Mapping[str, OpenQuestion] | None) -> An
 
     Raises `SettingsError` for a file that cannot be read.
     """
-    found = AnswerImport()
+    result = AnswerImport()
     for number, entry in _entries(path, broken_lines=True):
         try:
             if not isinstance(entry, dict):
@@ -385,10 +385,10 @@ def read_answers(path: Path, questions: Mapping[str, OpenQuestion] | None) -> An
                 continue
             if entry.get("type", "answer") != "answer":
                 raise RecordError(f"its type must be 'answer', not {entry.get('type')!r:.40}")
-            found.taken.append(_checked(entry, questions))
+            result.taken.append(_checked(entry, questions))
         except RecordError as error:
-            found.refused.append((number, str(error)))
-    return found
+            result.refused.append((number, str(error)))
+    return result
 
 
 def _checked(entry: Mapping[str, Any], questions: Mapping[str, OpenQuestion] | None) -> RecordedAnswer:

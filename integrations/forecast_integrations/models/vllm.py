@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 DEFAULT_MEMORY_SHARE = 0.3
-"""Of the GPU's memory: vLLM's own default, 0.9, leaves nothing for the program whose kernels are tuned."""
+"""Share of the GPU's memory: vLLM's own default, 0.9, leaves nothing for the program whose kernels are tuned."""
 _MULTIPROCESSING_VARIABLE = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
 
@@ -131,12 +131,12 @@ class VLLMBackend(Backend):
                     "max_lora_rank": _supported_rank(int(config["r"])),
                 }
             # Forecasts are prefills, which CUDA graphs do not serve: capturing them would only take time.
-            made = vllm.LLM(
+            llm = vllm.LLM(
                 self._model, enable_prefix_caching=True, enforce_eager=True, **self._options, **more
             )
             # The first request compiles, on some machines for seconds.
-            self._run(made.llm_engine, [[0, 1]], list(range(16)), math.inf)
-            return made.llm_engine, ForecastTokenizer(made.get_tokenizer())
+            self._run(llm.llm_engine, [[0, 1]], list(range(16)), math.inf)
+            return llm.llm_engine, ForecastTokenizer(llm.get_tokenizer())
         except Exception as error:
             raise LLMError(
                 f"vLLM cannot load {self.name} ({type(error).__name__}: {str(error)[:300]}): see its log "
@@ -188,8 +188,8 @@ def _response(outputs: Sequence[RequestOutput | None], ids: Sequence[int], secon
             continue
         prompt += len(output.prompt_token_ids)
         cached += output.num_cached_tokens or 0
-        found = output.outputs[0].logprobs[0]
-        weights = np.array([math.exp(found[i].logprob) if i in found else math.nan for i in ids])
+        logprobs = output.outputs[0].logprobs[0]
+        weights = np.array([math.exp(logprobs[i].logprob) if i in logprobs else math.nan for i in ids])
         if np.isfinite(weights).all() and weights.sum() > 0:
             mass[row] = min(float(weights.sum()), 1.0)
             probabilities[row] = weights / weights.sum()

@@ -92,8 +92,8 @@ class TileLangKernel:
         """TileLang's own compiled kernel, which is called with the tensors."""
         import tilelang
 
-        made = self._build(**dict(config.kwargs))
-        return tilelang.compile(made, target=self._target, compile_flags=self._flags)
+        compiled = self._build(**dict(config.kwargs))
+        return tilelang.compile(compiled, target=self._target, compile_flags=self._flags)
 
     def check(self, compiled: Any) -> str:
         """Compare what is written; nothing of an earlier launch can pass for it."""

@@ -1,4 +1,4 @@
-"""What an Inductor op computes, read from its operands: a product, a convolution or an attention."""
+"""The geometry of an Inductor op, read from its operands: a product, a convolution or an attention."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MatmulGeometry:
 
     @property
     def unique_bytes(self) -> float:
-        """What has to move at least: every operand and the result once."""
+        """Bytes that have to move at least: every operand and the result once."""
         each = self.m * self.k * self.left.bits + self.k * self.n * self.right.bits
         return self.batch * (self.terms * each + self.m * self.n * self.out_bits) / 8.0
 
@@ -77,12 +77,12 @@ class ConvolutionGeometry:
         """Spatial sizes of the result, from STRIDE_* and PADDING_* of the template; "same" without them."""
         if self.out:
             return self.out
-        found = []
+        sizes = []
         for axis, size, taps in zip("DHW"[-len(self.image) :], self.image, self.kernel, strict=True):
             step = _as_int(parameters.get(f"STRIDE_{axis}"), 1)
             padding = _as_int(parameters.get(f"PADDING_{axis}"), taps // 2, least=0)
-            found.append(max(1, (size + 2 * padding - taps) // max(1, step) + 1))
-        return tuple(found)
+            sizes.append(max(1, (size + 2 * padding - taps) // max(1, step) + 1))
+        return tuple(sizes)
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def bits(dtype: str) -> int:
     """Bits of one element of a dtype by name (`torch.float16`, `bf16`, `float8_e4m3fn`); 32 if untold."""
     if dtype.rpartition(".")[2].startswith("bool"):
         return 8
-    found = _BITS.search(dtype.rpartition(".")[2])
-    return int(found.group()) if found else 32
+    digits = _BITS.search(dtype.rpartition(".")[2])
+    return int(digits.group()) if digits else 32
 
 
 def operation_geometry(problem: Problem) -> Geometry | None:

@@ -43,7 +43,7 @@ _PRODUCTS = frozenset(
 _UPCAST = 0.6
 """Share of an operand's bytes up to which what it is computed from is worth to be read in its place."""
 SMALL_SHARE, SMALL_SUM = 0.01, 0.05
-"""Of the work of its graph, below which an operation is small; and what all small ones may be together."""
+"""Share of its graph's work below which an operation is small; and the most of all small ones together."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class GraphProducts:
 
 @dataclass(frozen=True)
 class GraphPosition:
-    """What a decision on one operation is worth to its graph."""
+    """The place of an operation in its graph, and the worth of a decision on it."""
 
     fusion_ms: float = math.inf
     """Milliseconds that are saved where what follows is computed in the operation's own kernel, or an operand that is
@@ -92,7 +92,7 @@ _OF_GRAPHS: WeakKeyDictionary[GraphLowering, GraphProducts] = WeakKeyDictionary(
 
 
 def graph_position(layout: Layout | None, device: Device) -> GraphPosition:
-    """Of the operation that is lowered just now, whose result has this layout."""
+    """The position of the operation that is lowered just now, whose result has this layout."""
     from torch._inductor.virtualized import V
 
     node = getattr(V.graph, "current_node", None)
@@ -113,13 +113,13 @@ def graph_position(layout: Layout | None, device: Device) -> GraphPosition:
 def has_own_pass(node: torch.fx.Node) -> bool:
     """Whether a kernel would follow that only computes element by element from the node's result."""
     known, waiting = {node}, [node]
-    found = _name(node) == "convolution" and node.args[2] is not None  # its bias is added apart
+    follows = _name(node) == "convolution" and node.args[2] is not None  # its bias is added apart
     while waiting and len(known) < _MOST_NODES:
         for user in waiting.pop().users:
             if user in known:
                 continue
             if _is_pointwise(user):
-                found = True
+                follows = True
                 # What needs a result that is computed later cannot be in the same kernel.
                 if any(other not in known and other > node for other in user.all_input_nodes):
                     continue
@@ -129,7 +129,7 @@ def has_own_pass(node: torch.fx.Node) -> bool:
                 continue
             known.add(user)
             waiting.append(user)
-    return found
+    return follows
 
 
 def _upcast_bytes(node: torch.fx.Node) -> int:
@@ -146,32 +146,32 @@ def _upcast_bytes(node: torch.fx.Node) -> int:
 
 
 def _products(nodes: Iterable[torch.fx.Node], spec: DeviceSpec) -> GraphProducts:
-    found: dict[_Kind, tuple[int, float]] = {}
+    products: dict[_Kind, tuple[int, float]] = {}
     for node in nodes:
         if _name(node) in _PRODUCTS:
             kind = _kind(node)
-            count, ms = found.get(kind, (0, 0.0))
-            found[kind] = (count + 1, ms or _least_ms(node, spec))
-    return GraphProducts(found)
+            count, ms = products.get(kind, (0, 0.0))
+            products[kind] = (count + 1, ms or _least_ms(node, spec))
+    return GraphProducts(products)
 
 
 def _kind(node: torch.fx.Node) -> _Kind:
-    """What an operation computes, and from tensors of which sizes."""
+    """An operation's name, and the sizes of its operands."""
     return (_name(node), *map(_sizes, node.all_input_nodes))
 
 
 def _least_ms(node: torch.fx.Node, spec: DeviceSpec) -> float:
     """Milliseconds of arithmetic on tensor cores or of bytes, whichever takes longer, by the datasheet."""
-    inputs, made = node.all_input_nodes, math.prod(_sizes(node))
+    inputs, results = node.all_input_nodes, math.prod(_sizes(node))
     if _name(node) == "convolution":
         depth = math.prod(_sizes(node.args[1])[1:])
         if len(node.args) > 6 and node.args[6]:
-            made = math.prod(_sizes(node.args[0]))  # transposed: all of the input meets the whole kernel
+            results = math.prod(_sizes(node.args[0]))  # transposed: all of the input meets the whole kernel
     else:  # the first factor is [.., m, k]; what is added comes before it
         factor = inputs[1] if _name(node) in ("addmm", "baddbmm") and len(inputs) > 2 else inputs[0]
         depth = (_sizes(factor) or (1,))[-1]
     moved = sum(map(_bytes, [*inputs, node]))
-    return max(2.0 * made * depth / (spec.tensor_tflops * 1e9), moved / (spec.memory_gb_s * 1e6))
+    return max(2.0 * results * depth / (spec.tensor_tflops * 1e9), moved / (spec.memory_gb_s * 1e6))
 
 
 def _sizes(node: Any) -> tuple[int, ...]:

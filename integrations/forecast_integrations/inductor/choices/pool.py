@@ -76,33 +76,33 @@ class ChoicePool(dict[Candidate, list["Choice"]]):
         Candidates that Inductor cannot make code for leave the pool, and `drop` is told. With `enough`, it
         stops after so many candidates.
         """
-        found: list[ChoiceCaller] = []
+        listed: list[ChoiceCaller] = []
         count = 0
         for candidate in wanted:
-            made = [c for member in self.get(candidate, ()) if (c := self._made(member)) is not None]
-            if not made:
+            callers = [c for member in self.get(candidate, ()) if (c := self._made(member)) is not None]
+            if not callers:
                 self.pop(candidate, None)
                 drop(candidate)
                 continue
-            self[candidate] = made
-            found += made
+            self[candidate] = callers
+            listed += callers
             count += 1
             if enough is not None and count >= enough:
                 break
-        return sorted(found, key=lambda choice: self.order.get(id(choice), len(self.order)))
+        return sorted(listed, key=lambda choice: self.order.get(id(choice), len(self.order)))
 
     def _made(self, member: Choice) -> ChoiceCaller | None:
         """The choice with its code; None where Inductor cannot make any."""
-        found: Any = member
+        choice: Any = member
         if (sibling := self.siblings.get(id(member))) is not None:
             member.layout = sibling.layout
-            found = member.choice
-        if isinstance(found, DeferredChoice):
-            made = found.made()
-            if made is not None and id(found) in self.order:
-                self.order[id(made)] = self.order[id(found)]
-            return made
-        return found
+            choice = member.choice
+        if isinstance(choice, DeferredChoice):
+            caller = choice.made()
+            if caller is not None and id(choice) in self.order:
+                self.order[id(caller)] = self.order[id(choice)]
+            return caller
+        return choice
 
 
 def _kind(choice: Choice) -> type:
@@ -151,8 +151,8 @@ class DeferredChoice:
             if self._made is not None:
                 # What somebody has set meanwhile was meant for it.
                 vars(self._made).update({n: v for n, v in vars(self).items() if n not in self._own})
-        found: ChoiceCaller | None = self._made
-        return found
+        choice: ChoiceCaller | None = self._made
+        return choice
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not _is_asked_of_callers(name):
@@ -165,8 +165,8 @@ class DeferredChoice:
 
 def with_code(choices: Iterable[Any]) -> list[ChoiceCaller]:
     """The same choices, with the code of those that had none; without those that Inductor can make none for."""
-    made = (choice.made() if isinstance(choice, DeferredChoice) else choice for choice in choices)
-    return [choice for choice in made if choice is not None]
+    callers = (choice.made() if isinstance(choice, DeferredChoice) else choice for choice in choices)
+    return [choice for choice in callers if choice is not None]
 
 
 def describe(arguments: Mapping[str, Any]) -> str:
@@ -190,7 +190,7 @@ def describe(arguments: Mapping[str, Any]) -> str:
 
 @cache
 def _named_arguments() -> frozenset[str]:
-    """What `TritonTemplate.generate` takes by name; anything else is a parameter of the template."""
+    """Arguments that `TritonTemplate.generate` names; anything else is a parameter of the template."""
     from torch._inductor.select_algorithm import TritonTemplate
 
     parameters = inspect.signature(TritonTemplate.generate).parameters.values()

@@ -43,7 +43,7 @@ ChoiceReader: TypeAlias = "Callable[[ChoiceCaller], tuple[str, Mapping[str, obje
 """The variant and the parameters of a choice of one class."""
 
 LIBRARY = "aten::"
-"""What the names of a vendor library's kernels begin with."""
+"""Prefix of the names of a vendor library's kernels."""
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _WITH_USER_CODE = ("flex", "b2b")
 """Templates with a user's graph inside, by how their names begin."""
@@ -99,8 +99,8 @@ def _dtype(dtype: torch.dtype) -> str:
 
 def _device_of_operation(input_nodes: Sequence[IRNode], layout: Layout | None) -> torch.device:
     """The torch device of an operation."""
-    found = getattr(layout, "device", None)
-    return found if found is not None else input_nodes[0].get_device()
+    device = getattr(layout, "device", None)
+    return device if device is not None else input_nodes[0].get_device()
 
 
 def size_hints(sizes: Sequence[Size]) -> tuple[int, ...]:
@@ -210,8 +210,8 @@ def parameter_scalar(value: object) -> Scalar:
         return bool(value)
     if getattr(value, "is_Integer", False):
         return int(value)  # type: ignore[call-overload]
-    found = to_scalar(value)
-    return _ADDRESS.sub("", found) if isinstance(found, str) else found
+    scalar = to_scalar(value)
+    return _ADDRESS.sub("", scalar) if isinstance(scalar, str) else scalar
 
 
 def is_user_code(template: str) -> bool:
@@ -228,23 +228,23 @@ def _extern(choice: ExternKernelCaller) -> tuple[str, Mapping[str, object]]:
 
 
 def _triton(choice: TritonTemplateCaller) -> tuple[str, Mapping[str, object]]:
-    name, found = (
+    name, parameters = (
         _name_without_counter(choice.name).removeprefix("triton_"),
         parse_description(choice.description),
     )
     if is_user_code(name):
         # Shapes do not say what a score_mod does; the hash of the generated source does.
-        found["source"] = digest(str(getattr(choice.bmreq, "module_cache_key", "")))[:12]
-    return f"triton::{name}", found
+        parameters["source"] = digest(str(getattr(choice.bmreq, "module_cache_key", "")))[:12]
+    return f"triton::{name}", parameters
 
 
 def _cpp(choice: CppTemplateCaller) -> tuple[str, Mapping[str, object]]:
     template = choice.template
-    found: dict[str, object] = {"num_threads": getattr(template, "num_threads", None)}
+    parameters: dict[str, object] = {"num_threads": getattr(template, "num_threads", None)}
     blocking = getattr(template, "register_blocking", None)
     for name in ("block_m", "block_n", "block_k"):
-        found[name.upper()] = getattr(blocking, name, None)
-    return f"cpp::{choice.category}", found
+        parameters[name.upper()] = getattr(blocking, name, None)
+    return f"cpp::{choice.category}", parameters
 
 
 def _subgraph(choice: SubgraphChoiceCaller) -> tuple[str, Mapping[str, object]]:
@@ -257,8 +257,8 @@ def _subgraph(choice: SubgraphChoiceCaller) -> tuple[str, Mapping[str, object]]:
 
 def _other(choice: ChoiceCaller) -> tuple[str, Mapping[str, object]]:
     backend = re.sub(r"(Template)?Caller$", "", type(choice).__name__).lower()
-    found = parse_description(choice.description)
-    return f"{backend}::{_name_without_counter(choice.name)}", found
+    parameters = parse_description(choice.description)
+    return f"{backend}::{_name_without_counter(choice.name)}", parameters
 
 
 _CHOICE_READERS: dict[str, ChoiceReader] = {

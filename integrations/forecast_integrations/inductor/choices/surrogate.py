@@ -71,7 +71,7 @@ def with_shared_level(hyper: Hyperparameters) -> Hyperparameters:
 
 @cache
 def template_model() -> LearnedModel | None:
-    """What was learned from Inductor's own templates; else from all kernels; None where nothing ships."""
+    """The model learned from Inductor's own templates; else from all kernels; None where nothing ships."""
     path = Path(str(files("forecast_autotune") / "assets" / "inductor.npz"))
     return LearnedModel.load(path) if path.is_file() else shipped_model()
 
@@ -98,7 +98,7 @@ class TemplateSurrogate(AnalyticSurrogate):
     answers_drafts_alike = True
     """Nothing that it knows is too slow for a draft."""
     delegate: Surrogate | None = None
-    """What forecasts candidates of one kind in its place; it is asked for nothing else."""
+    """A surrogate that forecasts candidates of one kind in its place."""
     _latest: _CandidateSplit | None = None
 
     def forecast(self, query: Query) -> Forecasts:
@@ -121,16 +121,16 @@ class TemplateSurrogate(AnalyticSurrogate):
             relatives=[_templates_of(relative) for relative in query.relatives],
             ttir=_NONE,
         )
-        found = self._alike(inner)
+        forecasts = self._alike(inner)
         others = [c for c, template in zip(listed, is_template, strict=True) if not template]
         if not others:
-            return replace(found, candidates=listed, reason=_reason(found, 0))
+            return replace(forecasts, candidates=listed, reason=_reason(forecasts, 0))
         anchored = any(m.ok for m in latest_labels(inner.measured).values())
         libraries = _forecast_externs(query, others, shape, device)
-        joined = _join_forecasts(listed, is_template, found, libraries, anchored)
-        if found.without_llm is None:
+        joined = _join_forecasts(listed, is_template, forecasts, libraries, anchored)
+        if forecasts.without_llm is None:
             return joined
-        alone = _join_forecasts(listed, is_template, found.without_llm, libraries, anchored)
+        alone = _join_forecasts(listed, is_template, forecasts.without_llm, libraries, anchored)
         return replace(joined, without_llm=alone)
 
     def _kinds(self, query: Query, shape: Geometry | None) -> _CandidateSplit:
@@ -159,8 +159,8 @@ class TemplateSurrogate(AnalyticSurrogate):
         if not all(has_closed_form(shape, listed[int(row)]) for row in units.first):
             return super().prior(query)
         first = [listed[int(row)] for row in units.first]
-        found = [closed_form(shape, c.variant, c.config.parameters(), device.multiprocessors) for c in first]
-        known = [one for one in found if one is not None]
+        facts = [closed_form(shape, c.variant, c.config.parameters(), device.multiprocessors) for c in first]
+        known = [one for one in facts if one is not None]
         few = FactColumns.of([one.facts for one in known])
         table = FactColumns(
             {name: column[units.of] for name, column in few.columns.items()}, few.dots[units.of]
@@ -196,8 +196,8 @@ def _with_single_stage_cost(plain: Prior, stages: npt.NDArray[np.int_]) -> Prior
 def _templates_of(relative: Relative) -> Relative:
     """The part of a relative that tells about templates; nothing where its own geometry is unknown."""
     shape = operation_geometry(relative.problem)
-    told = [m for m in relative.measurements if shape is not None and has_closed_form(shape, m.candidate)]
-    return Relative(relative.problem, told)
+    rows = [m for m in relative.measurements if shape is not None and has_closed_form(shape, m.candidate)]
+    return Relative(relative.problem, rows)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from forecast_integrations.inductor.choices.geometry import (
 Grid = tuple[int, ...]
 
 TEMPLATE = "triton::"
-"""What the names of templates begin with."""
+"""Prefix of the names of templates."""
 _BACKWARD = ("backward", "bwd")
 """In names of templates of gradients, which have no closed form."""
 _DESCRIPTORS = ("tma", "scaling")

@@ -55,7 +55,7 @@ def install(context: HookContext) -> SharedAssembler:
 
 
 def _clear_cached(function: Callable[..., object] | None) -> None:
-    """What it has answered, where that is kept."""
+    """Clear the cache of a function that has one."""
     if (clear := getattr(function, "cache_clear", None)) is not None:
         clear()
 

@@ -1,4 +1,4 @@
-"""What Inductor's hooks share while torch.compile is served: the session in force, and each thread's progress."""
+"""The state that Inductor's hooks share: the session that serves torch.compile, and each thread's progress."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ThreadState(threading.local):
         self.widened = False
         """Templates are being listed from a larger space than the user's."""
         self.pending = PendingTimings()
-        """What the benchmarks of its current round have returned, and no saver has taken yet."""
+        """Results of its current round's benchmarks that no saver has taken yet."""
         self.under_way: list[OperationSearch] = []
         """Operations whose rounds have begun and not ended, innermost last: one waits, others are tuned."""
         self.call_timing: CallTiming | None = None
-        """What it benchmarks now, where another clock than Inductor's times it."""
+        """The timing under way, where another clock than Inductor's is used."""
         self.paused = 0
         """Above zero while times are taken of sizes other than the operation's own."""
 
@@ -46,11 +46,11 @@ class HookContext:
 
     def __init__(self, session: TuningSession | None = None) -> None:
         self.session = session
-        """What is in force; None before the first session and after `close`."""
+        """The session in force; None before the first one and after `close`."""
         self.preprocessing: AnyFunction | None = None
         """Our entry in Inductor's list of functions that every list of choices goes through."""
         self.feedback: AnyFunction | None = None
-        """What we have told of the times that Inductor takes."""
+        """Our entry in Inductor's list of functions that hear of times."""
         self._listeners = 0
         self._lock = threading.Lock()
         self.thread = ThreadState()
@@ -132,7 +132,7 @@ AnyFunction: TypeAlias = Callable[..., Any]
 
 
 class PatchSet:
-    """What has been replaced, in order.
+    """Replaced attributes, in order.
 
     Replacements are class-level or module-level: in torch 2.13 the configuration and the handler of
     choices are thread-local, and a backward pass is compiled in a thread of its own.

@@ -79,10 +79,10 @@ def _begun(original: AnyFunction, times: WorkerCompilations) -> AnyFunction:
     """`AsyncCompile.triton`: begins to compile a kernel in a worker."""
 
     def triton(self: AsyncCompile, *args: object, **kwargs: object) -> Any:
-        found = original(self, *args, **kwargs)
-        if isinstance(future := getattr(found, "future", None), Future):
+        kernel = original(self, *args, **kwargs)
+        if isinstance(future := getattr(kernel, "future", None), Future):
             times.note(future)
-        return found
+        return kernel
 
     return triton
 

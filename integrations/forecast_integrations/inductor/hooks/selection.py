@@ -76,8 +76,8 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
         alone = bool(kwargs.get("is_collective"))
         selections = context.thread.selections
         # Positional in some releases: what makes inputs for benchmarks is a dictionary by number.
-        made: Any = kwargs.get("input_gen_fns", args[0] if args else None)
-        generated = made if isinstance(made, Mapping) else None
+        input_gen_fns: Any = kwargs.get("input_gen_fns", args[0] if args else None)
+        generated = input_gen_fns if isinstance(input_gen_fns, Mapping) else None
         selections.append(SelectionCall(name, input_nodes, layout, generated, alone))
         try:
             return original(self, name, choices, input_nodes, layout, *args, **kwargs)
@@ -198,10 +198,10 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
         def measure(some: list[ChoiceCaller], prepared: Callable[[], object]) -> ChoiceTimings:
             try:
                 with context.told_of_times(self):
-                    found: ChoiceTimings = original(self, *before, some, prepared, **kwargs)
+                    timings: ChoiceTimings = original(self, *before, some, prepared, **kwargs)
                 if isinstance(search, RangeSearch) and not search.given_up:
-                    rounds.time_other_sizes(search, list(found), benchmark)
-                return found
+                    rounds.time_other_sizes(search, list(timings), benchmark)
+                return timings
             finally:
                 with _failures_reported(session, "keep the failures of a round"):
                     harvest.save_failures(session, pending, some)
@@ -366,7 +366,7 @@ def _failures_reported(session: TuningSession, what: str) -> Iterator[None]:
 
 
 def extern_timer(context: HookContext) -> TimeExterns:
-    """What times them; operations of equal key are timed once in a session."""
+    """A function that times them; operations of equal key are timed once in a session."""
 
     def time_externs(
         search: OperationSearch, externs: Sequence[ChoiceCaller], operation: SelectionCall

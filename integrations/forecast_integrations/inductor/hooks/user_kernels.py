@@ -81,11 +81,11 @@ class ExpectedProblems:
         The same one each time: Inductor keeps every kernel it has met for good.
         """
         with self._mutex:
-            found = self._fewer.get((id(tuner), rows))
-            if found is None:
-                found = self._fewer[id(tuner), rows] = copy.copy(tuner)
-                found.configs = [tuner.configs[i] for i in rows]
-            return found
+            fewer = self._fewer.get((id(tuner), rows))
+            if fewer is None:
+                fewer = self._fewer[id(tuner), rows] = copy.copy(tuner)
+                fewer.configs = [tuner.configs[i] for i in rows]
+            return fewer
 
     def add(self, expected: _ExpectedProblem) -> None:
         """Remember a problem; the oldest are forgotten."""
@@ -97,10 +97,10 @@ class ExpectedProblems:
     def find(self, kernel: str, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> _ExpectedProblem | None:
         """The problem that was timed with these tensors; None when no or several kernels could be meant."""
         with self._mutex:
-            found = [
+            matches = [
                 e for e in self._kept if e.problem.kernel.name == kernel and e.operands() == list(tensors)
             ]
-        return found[0] if len(found) == 1 else None
+        return matches[0] if len(matches) == 1 else None
 
 
 class _InformedSurrogate:
@@ -138,18 +138,18 @@ def _hash_details(original: AnyFunction, context: HookContext) -> AnyFunction:
         if session is None or not session.prunes:
             return
         try:
-            found = rule_digests(gm)
+            digests = rule_digests(gm)
         except Exception as error:
             session.warn_once("name the rules of a user's kernel in a cache key", error)
-            found = [os.urandom(16).hex()]
-        if found:
-            self.forecast_autotune_kernels = found
+            digests = [os.urandom(16).hex()]
+        if digests:
+            self.forecast_autotune_kernels = digests
 
     return __init__
 
 
 def rule_digests(gm: GraphModule) -> list[str]:
-    """What names the surrogates, settings and policies of our tuners in a graph; none for a graph without."""
+    """Digests of the surrogates, settings and policies of our tuners in a graph; none for a graph without."""
     from torch._higher_order_ops.triton_kernel_wrap import (
         kernel_side_table,
         triton_kernel_wrapper_functional,
@@ -157,7 +157,7 @@ def rule_digests(gm: GraphModule) -> list[str]:
     )
 
     wrappers = (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation)
-    found = set()
+    digests = set()
     for node in (n for part in gm.modules() if hasattr(part, "graph") for n in part.graph.nodes):
         if node.op != "call_function" or node.target not in wrappers:
             continue
@@ -170,8 +170,8 @@ def rule_digests(gm: GraphModule) -> list[str]:
             label = f"{surrogate.name}/{surrogate.version}"
             chosen = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(options.policy))
             model = "" if options.surrogate is not None else language_model.model_cache_key(s)
-            found.add(digest(label, chosen, *([model] if model else [])))
-    return sorted(found)
+            digests.add(digest(label, chosen, *([model] if model else [])))
+    return sorted(digests)
 
 
 def _hook_lowering(original: AnyFunction, context: HookContext, memory: ExpectedProblems) -> AnyFunction:
@@ -261,20 +261,20 @@ def plan(
     until, limit_s = session.snapshot.until, session.safe_surrogate.limit_s
     inner = options.surrogate or language_model.surrogate_for_kernels(settings, until, limit_s)
     surrogate = _InformedSurrogate(inner, launched, _trace_candidates(tuner, named, list(configs)))
-    asked = TuningSession(
+    kernel_session = TuningSession(
         settings,
         StoreSnapshot(store, until),
         SafeSurrogate(surrogate, limit_s, session.warn_once),
         session.warn_once,
         options.policy or WallTime(),  # as in eager mode, whose decisions are used here
     )
-    chosen = set(OperationSearch(problem, list(configs), (), asked).first())
+    chosen = set(OperationSearch(problem, list(configs), (), kernel_session).first())
     wanted = {id(configs[c]) for c in chosen}
     return [i for i, config in enumerate(listed) if id(config) in wanted]
 
 
 def _placeholder(value: Any) -> object:
-    """Of an operand what its problem needs: a tensor without storage, or a number."""
+    """A stand-in for an operand, as its problem needs it: a tensor without storage, or a number."""
     import torch
 
     if hasattr(value, "get_size") and hasattr(value, "get_dtype"):
@@ -292,13 +292,13 @@ def _trace_candidates(
     """TTIR by assignment, as much as there is time for."""
     until = time.monotonic() + _TRACE_S
     wanted = {assignment_of(c): dict(c.config.kwargs) for c in candidates}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, text in trace_many(tuner.fn, (), named, list(wanted.values())):
         if isinstance(text, str):
-            found[name] = text
+            texts[name] = text
         if time.monotonic() > until:
             break
-    return found
+    return texts
 
 
 def _hook_benchmark(original: AnyFunction, context: HookContext, memory: ExpectedProblems) -> AnyFunction:
@@ -357,5 +357,5 @@ def save_user_timings(
 
 
 def _config_key(config: LaunchConfig) -> tuple[object, ...]:
-    """What tells configs apart that went through Inductor's generated code."""
+    """A key that tells configs apart that went through Inductor's generated code."""
     return (tuple(sorted(config.kwargs.items())), config.num_warps, config.num_stages)

@@ -1,4 +1,4 @@
-"""What all backends behind HTTP share: batches of candidates side by side, one deadline, honest rows."""
+"""The base of all backends behind HTTP: batches of candidates side by side, one deadline, honest rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BYTES_PER_TOKEN_ESTIMATE = 3
 
 
 _MIN_TOTAL = 1e-12
-"""Of a smaller sum, too few digits are left to tell the labels apart."""
+"""Least sum of probabilities: a smaller one has too few digits left to tell the labels apart."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ class HTTPBackend(Backend):
         firsts = range(0, n, self.batch)
         parts = [list(suffixes[first : first + self.batch]) for first in firsts]
         ask = self.batch_function(call, prefix, suffixes, labels)
-        found = run_parallel([partial(ask, part) for part in parts], self.client.concurrency)
+        results = run_parallel([partial(ask, part) for part in parts], self.client.concurrency)
         trouble: list[str] = []
-        for first, part, rows in zip(firsts, parts, found, strict=True):
+        for first, part, rows in zip(firsts, parts, results, strict=True):
             if isinstance(rows, LLMError):
                 trouble.append(str(rows))
                 continue
@@ -172,10 +172,10 @@ def rows(
             trouble[str(error)] += 1
         except MALFORMED_ERRORS as error:
             trouble[f"an answer of another shape ({type(error).__name__})"] += 1
-    said = tuple(f"{reason} ({count} of {len(given)})" for reason, count in trouble.items())
+    reasons = tuple(f"{reason} ({count} of {len(given)})" for reason, count in trouble.items())
     if not mass.any():
-        raise InvalidResponse("; ".join(said))
-    return LabelRows(probabilities, mass, said)
+        raise InvalidResponse("; ".join(reasons))
+    return LabelRows(probabilities, mass, reasons)
 
 
 def generate_texts(
@@ -183,8 +183,8 @@ def generate_texts(
 ) -> list[str]:
     """The texts that jobs give, side by side; `told` gets what all of them cost. Raises `LLMError` if there is none."""
     begin = time.monotonic()
-    found = run_parallel(jobs, width)
+    results = run_parallel(jobs, width)
     told(replace(call.usage, seconds=time.monotonic() - begin))
     return require_texts(
-        [t for t in found if isinstance(t, str)], [str(e) for e in found if isinstance(e, LLMError)]
+        [t for t in results if isinstance(t, str)], [str(e) for e in results if isinstance(e, LLMError)]
     )

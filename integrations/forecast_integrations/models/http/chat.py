@@ -34,7 +34,7 @@ from forecast_integrations.models.http.limits import Deadline
 T = TypeVar("T")
 
 PROMPT_VERSION = "chat-1"
-"""Of the texts below; part of the backend's name."""
+"""Version of the texts below; part of the backend's name."""
 SYSTEM_PROMPT = "You are a careful forecaster of GPU kernel run times. You reply with JSON and nothing else."
 TASK_PROMPT = """\
 Do this for every numbered candidate below. For each, say how probable each letter is, in percent; leave out
@@ -110,8 +110,8 @@ class ChatBackend(HTTPBackend):
         self, call: ForecastCall, prefix: str, labels: Sequence[AnswerLabel], suffixes: Sequence[str]
     ) -> LabelRows:
         shown = [f"{n}. {_QUESTION.sub('', suffix)}" for n, suffix in enumerate(suffixes, start=1)]
-        asked = "\n".join([prefix.rstrip(), "", TASK_PROMPT, *shown])
-        messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": asked}]
+        question = "\n".join([prefix.rstrip(), "", TASK_PROMPT, *shown])
+        messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
         fields: dict[str, object] = {"response_format": _response_schema(labels, len(suffixes))}
         thoughts = REASONING_TOKENS if "reasoning_effort" in self._options else 0
         most = self._max_tokens or TOKENS_PER_CANDIDATE * (len(suffixes) + 1) + thoughts
@@ -119,7 +119,7 @@ class ChatBackend(HTTPBackend):
         def read(data: Any) -> LabelRows:
             return _parse_rows(_content(data), labels, len(suffixes))
 
-        one = partial(self._request, call, messages, fields, len(asked), most, read)
+        one = partial(self._request, call, messages, fields, len(question), most, read)
         return _mean_rows(run_parallel([one] * self.samples, self.samples))
 
     def _request(
@@ -158,8 +158,8 @@ class ChatBackend(HTTPBackend):
 
     def _without(self, named: frozenset[str], body: Mapping[str, object]) -> bool:
         """Remember a field that the server complains of; whether there is anything new to try."""
-        asked = body.get("response_format")
-        form = asked.get("type") if isinstance(asked, dict) else None
+        form_field = body.get("response_format")
+        form = form_field.get("type") if isinstance(form_field, dict) else None
         with self._mutex:
             if form and named & {"response_format", "json_schema", "schema"}:
                 self._refused["response_format"] = "json_object" if form == "json_schema" else None

@@ -66,7 +66,7 @@ _HINTS = (
 _SEARCHED_BYTES = 2**16
 _PASSING_STATUSES = frozenset({408, 409, 429})
 _MOST_TOKENS = 10**8
-"""Of one request; a server that says more is not believed."""
+"""Most tokens of one request; a server that states more is not believed."""
 _NO_USAGE = Usage()
 MALFORMED_ERRORS = (
     KeyError,
@@ -77,7 +77,7 @@ MALFORMED_ERRORS = (
     ArithmeticError,
     RecursionError,
 )
-"""What reading a reply of another shape runs into."""
+"""Errors of reading a reply of another shape."""
 _FAILURES: dict[str, tuple[int, float]] = {}
 """Servers of this process that failed: how often in a row, and when the last time was."""
 
@@ -291,17 +291,17 @@ def _read_reply(read: Callable[[Any], T], data: Any) -> T:
 
 
 def _usage(data: object, expected: Usage) -> Usage:
-    """What a reply says was used; what it does not say, or says wrongly, is taken as expected."""
-    told = data.get("usage") if isinstance(data, dict) else None
-    if not isinstance(told, dict):
+    """The usage that a reply states; what it leaves out, or states wrongly, is taken as expected."""
+    usage = data.get("usage") if isinstance(data, dict) else None
+    if not isinstance(usage, dict):
         return expected
 
     def count(fallback: int, value: object) -> int:
         whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
         return value if whole and isinstance(value, int) else fallback
 
-    details = told.get("prompt_tokens_details")
+    details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    prompt = count(expected.prompt_tokens, told.get("prompt_tokens", told.get("input_tokens")))
-    output = count(expected.output_tokens, told.get("completion_tokens", told.get("output_tokens")))
+    prompt = count(expected.prompt_tokens, usage.get("prompt_tokens", usage.get("input_tokens")))
+    output = count(expected.output_tokens, usage.get("completion_tokens", usage.get("output_tokens")))
     return Usage(1, prompt, min(count(0, cached), prompt), output)

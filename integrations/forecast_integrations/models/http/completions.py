@@ -90,12 +90,12 @@ class CompletionsBackend(HTTPBackend):
         for result in run_parallel(jobs, self.client.concurrency):
             if isinstance(result, LLMError):
                 raise result
-        found = set()
+        candidates = set()
         for texts in after.values():
             before, *ends = (self._tokenized(call, text, opening=False) for text in texts)
             single = all(len(end) == len(before) + 1 and end[:-1] == before for end in ends)
-            found.add(tuple(end[-1] for end in ends) if single else ())
-        (ids, *others) = found
+            candidates.add(tuple(end[-1] for end in ends) if single else ())
+        (ids, *others) = candidates
         if others or len(set(ids)) < len(labels):
             raise LLMError(
                 f"the labels {[label.token for label in labels]} must be one token each after {words[0]!r}, "
@@ -179,9 +179,9 @@ class CompletionsBackend(HTTPBackend):
                 "ignores them): use kind=systemone or kind=chat"
             )
         read = partial(_label_weights, labels=labels, ids=ids)
-        found = rows([places.get(index, []) for index in range(n)], read, len(labels))
-        found.mass[:] = np.minimum(found.mass, 1.0)  # the sum of rounded numbers
-        return found
+        answers = rows([places.get(index, []) for index in range(n)], read, len(labels))
+        answers.mass[:] = np.minimum(answers.mass, 1.0)  # the sum of rounded numbers
+        return answers
 
 
 class _NoTokenizer(LLMError):
@@ -205,7 +205,7 @@ def _label_weights(
 
 
 def _probability(log_probabilities: Sequence[object]) -> float | None:
-    """Of any of some tokens; None where a server's number is none, or above 1."""
+    """Probability of any of some tokens; None where a server's number is none, or above 1."""
     total = 0.0
     for value in log_probabilities:
         if not isinstance(value, int | float) or isinstance(value, bool) or not value <= 0.01:

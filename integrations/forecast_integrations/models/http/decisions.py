@@ -17,7 +17,7 @@ from forecast_integrations.models.http.backend import ForecastCall, HTTPBackend,
 from forecast_integrations.models.http.client import RequestRejected, ServerClient
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""What a server calls its options, in order."""
+"""A server's names of its options, in order."""
 MAX_QUESTIONS = 64
 """Most questions that servers take at once."""
 
@@ -69,18 +69,18 @@ class SystemOneBackend(HTTPBackend):
 
 
 def _parse_rows(data: Any, options: Sequence[str], n: int) -> LabelRows:
-    answers, told = data["answers"], data.get("diagnostics") or {}
+    answers, diagnostics = data["answers"], data.get("diagnostics") or {}
     given = [[answers[name]] if (name := str(number)) in answers else [] for number in range(n)]
 
     def weights(answer: Mapping[str, Mapping[str, object]]) -> list[object]:
         return [answer["probabilities"][option] for option in options]
 
-    found = rows(given, weights, len(options), least=0.9)
+    answer_rows = rows(given, weights, len(options), least=0.9)
     for number in range(n):
         # The server's probabilities sum to 1 whatever it thought of other tokens; vLLM tells that apart.
-        mass = (told.get(str(number)) or {}).get("label_mass")
+        mass = (diagnostics.get(str(number)) or {}).get("label_mass")
         if not isinstance(mass, int | float) or isinstance(mass, bool):
             mass = 1.0
-        if found.mass[number]:
-            found.mass[number] = min(max(float(mass), 0.0), 1.0)
-    return found
+        if answer_rows.mass[number]:
+            answer_rows.mass[number] = min(max(float(mass), 0.0), 1.0)
+    return answer_rows

@@ -62,8 +62,8 @@ def repeats_key(text: str, key: str) -> bool:
     if any(piece in folded or piece[::-1] in folded for piece in pieces):
         return True
     for start in range(len(plain) - WINDOW + 1):
-        if (found := known.get(plain[start : start + WINDOW])) and any(
-            plain.startswith(p, start) for p in found
+        if (patterns := known.get(plain[start : start + WINDOW])) and any(
+            plain.startswith(p, start) for p in patterns
         ):
             return True
     return False

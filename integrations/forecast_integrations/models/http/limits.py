@@ -1,4 +1,4 @@
-"""What keeps a server from costing more than it may: a deadline, and budgets of tokens, money and seconds."""
+"""Limits of a server's cost: a deadline, and budgets of tokens, money and seconds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class BudgetExceeded(LLMError):
 
 
 class UsageLedger:
-    """What was spent, and what requests under way may still cost; one per process.
+    """Costs so far, and those that requests under way may still cause; one ledger per process.
 
     A request first reserves what it is expected to cost, so that requests that run side by side cannot
     overrun a limit together; what it did cost replaces that afterwards.
@@ -77,7 +77,7 @@ class UsageLedger:
 
     @property
     def spent(self) -> Usage:
-        """What all requests so far have cost; `seconds` counts requests side by side once."""
+        """The cost of all requests so far; `seconds` counts requests side by side once."""
         with self._mutex:
             return replace(self._spent, seconds=self._seconds())
 
@@ -107,10 +107,10 @@ class UsageLedger:
     def _admit(self, expected: Usage, limits: SpendingLimits) -> float:
         used = self._spent + self._reserved
         tokens = used.prompt_tokens + used.output_tokens
-        asked = expected.prompt_tokens + expected.output_tokens
-        if limits.tokens is not None and tokens + asked > limits.tokens:
+        needed = expected.prompt_tokens + expected.output_tokens
+        if limits.tokens is not None and tokens + needed > limits.tokens:
             raise BudgetExceeded(
-                f"the request may need {asked} tokens, and {tokens} of {limits.tokens} are spent or "
+                f"the request may need {needed} tokens, and {tokens} of {limits.tokens} are spent or "
                 "promised: raise FORECAST_AUTOTUNE_LLM_MAX_TOKENS to ask more"
             )
         if limits.money is not None and used.money + expected.money > limits.money:
@@ -131,7 +131,7 @@ class UsageLedger:
 
 @dataclass
 class RequestCost:
-    """What one request costs; nothing until `cost` is set."""
+    """The cost of one request; nothing until `cost` is set."""
 
     budget_s: float
     """Seconds that the budget leaves for it."""

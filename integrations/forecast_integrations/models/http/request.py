@@ -50,7 +50,7 @@ _PROXY_STATUS = re.compile(r"[1-5][0-9]{2}(?= )")
 
 @dataclass(frozen=True)
 class HTTPResponse:
-    """What a server answered at last."""
+    """A server's last reply."""
 
     status: int
     kind: str
@@ -59,7 +59,7 @@ class HTTPResponse:
 
 
 class Attempts:
-    """What the attempts at one request may have cost.
+    """The attempts at one request, and their costs.
 
     Each is charged as expected that was sent and did not end in an error's status.
 
@@ -199,7 +199,7 @@ def _ssl_context() -> ssl.SSLContext:
 
 
 def _described(error: BaseException, url: str) -> str:
-    """What went wrong, on one line and without a word of the server's, which may have repeated the key."""
+    """The failure on one line, without a word of the server's, which may have repeated the key."""
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, LLMError):
@@ -223,7 +223,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _system_reason(error: BaseException) -> str:
-    """What the operating system or OpenSSL says, in their fixed words; empty for other errors."""
+    """The reason in the fixed words of the operating system or OpenSSL; empty for other errors."""
     if isinstance(error, ssl.SSLError):
         return f"SSL {error.reason}" if _SSL_REASON.fullmatch(error.reason or "") else "SSL"
     if isinstance(error, socket.gaierror):

@@ -144,7 +144,7 @@ class TransformersBackend(Backend):
         return _OpenModel(model, tokens, prefill, context)
 
     def _past(self, it: _OpenModel, ids: Ids, shortest: int) -> tuple[Prefix, int]:
-        """What the model keeps of the prefix, and how many tokens of it were known before."""
+        """The prefix as the model keeps it, and how many tokens of it were known before."""
         if len(ids) + shortest > it.context:
             raise LLMError(
                 f"a prompt must fit the model's {it.context} positions; this one has {len(ids)} tokens "
@@ -184,9 +184,9 @@ class TransformersBackend(Backend):
             sizes = [len(rows[i]) for i in waiting]
             count = it.prefill.rows_that_fit(len(past), sizes, self._memory)
             at = [rows[i] for i in waiting[:count]]
-            found = unless_out_of_memory(partial(_read_to_host, it.prefill, past, at, tokens))
-            if found is not None:
-                logits[waiting[:count]], totals[waiting[:count]] = found
+            result = unless_out_of_memory(partial(_read_to_host, it.prefill, past, at, tokens))
+            if result is not None:
+                logits[waiting[:count]], totals[waiting[:count]] = result
             else:
                 self._forget()
                 if count > 1:  # again, with half of it, from now on
@@ -232,16 +232,16 @@ def _read_to_host(prefill: Prefill, past: Prefix, rows: Sequence[Ids], labels: T
 def _response(logits: Array, totals: Array, usage: Usage, trouble: list[str]) -> BackendResponse:
     """Shares of the labels among themselves, and together among everything. Raises `LLMError` if no row
     has any."""
-    told = np.isfinite(logits).all(axis=1) & np.isfinite(totals)
-    if not trouble and not told.all():
+    finite = np.isfinite(logits).all(axis=1) & np.isfinite(totals)
+    if not trouble and not finite.all():
         trouble = ["the model's logits were not finite: choose another dtype"]
-    if not told.any():
+    if not finite.any():
         raise LLMError(f"no candidate was read: {'; '.join(trouble)}")
     probabilities, mass = np.zeros(logits.shape), np.zeros(len(logits))
-    top = logits[told].max(axis=1, keepdims=True)
-    odds = np.exp(logits[told] - top)
+    top = logits[finite].max(axis=1, keepdims=True)
+    odds = np.exp(logits[finite] - top)
     total = odds.sum(axis=1, keepdims=True)
-    probabilities[told] = odds / total
+    probabilities[finite] = odds / total
     # Not above 1: the sum over all tokens is rounded as the model's own numbers are.
-    mass[told] = np.minimum(np.exp((np.log(total) + top)[:, 0] - totals[told]), 1.0)
+    mass[finite] = np.minimum(np.exp((np.log(total) + top)[:, 0] - totals[finite]), 1.0)
     return BackendResponse(probabilities, mass, usage, tuple(trouble))

@@ -64,16 +64,16 @@ class LocalGenerator:
 
     def __call__(self, prompt: str, n: int) -> list[str]:
         """Up to `n` texts, a single one where nothing is drawn. Raises `LLMError`."""
-        asked = _GenerationCall(prompt, n if self._temperature > 0 else 1)
+        call = _GenerationCall(prompt, n if self._temperature > 0 else 1)
         with self._arriving:
-            self._waiting.append(asked)
+            self._waiting.append(call)
         with self._turn:
-            if not asked.done:
-                self._serve(asked)
-        self._told(asked.usage)
-        if asked.error is not None:
-            raise asked.error
-        return require_texts([text for text in asked.texts if text.strip()], ["only empty texts"])
+            if not call.done:
+                self._serve(call)
+        self._told(call.usage)
+        if call.error is not None:
+            raise call.error
+        return require_texts([text for text in call.texts if text.strip()], ["only empty texts"])
 
     def _serve(self, asked: _GenerationCall) -> None:
         """One pass, for `asked` and for those of the others that wait for whom there is room."""
@@ -113,9 +113,9 @@ class LocalGenerator:
 
     def _rows(self, loaded: LoadedModel, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
         """A text for every prompt, with the tokens of both; in halves where memory is missing."""
-        found = unless_out_of_memory(lambda: self.run_pass(loaded, prompts))
-        if found is not None:
-            return found
+        texts = unless_out_of_memory(lambda: self.run_pass(loaded, prompts))
+        if texts is not None:
+            return texts
         if len(prompts) == 1:
             raise LLMError(
                 f"there was not enough memory on {loaded.model.device} to write a text: use a smaller "
@@ -151,7 +151,7 @@ class LocalGenerator:
         how = drawn if self._temperature > 0 else {"do_sample": False}
         try:
             with torch.inference_mode():
-                found = model.generate(
+                tokens = model.generate(
                     **inputs,
                     **how,
                     max_new_tokens=self._max_tokens,
@@ -166,6 +166,6 @@ class LocalGenerator:
                 "smaller model"
             ) from error
         read = inputs["attention_mask"].sum(1).tolist()
-        written = (found[:, width:] != end).sum(1).tolist()
-        texts = [tokenizer.decode(ids[width:], skip_special_tokens=True) for ids in found]
+        written = (tokens[:, width:] != end).sum(1).tolist()
+        texts = [tokenizer.decode(ids[width:], skip_special_tokens=True) for ids in tokens]
         return list(zip(texts, read, written, strict=True))

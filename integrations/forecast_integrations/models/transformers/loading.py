@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 DTYPES = ("bfloat16", "float16", "float32")
 _CHECKPOINT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
-"""What is fetched of a repository, from its top folder: no code, and no weights that are pickles."""
+"""Files that are fetched of a repository, from its top folder: no code, and no weights that are pickles."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What to load, and where to."""
+    """A model to load, and the device to load it to."""
 
     model: str
     """A folder, or a name on the Hugging Face hub."""
@@ -99,8 +99,8 @@ def _dtype(given: str | None, device: torch.device) -> torch.dtype:
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float16
     # A CPU without instructions for it converts back and forth: slower than float32.
-    asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
-    return torch.bfloat16 if any(ask is not None and ask() for ask in asked) else torch.float32
+    probes = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    return torch.bfloat16 if any(ask is not None and ask() for ask in probes) else torch.float32
 
 
 def _load_part(name: str, what: str, load_one: Callable[[str], T]) -> T:
@@ -215,7 +215,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def unless_out_of_memory(function: Callable[[], T]) -> T | None:
-    """What the function returns, or None if memory was missing: by then, nothing holds what it had used."""
+    """The function's result, or None if memory was missing: by then, nothing holds what it had used."""
     try:
         return function()
     except Exception as error:
