@@ -71,7 +71,7 @@ def exclusive(lock: Lock, timeout_s: float, busy: str) -> Iterator[None]:
 
 @runtime_checkable
 class Backend(Protocol):
-    """A language model that can be asked; `llm.open.backend` builds one from FORECAST_AUTOTUNE_LLM."""
+    """A language model that can be asked; `llm.providers.provider` builds one from FORECAST_AUTOTUNE_LLM."""
 
     name: str
     """Kind, model and adapter, as they are recorded with a forecast."""

@@ -120,7 +120,7 @@ class Problem(
         repr=False,
         metadata=json_option(write=lambda ttir: dict(ttir) or None),
     )
-    """TTIR text by constexpr assignment (`features.ttir.assignment_key`); empty when not traced."""
+    """TTIR text by constexpr assignment (`features.ttir.extraction.assignment_key`); empty when not traced."""
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -161,7 +161,7 @@ class Problem(
 
 
 def _joined_facts(own: Any, theirs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The units of both, the first one's where both have some; see `features.kept` for what they mean."""
+    """The units of both, the first one's where both have some; see `features.stored_facts` for what they mean."""
     if not isinstance(own, Mapping) or own.get("version") != theirs.get("version"):
         return theirs
     units = {**_units(theirs.get("units")), **_units(own.get("units"))}

@@ -385,7 +385,7 @@ class KernelDirectory:
     # --- facts ---
 
     def facts(self, problem_id: str) -> Mapping[str, Any] | None:
-        """The facts kept of a problem (`features.kept`). A damaged file is noted and counts as none."""
+        """The facts kept of a problem (`features.stored_facts`). A damaged file is noted and counts as none."""
         if problem_id in self._facts or self.path is None:
             return self._facts.get(problem_id)
         path = self.path / "facts" / f"{problem_file(problem_id)}.json"

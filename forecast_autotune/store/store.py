@@ -97,7 +97,7 @@ class Store:
         """Other problems of this kernel name with an ok measurement.
 
         First up to `limit` of this device class, most similar first: same source hash before others, then
-        the distance of `similar.distance`. Then, unless `limit` is 0, the most similar one of the same
+        the distance of `feature_distance`. Then, unless `limit` is 0, the most similar one of the same
         source of each other device class, as far as their logs are quick to read (`elsewhere`). Kept facts come
         with those of this device class.
         """

@@ -64,7 +64,7 @@ def formula_prior(
 ) -> Prior:
     """Evaluate the cost formula for every candidate; facts of untraced ones are interpolated.
 
-    Where there is no TTIR, facts that the problem's record has kept (`features.kept`) take its place.
+    Where there is no TTIR, facts that the problem's record has kept (`features.stored_facts`) take its place.
     """
     n = len(candidates)
     listed = CandidateList.of(candidates)

@@ -52,7 +52,7 @@ class Query:
     """This problem's own measurements so far, failures included."""
     relatives: Sequence[Relative] = ()
     ttir: Mapping[str, str] = field(default_factory=dict)
-    """TTIR by `features.ttir.assignment_key`; may be empty or partial."""
+    """TTIR by `features.ttir.extraction.assignment_key`; may be empty or partial."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Source by variant, where it is known; the base kernel's is the problem's own."""
     advice: Advice | None = None

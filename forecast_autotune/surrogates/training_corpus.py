@@ -1,7 +1,7 @@
 """How far a kernel lies from those that a model was fitted to: the further, the less a forecast is worth.
 
 Of kernels whose family was left out of the fit, the far ones' first forecasts are off by more than twice as
-much as the near ones'. So each of both have calibrations of their own (`calibration.group_of`).
+much as the near ones'. So each of both have calibrations of their own (`calibration_group`).
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Origin(StrEnum):
 
     LLM = "llm"
     REWRITE = "mechanical"
-    """A rewrite of `variants.mechanical`, without a language model."""
+    """A rewrite of `forecast_harness.authors.mechanical`, without a language model."""
     HAND = "hand"
 
 

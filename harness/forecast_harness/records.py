@@ -47,7 +47,7 @@ class Node:
     """One source that was proposed. Immutable; what became of it is in the state."""
 
     id: str
-    """`novelty.identity`: digest of the target, the language and the normalised source."""
+    """`node_identity`: digest of the target, the language and the normalised source."""
     source: str = field(repr=False)
     language: str
     parents: tuple[str, ...]
@@ -84,7 +84,7 @@ class NodeForecast:
 _CONFIDENT_ERRORS = 2.0
 """Standard errors beyond which a difference is not chance."""
 _FASTER_OUTCOME = "faster"
-"""As `timing.duel.Outcome` has it."""
+"""As `ComparisonOutcome` has it."""
 
 
 @dataclass(frozen=True)

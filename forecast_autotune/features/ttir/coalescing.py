@@ -155,7 +155,7 @@ def tile_access(
 ) -> TileAccess:
     """An access through a tensor of pointers.
 
-    `run` is what `ttir_tensors.contiguous` says of it, `divides` the divisor of its pointers in bytes and
+    `run` is what `contiguous_run` says of it, `divides` the divisor of its pointers in bytes and
     `mask` the strides of its mask; None where there is none.
     """
     shape, element = pointer.shape, _pointee_bytes(pointer)

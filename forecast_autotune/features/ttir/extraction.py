@@ -116,7 +116,7 @@ class _FactCollector(IntegerAnalysis):
     touches: dict[coalescing.TileAccess, float] = field(default_factory=dict)
     """How often the mean program makes each access."""
     reductions: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
-    """How often the mean program joins elements in each way, see `ttir_memory.exchanged`."""
+    """How often the mean program joins elements in each way, see `warp_exchange_counts`."""
     largest: int = 1
     unknown: int = 0
     calls: int = 0

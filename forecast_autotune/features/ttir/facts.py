@@ -27,7 +27,7 @@ class TtirFacts:
     dot_shapes: tuple[tuple[int, int, int, float], ...] = ()
     """Distinct (M, N, K, share of `dot_flops`), largest share first; shares sum to 1."""
     chained_flops: float = 0.0
-    """The part of `dot_flops` in dots whose result reaches another dot: see `ttir_shared.chained`."""
+    """The part of `dot_flops` in dots whose result reaches another dot: see `shared_memory.chained`."""
     chained_rows: float = 0.0
     """M of the chained dot with the most FLOPs; 0 without one."""
     chained_columns: float = 0.0
@@ -53,7 +53,7 @@ class TtirFacts:
     largest_tile: float = 0.0
     """Elements of the largest tensor."""
     live_bytes: float = 0.0
-    """Most bytes of tensors alive at once; see `ttir_tensors.live_bytes`."""
+    """Most bytes of tensors alive at once; see `tensors.live_bytes`."""
     accumulator_bytes: float = 0.0
     """Floating-point tensors and sums of integer dots carried by one loop, the most over loops."""
     loop_trips: float = 1.0
@@ -72,7 +72,7 @@ class TtirFacts:
     masked_share: float = 0.0
     """Share of loaded and stored bytes under a mask."""
     direct_bytes: float = 0.0
-    """From here to `reduced_inside`: what shared memory will hold, see `ttir_shared.Shared`."""
+    """From here to `reduced_inside`: what shared memory will hold, see `SharedMemoryUse`."""
     indirect_bytes: float = 0.0
     direct_once_bytes: float = 0.0
     resident_bytes: float = 0.0
@@ -104,14 +104,14 @@ class TtirFacts:
     lines_16: float = 0.0
     lines_32: float = 0.0
     exchanged_1: float = 0.0
-    """Elements that the warps of such a program exchange, see `ttir_memory.exchanged`."""
+    """Elements that the warps of such a program exchange, see `warp_exchange_counts`."""
     exchanged_2: float = 0.0
     exchanged_4: float = 0.0
     exchanged_8: float = 0.0
     exchanged_16: float = 0.0
     exchanged_32: float = 0.0
     partial_bytes: float = 0.0
-    """Bytes of sectors that stores write in parts; see `ttir_memory.partial_bytes`."""
+    """Bytes of sectors that stores write in parts; see `coalescing.partial_bytes`."""
     staged_loops: int = 0
     """Loops that the number of pipeline stages may change."""
     unknown_trips: int = 0

@@ -57,7 +57,7 @@ class IntegerAnalysis:
     guesses: Environment = field(default_factory=dict)
     """Integers of the usual program and the first iteration, where data or earlier iterations decide them."""
     divisors: dict[str, int] = field(default_factory=dict)
-    """Powers of two that divide integers and pointers, see `ttir_memory.divisor`."""
+    """Powers of two that divide integers and pointers, see `coalescing.divisor`."""
     rows: dict[str, int] = field(default_factory=dict)
     """First dimensions of the tensors that pointer parameters point at, by parameter."""
     sizes: dict[str, int] = field(default_factory=dict)

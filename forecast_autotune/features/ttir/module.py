@@ -24,7 +24,7 @@ class TtirModule:
 
     @cached_property
     def live_bytes(self) -> float:
-        """See `ttir_tensors.live_bytes`."""
+        """See `tensors.live_bytes`."""
         return tensors.live_bytes(self.kernel.blocks)
 
     @cached_property

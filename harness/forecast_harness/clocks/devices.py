@@ -160,7 +160,7 @@ def device_peaks(name: str) -> DevicePeaks:
 
 @contextmanager
 def exclusive(name: str, timeout_s: float = 600.0, folder: Path | None = None) -> Iterator[None]:
-    """Hold a device by its name (see `Plan.place`), among all processes of this machine that ask in this way.
+    """Hold a device by its name (see `device_lock`), among all processes of this machine that ask in this way.
 
     Raises `DeviceBusy` after `timeout_s` seconds.
     """

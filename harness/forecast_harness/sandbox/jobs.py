@@ -209,7 +209,7 @@ class SandboxJob:
     """One thing for a lane to do. Raises `SandboxError` for a bad entry, payload or file name."""
 
     entry: str
-    """`module:function` of trusted code. Called as `function(work: Work)`; see `worker.Work`."""
+    """`module:function` of trusted code. Called as `function(work: Work)`; see `JobContext`."""
     payload: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """JSON-able; only trusted code sees it."""
     files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -588,7 +588,7 @@ def _add_cost(state: SearchState, on: str, spent: SearchCost) -> None:
 
 @dataclass(frozen=True)
 class BatchView:
-    """What a batch may know: an `interfaces.View`, and what else decisions rest on."""
+    """The knowledge of a batch: the search so far, and what else decisions rest on."""
 
     batch: int
     nodes: Mapping[str, Node]

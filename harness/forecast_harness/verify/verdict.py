@@ -126,7 +126,7 @@ class SolutionVerdict(
     seconds: float = field(default=0.0, metadata=json_option(write=rounded(4)))
     """Wall seconds of the whole verification."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Seeds, sandbox level, largest error over limit, harness hash, where the time went (`Judge.facts`)."""
+    """Seeds, sandbox level, largest error over limit, harness hash, where the time went (`facts`)."""
 
     @property
     def judgement(self) -> Judgement:

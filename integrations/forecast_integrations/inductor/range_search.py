@@ -59,7 +59,7 @@ class SizedProblems:
 class RangeSearch(OperationSearch):
     """Forecasts, plans and decides by the mean time over a range of sizes.
 
-    Inductor times the size that was met; `time_others` adds the other measured sizes, with the same binaries. Where
+    Inductor times the size that was met; `choice_timing` adds the other measured sizes, with the same binaries. Where
     that fails, `give_up` makes an ordinary search of it.
     """
 

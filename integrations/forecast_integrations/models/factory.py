@@ -1,4 +1,4 @@
-"""From FORECAST_AUTOTUNE_LLM to a model that can be asked, or that writes; `spec.FORMS` shows the forms."""
+"""From FORECAST_AUTOTUNE_LLM to a model that can be asked, or that writes; `SPEC_FORMS` shows the forms."""
 
 from __future__ import annotations
 

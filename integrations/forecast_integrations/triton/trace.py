@@ -89,7 +89,7 @@ class _Reader:
 
 
 class ChildTracer:
-    """Traces candidates of one call, in children where that pays; a `tuning.preparation.tracing.BackgroundTracer`."""
+    """Traces candidates of one call, in children where that pays; a `BackgroundTracer`."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ __all__ = ["page"]
 
 
 def page(state: SearchState) -> str:
-    """The search as one HTML file that needs nothing else. See `render.page`."""
+    """The search as one HTML file that needs nothing else. See `render_page`."""
     from forecast_harness.search.report.figures import build_report
     from forecast_harness.search.report.render import render_page as rendered
 

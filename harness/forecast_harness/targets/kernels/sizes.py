@@ -50,7 +50,7 @@ class SizeClass:
     places: tuple[str, ...]
     recorded: int
     size_class: str | int
-    """Its class (`signature.in_class`); a number for a size that is not varied."""
+    """Its class (`in_size_class`); a number for a size that is not varied."""
 
     @property
     def varies(self) -> bool:

@@ -1,6 +1,6 @@
 """Forecasts of a pack's Triton solutions by the shipped surrogate: of every kernel that they would launch.
 
-A solution is called in a sandbox on tensors without memory, see `pack_cell`. Its time on a workload is
+A solution is called in a sandbox on tensors without memory, see `packs.cell`. Its time on a workload is
 forecast as the sum of its kernels' times; what its torch code costs besides is left to the search's results.
 Where each call launches one kernel, what was timed of solutions that launch one with the same arguments
 moves the forecasts too, as if all were variants of one kernel. How a time of several kernels divides among
@@ -44,7 +44,7 @@ _FILES_PER_JOB = 8
 _TRACE_LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
 _TRACE_JOB = "forecast_harness.trials.judging.packs.cell:main"
 _LaunchRecord = dict[str, Any]
-"""One launch of a kernel, as `pack_cell.trace` tells it."""
+"""One launch of a kernel, as `trace_file` tells it."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class ConfigForecasts:
 
     @property
     def order(self) -> list[int]:
-        """From the most promising to the least, failures charged as in `surrogates.base`."""
+        """From the most promising to the least, failures charged as in `Forecasts.order`."""
         return [int(i) for i in np.argsort(self.mean + 6.0 * self.p_fail, kind="stable")]
 
     def excluding(self, configs: Collection[Config]) -> ConfigForecasts:

@@ -16,7 +16,7 @@ def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Pat
 
     `device`: `cpu` or `cuda`; `index`: the driver's number of the device; `folder`: for scratch files.
     A judge that opens is healthy: a small computation with a known answer ran in its sandbox. Raises
-    `LaneLost` where it is not, `SettingsError` for a device that is not there, or on which the target's
+    `RunnerLost` where it is not, `SettingsError` for a device that is not there, or on which the target's
     kind cannot be judged, and `SandboxError` where no sandbox works.
     """
     plan = verification_plan(device, index)

@@ -224,7 +224,7 @@ class BaseKernelRunner:
 def call_arguments(
     arguments: Sequence[Argument], scalars: Mapping[str, Any], grid: Sequence[int] | None, config: Config
 ) -> dict[str, Any]:
-    """The arguments of `run` in a cell (see `launcher`), as `skeleton.filled` reads them."""
+    """The arguments of `run` in a cell (see `launcher`), as `skeleton` reads them."""
     views = {a.name: [list(a.shape), list(a.stride)] for a in arguments if a.kind == "tensor"}
     options = {n: v for n, v in config.parameters().items() if n not in dict(config.kwargs)}
     named: dict[str, Any] = {

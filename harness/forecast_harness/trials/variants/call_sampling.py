@@ -28,7 +28,7 @@ from forecast_harness.verify.problems.input_values import draw
 HUGE_REGIME = "huge"
 CALL_REGIMES = ("normal", "uniform", "offset", HUGE_REGIME)
 """`huge` goes up to half of the dtype's range, but not beyond ten thousands: it shows a softmax without its
-maximum. `offset` shows a variance that cancels. The others as in `verify.draws`."""
+maximum. `offset` shows a variance that cancels. The others as in `verify.problems.input_values`."""
 MAX_PROGRAMS = {"cpu": 48, "cuda": 1 << 22}
 """Programs of a drawn launch at most, if possible: an interpreter runs one after another."""
 MAX_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 22}

@@ -43,7 +43,7 @@ _BLOCK_CHECK_SHARE = 0.5
 
 
 class CellClient(Protocol):
-    """What the judge needs of a `sandbox.Cell`: a process to ask."""
+    """What the judge needs of a `sandbox.cell.Cell`: a process to ask."""
 
     def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> CellAnswer:
         """Call `module:function` there. Raises `CandidateFault` when the candidate fails."""
@@ -85,7 +85,7 @@ class LaunchTimes:
     wall_seconds: float
     """From question to answer, by the judge's clock."""
     protocol: str
-    """How the cell timed it: `host`, or as `timing.device` does."""
+    """How the cell timed it: `host`, or as `clocks.devices` does."""
 
 
 @dataclass

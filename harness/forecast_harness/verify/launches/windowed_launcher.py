@@ -49,7 +49,7 @@ _REPORT_SHARE = 0.05
 
 @runtime_checkable
 class WindowedCell(DescriptorCell, Protocol):
-    """A cell that can be stopped, and asked within a window; see `sandbox.Cell`."""
+    """A cell that can be stopped, and asked within a window; see `sandbox.cell.Cell`."""
 
     def ask_in_window(self, entry: str, payload: Mapping[str, Any]) -> CellAnswer:
         """Resume it, ask, and stop it; the answer's `seconds` are all in between."""

@@ -36,7 +36,7 @@ _UNLIKE, _MOST = 0.05, 0.5
 
 
 class BatchCell(DescriptorCell, Protocol):
-    """A cell that can be asked within a window that begins and ends as told; see `sandbox.Cell`."""
+    """A cell that can be asked within a window that begins and ends as told; see `sandbox.cell.Cell`."""
 
     def ask_in_window(self, entry: str, payload: Mapping[str, Any], reveal: Any, collect: Any) -> CellAnswer:
         """Resume it between `reveal` and `collect`; the answer's `seconds` are all in between."""

@@ -221,7 +221,7 @@ class ThreadPool:
 _STRAGGLER_FACTOR = 5.0
 """A compilation that takes this many times the median has usually unrolled or spilled without bounds,
 and makes a slow kernel: an impatient pool does not wait for it. A plan by wall time drops it sooner, by
-`tuning.preparation.compile_times`; this bounds what policies cost that do not look at the clock."""
+`CompileTimes`; this bounds what policies cost that do not look at the clock."""
 _STRAGGLER_S = 6.0
 """Seconds that a compilation is always granted, however quick the others are."""
 

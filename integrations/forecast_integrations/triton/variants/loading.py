@@ -104,7 +104,7 @@ class AlternativeKernel:
     judgement: SourceJudgement | None = None
     """What a language model expects of it, if one was asked."""
     depends_on_call = False
-    """Whether what it compiles to depends on more of the call than `describe.kind` tells."""
+    """Whether what it compiles to depends on more of the call than `call_kind` tells."""
 
     @property
     def source(self) -> str:

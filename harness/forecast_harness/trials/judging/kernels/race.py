@@ -79,7 +79,7 @@ def race(work: JobContext) -> CellAnswer:
     each), `against` and `variant` (`source`, `configs`; one of `against`), `device` and `rules`, and may have `hold`:
     all is compiled, launched and compared before it waits for that (see `HeldRace`).
 
-    The value is as of `search.race`, with the call's number in place of a workload's name, and `unable`: the
+    The value is as of `race`, with the call's number in place of a workload's name, and `unable`: the
     outcome of configs that could not run, by number, which is no fault of the variant; `steps` are its seconds.
     """
     asked, steps = work.payload, PhaseTimer()

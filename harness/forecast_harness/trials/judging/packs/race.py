@@ -1,6 +1,6 @@
 """The timing job of a search: a source's configs race each other, the winner is timed against the incumbent.
 
-Runs in a sandbox judge, as `verify.contest` does, whose clock and suspicion it uses. Every config has a cell
+Runs in a sandbox judge, as `verify` does, whose clock and suspicion it uses. Every config has a cell
 of its own: one that crashes takes no other along. All are timed in pairs with the incumbent, so that drift
 and co-tenants meet both sides of every comparison.
 """

@@ -16,7 +16,7 @@ Call = TypeVar("Call", bound=Hashable)
 
 @dataclass(frozen=True)
 class RaceRules(Record, label="rules"):
-    """When to stop timing. A block is four launches of every workload, as in `timing.duel`."""
+    """When to stop timing. A block is four launches of every workload, as in `clocks.paired_comparison`."""
 
     rung: int = 2
     """Blocks per config in the first round of a race; each further round has twice as many."""
