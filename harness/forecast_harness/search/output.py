@@ -113,7 +113,7 @@ def summary(state: SearchState) -> dict[str, Any]:
     """What was found and what it cost, as one JSON object.
 
     `per_percent` is each cost per per cent of the first seed's time that the best source saves; None while
-    nothing is saved. `reliability` compares what was forecast with what came of it.
+    nothing is saved.
     """
     saved = 100.0 * (1.0 - 2**state.best_score)
     spent = codec.to_json(state.spent)
@@ -135,43 +135,6 @@ def summary(state: SearchState) -> dict[str, Any]:
         "spent_on": {name: codec.to_json(s) for name, s in state.spent_on.items()},
         "per_percent": {k: v / saved for k, v in spent.items()} if saved > 0.0 else None,
         "arms": {name: codec.to_json(stats) for name, stats in sorted(state.arms.items())},
-        "reliability": reliability(state),
-    }
-
-
-def reliability(state: SearchState) -> dict[str, Any] | None:
-    """How forecasts fared over all nodes forecast, from those measured, each weighed by 1 / propensity.
-
-    `better`: mean forecast probability of being faster than the reference, and the share that was; `brier`:
-    mean squared difference of the two; `covered`: share of measured log2 ratios within the forecast's 80 %
-    interval (1.2816 sd), among those that ran; `count`: measured nodes that had a forecast. None without any.
-    Horvitz-Thompson weights, normalised (Hajek).
-    """
-    rows: list[tuple[float, float, float, float | None]] = []
-    for _, batch in sorted(state.batches.items()):
-        if batch.chosen is None or batch.forecasted is None:
-            continue
-        for node, odds in zip(batch.chosen.nodes, batch.chosen.propensities, strict=True):
-            belief, judged = batch.forecasted.beliefs.get(node), state.judged.get(node)
-            if (
-                belief is None
-                or judged is None
-                or belief.abstains
-                or judged.against != batch.forecasted.reference
-            ):
-                continue
-            ratio = judged.log2_ratio
-            inside = None if ratio is None else float(abs(ratio - belief.mean) <= 1.2816 * belief.sd)
-            rows.append((1.0 / odds, belief.p_better, float(ratio is not None and ratio < 0.0), inside))
-    if not rows:
-        return None
-    weight = sum(w for w, *_ in rows)
-    ran = sum(w for w, _, _, i in rows if i is not None)
-    return {
-        "count": len(rows),
-        "better": [sum(w * p for w, p, _, _ in rows) / weight, sum(w * b for w, _, b, _ in rows) / weight],
-        "brier": sum(w * (p - b) ** 2 for w, p, b, _ in rows) / weight,
-        "covered": sum(w * i for w, _, _, i in rows if i is not None) / ran if ran else None,
     }
 
 

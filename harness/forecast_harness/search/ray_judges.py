@@ -8,7 +8,6 @@ has its job given to another lane, a limited number of times; `LocalJudgePool` h
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -168,9 +167,8 @@ class RayJudgePool(LocalJudgePool):
     """Lanes on the cluster at `address`, or on one that is started on this machine for `local`.
 
     `gpus`: whether a lane takes a GPU, which it alone uses, or a CPU. `most` bounds the lanes; without it
-    there are as many as the cluster has GPUs (CPUs). Every `poll_s` seconds lanes join for nodes that have
-    joined, and leave for those that have left. `make_judge(number)` is called in the actor: with the driver's
-    number of its GPU, or with the lane's.
+    there are as many as the cluster has GPUs (CPUs) when the search begins. `make_judge(number)` is called in the
+    actor: with the driver's number of its GPU, or with the lane's.
 
     Raises `SettingsError` without Ray, or where no cluster answers at `address`.
     """
@@ -182,14 +180,13 @@ class RayJudgePool(LocalJudgePool):
         address: str = "auto",
         gpus: bool = False,
         most: int | None = None,
-        poll_s: float = 5.0,
         open_s: float = OPEN_TIMEOUT_S,
         strikes: int = MAX_OPEN_FAILURES,
         retry_s: float = RETRY_S,
         requeues: int = MAX_REQUEUES,
     ) -> None:
         self._ray = load_ray()
-        self._gpus, self._most, self._poll_s = gpus, most, poll_s
+        self._gpus, self._most = gpus, most
         self._owns_connection = not self._ray.is_initialized()
         if self._owns_connection:
             try:
@@ -203,14 +200,9 @@ class RayJudgePool(LocalJudgePool):
         def make(number: int) -> NodeJudge:
             return RemoteJudge(make_judge, number, gpus=float(gpus), open_s=open_s)
 
-        self._ended = threading.Event()
-        self.last_error = ""
-        """Why the cluster could not be asked the last time."""
         super().__init__(
             make, max(1, self.available_places()), strikes=strikes, retry_s=retry_s, requeues=requeues
         )
-        self._watcher = threading.Thread(target=self._watch, name="search-lanes-watch", daemon=True)
-        self._watcher.start()
 
     def available_places(self) -> int:
         """How many lanes the living nodes have room for, `most` at the most."""
@@ -221,27 +213,9 @@ class RayJudgePool(LocalJudgePool):
 
     def close(self) -> None:
         """End all lanes, and the connection if it was made here."""
-        self._ended.set()
         super().close()
-        self._watcher.join(_CLOSE_TIMEOUT_S)
         if self._owns_connection:
             self._ray.shutdown()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(self._poll_s):
-            try:
-                places = self.available_places()
-            except Exception as error:  # the head may be away for a moment; lanes notice if it stays away
-                self.last_error = _error_line(error)
-                continue
-            with self._condition:
-                here = [lane for lane in self.lanes if lane.state != "left" and not lane.is_leaving]
-            for _ in range(places - len(here)):
-                self.join()
-            # Those that have no place are the ones that could not open.
-            homeless = [lane for lane in here if lane.state in ("opening", "quarantined")]
-            for lane in homeless[: max(0, len(here) - max(1, places))]:
-                self.leave(lane)
 
 
 def _error_line(error: BaseException) -> str:

@@ -54,14 +54,12 @@ class LaneWorker:
     restarts: int = 0
     problem: str = ""
     """Why it last failed."""
-    is_leaving: bool = False
-    """Whether it is to leave once it is idle."""
     thread: threading.Thread | None = field(default=None, repr=False)
 
     @property
     def is_available(self) -> bool:
         """Whether it takes jobs, or is about to."""
-        return not self.is_leaving and self.state not in ("quarantined", "left")
+        return self.state not in ("quarantined", "left")
 
 
 class LocalJudgePool:
@@ -96,7 +94,7 @@ class LocalJudgePool:
         self._closing = False
         self.lanes: list[LaneWorker] = []
         for _ in range(n):
-            self.join()
+            self._join()
 
     def submit(self, job: NodeJob) -> Future[NodeResult]:
         """Judge it on the next free lane. A job whose id is known and not lost is not run again."""
@@ -117,7 +115,7 @@ class LocalJudgePool:
         with self._condition:
             return sum(lane.is_available for lane in self.lanes)
 
-    def join(self) -> LaneWorker:
+    def _join(self) -> None:
         """Add a lane."""
         with self._condition:
             lane = LaneWorker(len(self.lanes))
@@ -125,13 +123,6 @@ class LocalJudgePool:
         name = f"search-lane-{lane.number}"
         lane.thread = threading.Thread(target=self._supervise, args=(lane,), name=name, daemon=True)
         lane.thread.start()
-        return lane
-
-    def leave(self, lane: LaneWorker) -> None:
-        """Take a lane out, once it is idle."""
-        with self._condition:
-            lane.is_leaving = True
-            self._condition.notify_all()
 
     def give_up(self) -> None:
         """Cancel what waits, and have judges end what they are at; their lanes stay open."""
@@ -194,7 +185,7 @@ class LocalJudgePool:
 
     def _must_end(self, lane: LaneWorker) -> bool:
         with self._condition:
-            return self._closing or lane.is_leaving
+            return self._closing
 
     def _open_judge(self, lane: LaneWorker) -> NodeJudge | None:
         try:
@@ -211,7 +202,7 @@ class LocalJudgePool:
                 abandoned, LaneFailure(f"no lane works; the last: {lane.problem}", f"lane {lane.number}")
             )
             with self._condition:
-                self._condition.wait_for(lambda: self._closing or lane.is_leaving, self._retry_s)
+                self._condition.wait_for(lambda: self._closing, self._retry_s)
             return None
         with self._condition:
             lane.strikes, lane.state = 0, "ready"
@@ -219,8 +210,8 @@ class LocalJudgePool:
 
     def _next_task(self, lane: LaneWorker, judge: NodeJudge) -> _LaneTask | None:
         with self._condition:
-            self._condition.wait_for(lambda: self._waiting or self._closing or lane.is_leaving)
-            if self._closing or lane.is_leaving:
+            self._condition.wait_for(lambda: self._waiting or self._closing)
+            if self._closing:
                 return None
             task = self._waiting.popleft()
             if not task.future.running() and not task.future.set_running_or_notify_cancel():

@@ -154,20 +154,6 @@ def test_jobs_do_not_wait_for_lanes_that_are_all_broken() -> None:
         lanes.close()
 
 
-def test_lanes_join_and_leave(table: Callable[[int], NodeJudge]) -> None:
-    lanes = LocalJudgePool(table, 1)
-    try:
-        second = lanes.join()
-        assert lanes.capacity == 2
-        lanes.leave(lanes.lanes[0])
-        wait_until(lambda: lanes.capacity == 1)
-        assert lanes.submit(job("a")).result(30).device == f"table-{second.number}"
-        lanes.leave(second)
-        wait_until(lambda: lanes.capacity == 0)
-    finally:
-        lanes.close()
-
-
 def test_after_the_end_nothing_waits_for_ever(table: Callable[[int], NodeJudge]) -> None:
     lanes = LocalJudgePool(table, 1)
     running = lanes.submit(job("long", "sleep 0.3"))

@@ -59,10 +59,6 @@ def test_the_summary_adds_up(left: tuple[Path, SearchState]) -> None:
     assert data["per_percent"]["measurements"] == pytest.approx(30 / data["percent_saved"])
     assert data["measured"] == 30
     assert set(data["arms"]) == {"table/near", "table/far"}
-    reliability = data["reliability"]
-    assert 10 < reliability["count"] <= 28
-    assert abs(reliability["better"][0] - reliability["better"][1]) < 0.2
-    assert 0.5 < reliability["covered"] <= 1.0, "the forecasts' spread is what they are drawn with"
 
 
 def test_the_best_file_follows_the_search(tmp_path: Path) -> None:

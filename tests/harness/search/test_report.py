@@ -77,7 +77,7 @@ def test_a_search_that_found_nothing_does_not_claim_noise() -> None:
     _, story = story_of(ExampleSearch(failing=1.0))
     assert story.final is None
     assert figures.best_card(story.final).value == "-"
-    assert figures.per_percent(story.final, story.total)[0] == "-"
+    assert figures.per_percent(story.final, story.state.spent)[0] == "-"
     slower = BestResult("n", 0.01, 0.01, "confirmed")
     assert "nothing faster" in figures.best_card(slower).name
     assert figures.per_percent(slower, SearchCost(9, 9.0))[0] == "-"
@@ -90,13 +90,13 @@ def test_an_interval_that_reaches_one_is_not_shown_as_a_success() -> None:
 
 def test_costs_add_up_and_are_divided_by_the_time_saved() -> None:
     state, story = story_of(ExampleSearch())
-    assert sum(story.spent.values(), SearchCost()).tokens == story.total.tokens == state.spent.tokens
+    assert sum(state.spent_on.values(), SearchCost()).tokens == story.state.spent.tokens == state.spent.tokens
     final = story.final
     assert final is not None
     saved = 100 * (1 - 1 / final.speedup)
-    shown, rest = figures.per_percent(final, story.total)
-    assert shown == f"{story.total.device_seconds / saved:.2f} s"
-    assert f"{story.total.tokens / saved:,.0f} tokens" in rest
+    shown, rest = figures.per_percent(final, story.state.spent)
+    assert shown == f"{story.state.spent.device_seconds / saved:.2f} s"
+    assert f"{story.state.spent.tokens / saved:,.0f} tokens" in rest
     kinds = figures.cost_rows(story)
     assert kinds[-1][0] == "in all"
     assert kinds[-1][1] == f"{len(state.history)}"
@@ -104,13 +104,15 @@ def test_costs_add_up_and_are_divided_by_the_time_saved() -> None:
 
 def test_an_arm_tells_what_came_of_its_proposals() -> None:
     state, story = story_of(ExampleSearch())
-    assert sum(a.proposals for a in story.arms) == sum(len(a.nodes) for a in state.answers.values())
-    for arm in story.arms:
-        own = [n for n in state.judged if state.nodes[n].arm == arm.name]
-        assert arm.measured == len(own)
-        assert arm.ran == sum(n in state.scores for n in own)
-        assert arm.better == sum((state.judged[n].log2_ratio or 0.0) < 0 for n in own)
-        assert arm.best == min(state.scores[n] for n in own if n in state.scores)
+    rows = {row[0]: row for row in figures.arm_rows(story)}
+    proposed = sum(int(row[2].replace(",", "")) for row in rows.values())
+    assert proposed == sum(len(a.nodes) for a in state.answers.values())
+    for name, (_, _, _, _, measured, ran, better, best, *_) in rows.items():
+        own = [n for n in state.judged if state.nodes[n].arm == name]
+        assert int(measured) == len(own)
+        assert int(ran) == sum(n in state.scores for n in own)
+        assert int(better) == sum((state.judged[n].log2_ratio or 0.0) < 0 for n in own)
+        assert best == factor_text(-min(state.scores[n] for n in own if n in state.scores))
 
 
 def test_outcomes_count_every_node_once() -> None:
@@ -130,17 +132,17 @@ def test_the_progress_curve_ends_at_the_best_and_never_falls() -> None:
     assert heights == sorted(heights, reverse=True)  # upwards on paper is downwards in numbers
     assert story.final is not None
     assert heights[-1] == panel.y(-story.final.score)
-    assert len(panel.dots) == len(story.history)
+    assert len(panel.dots) == len(story.state.history)
 
 
 def test_many_results_are_thinned_but_the_records_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "MOST_DOTS", 40)
     _, story = story_of(ExampleSearch())
-    assert len(story.history) > 80
+    assert len(story.state.history) > 80
     panel = charts.progress_chart(story, {}, by="device_seconds")
     assert 20 < len(panel.dots) <= 40
-    assert f"{len(panel.dots)} of {len(story.history)}" in panel.note
-    best = min((s for s in story.history if s.score is not None), key=lambda s: s.score or 0.0)
+    assert f"{len(panel.dots)} of {len(story.state.history)}" in panel.note
+    best = min((s for s in story.state.history if s.score is not None), key=lambda s: s.score or 0.0)
     assert best.node in {dot.node for dot in panel.dots}
     assert len(charts.forecast_chart(story, {}).dots) <= 40
 
@@ -235,7 +237,7 @@ def test_a_chain_two_thousand_long_is_drawn() -> None:
     for n in range(1, 2000):
         node = replace(seed.node, id=f"n{n}", parents=(list(chain)[-1],))
         chain[node.id] = ReportNode(node, n)
-    drawing = render.draw_lineage(replace(story, entries=chain, confirmed={}, final=None), most=5000)
+    drawing = render.draw_lineage(replace(story, entries=chain, final=None), most=5000)
     assert len(drawing.leaves) == 2000
     assert {leaf.y for leaf in drawing.leaves} == {drawing.leaves[0].y}
 

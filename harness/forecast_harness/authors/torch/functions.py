@@ -8,25 +8,17 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 
-from forecast_harness.authors.torch.loops import insert_definition
 from forecast_harness.authors.torch.source_code import (
-    FunctionScope,
     InputFacts,
     ParsedSource,
     TorchEdit,
-    is_arithmetic,
-    is_pure,
     read_expressions,
-    statement_lists,
 )
 from forecast_harness.authors.triton.analysis.source_unit import (
-    assigned_names,
     fresh_name,
     names,
-    nodes_in_order,
     parse_expression,
     parse_statements,
-    read_names,
     swap_expressions,
 )
 
@@ -50,44 +42,6 @@ def inference_mode(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]
             draft = code.copy()
             draft.twin(node).context_expr = parse_expression("torch.inference_mode()")
             yield TorchEdit(draft.text(), "inference mode in place of no gradients")
-
-
-def eliminate_common_subexpressions(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
-    """What is written twice in a row of statements is worked out once."""
-    for function in code.functions:
-        scope = FunctionScope(code, function)
-        for block in statement_lists(function):
-            for places in _repeated_expressions(block, code, scope):
-                draft = code.copy()
-                name = fresh_name("shared", names(draft.tree))
-                first = next(s for s in block if any(n is places[0] for n in ast.walk(s)))
-                twin = draft.twin(first)
-                made = ast.Assign([ast.Name(name, ast.Store())], copy.deepcopy(draft.twin(places[0])))
-                swaps: dict[int, ast.expr] = {id(draft.twin(p)): ast.Name(name, ast.Load()) for p in places}
-                swap_expressions(draft.tree, swaps)
-                for inner in statement_lists(draft.twin(function)):
-                    if any(s is twin for s in inner):
-                        inner.insert(next(i for i, s in enumerate(inner) if s is twin), made)
-                yield TorchEdit(draft.text(), "worked out once where it was written twice")
-
-
-def _repeated_expressions(
-    block: list[ast.stmt], code: ParsedSource, scope: FunctionScope
-) -> Iterator[list[ast.expr]]:
-    """Equal expressions of a block whose names do not change in it."""
-    plain = [s for s in block if isinstance(s, ast.Assign | ast.AugAssign | ast.Expr | ast.Return)]
-    counted: dict[str, list[ast.expr]] = {}
-    for statement in plain:
-        for node in nodes_in_order(statement):
-            if isinstance(node, ast.Call) or is_arithmetic(node):
-                assert isinstance(node, ast.expr)
-                counted.setdefault(ast.dump(node), []).append(node)
-    changed = set(assigned_names(block)) | scope.mutated
-    for places in counted.values():
-        used = read_names(places[0]) - set(code.modules)
-        steady = used and not used & changed and is_pure(places[0])
-        if len(places) > 1 and steady and not scope.scalar(places[0]):
-            yield places
 
 
 CHUNK_SIZES = (16, 128, 1024)
@@ -132,6 +86,13 @@ def chunk_rows(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
         yield TorchEdit(
             draft.text(), f"{rows} rows at a time, so that what lies between steps stays in the cache"
         )
+
+
+def insert_definition(tree: ast.Module, text: str) -> None:
+    """Put statements after a module's imports and docstring."""
+    last = [i for i, s in enumerate(tree.body) if isinstance(s, ast.Import | ast.ImportFrom)]
+    at = last[-1] + 1 if last else int(ast.get_docstring(tree) is not None)
+    tree.body[at:at] = parse_statements(text)
 
 
 # --- products of matrices ---

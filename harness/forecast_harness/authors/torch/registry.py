@@ -12,7 +12,7 @@ from functools import partial
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
-from forecast_harness.authors.torch import functions, inplace, loops, rules
+from forecast_harness.authors.torch import functions, inplace, rules
 from forecast_harness.authors.torch.source_code import InputFacts, ParsedSource, TorchEdit, TorchRewrite
 from forecast_harness.authors.triton.analysis.source_unit import MAX_EDITS
 
@@ -40,10 +40,6 @@ REWRITES: tuple[TorchRewrite, ...] = (
     # In the order in which they are applied to one another: what shows patterns first, what hides them last.
     *_rule_rewrites(),
     TorchRewrite("einsum-to-matmul", functions.einsum_to_matmul),
-    TorchRewrite("once", functions.eliminate_common_subexpressions),
-    TorchRewrite("hoist", loops.hoist_invariants),
-    TorchRewrite("pointwise-first", loops.hoist_pointwise),
-    TorchRewrite("rows-together", loops.batch_rows),
     TorchRewrite("contiguous-operands", functions.contiguous_operands),
     TorchRewrite("overwrite", inplace.operate_in_place),
     TorchRewrite("destinations", inplace.write_with_out),

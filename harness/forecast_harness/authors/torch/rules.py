@@ -286,17 +286,7 @@ _ALGEBRA = (
     RewriteRule(
         "multiply-add", "_a + _t * (_b - _a)", "torch.lerp(_a, _b, _t)", MULTIPLY_ADD_NOTE, (), ("_a", "_b")
     ),
-    # Exponentials and roots.
-    RewriteRule(
-        "exponents", "torch.exp(_a) * torch.exp(_b)", "torch.exp(_a + _b)", "one exponential for two"
-    ),
-    RewriteRule(
-        "exponents", "torch.exp(_a) / torch.exp(_b)", "torch.exp(_a - _b)", "one exponential for two"
-    ),
-    RewriteRule("exponents", "torch.log(_a) + torch.log(_b)", "torch.log(_a * _b)", "one logarithm for two"),
-    RewriteRule("exponents", "torch.log(_a) - torch.log(_b)", "torch.log(_a / _b)", "one logarithm for two"),
-    RewriteRule("exponents", "torch.exp(_x) - 1", "torch.expm1(_x)", "exp(x) - 1 in one pass"),
-    RewriteRule("exponents", "torch.log(1 + _x)", "torch.log1p(_x)", "log(1 + x) in one pass"),
+    # Powers and roots.
     RewriteRule("exp2", "torch.exp(_x)", "torch.exp2(_x * 1.4426950408889634)", "exp as a power of two"),
     RewriteRule("rsqrt", "_a / torch.sqrt(_b)", "_a * torch.rsqrt(_b)", "a product with the reciprocal root"),
     RewriteRule("rsqrt", "1 / torch.sqrt(_b)", "torch.rsqrt(_b)", "the reciprocal root in one pass"),
@@ -358,16 +348,6 @@ _ALGEBRA = (
         "_x.abs().amax(_d)",
         "torch.linalg.vector_norm(_x, float('inf'), _d)",
         "the largest magnitude as a norm",
-    ),
-    # Where to scale: the smaller operand.
-    RewriteRule(
-        "scale-early", "(_a @ _b) * _s", "(_a * _s) @ _b", "the factor on the left operand", ("_s",), ("_a",)
-    ),
-    RewriteRule(
-        "scale-early", "(_a @ _b) * _s", "_a @ (_b * _s)", "the factor on the right operand", ("_s",), ("_a",)
-    ),
-    RewriteRule(
-        "scale-early", "(_a @ _b) / _s", "(_a / _s) @ _b", "the factor on the left operand", ("_s",), ("_a",)
     ),
     # Precision and layout.
     RewriteRule("narrow", "_x.float()", "_x", "no conversion to single precision", all_places_only=True),

@@ -175,12 +175,12 @@ MOST_DOTS = 600
 def progress_chart(story: SearchReport, labels: dict[str, str], *, by: str) -> ChartPanel:
     """Best speed-up so far over `by`: `measurements` or `device_seconds`. Each result is a mark."""
     unit = "measurements" if by == "measurements" else "device seconds"
-    limit = getattr(story.budget, by)
-    spent = [float(getattr(s, by)) for s in story.history]
+    limit = getattr(story.state.settings.budget, by)
+    spent = [float(getattr(s, by)) for s in story.state.history]
     end = max([*spent, 6.0 if by == "measurements" else 1e-3])  # room for whole ticks
     if limit is not None and limit <= 3 * end:
         end = max(end, float(limit))
-    heights = [-s.score for s in story.history if s.score is not None]
+    heights = [-s.score for s in story.state.history if s.score is not None]
     low, high = padded_bounds([0.0, *(max(h, -1.0) for h in heights)], least=log2(1.1))
     x, y = x_axis(0.0, end * 1.02), y_axis(low, high)
     panel = ChartPanel(
@@ -192,10 +192,10 @@ def progress_chart(story: SearchReport, labels: dict[str, str], *, by: str) -> C
         place_ticks(x, [(t, amount_text(t)) for t in round_ticks(0.0, end)]),
         place_ticks(y, factor_ticks(low, high)),
     )
-    if not story.history:
+    if not story.state.history:
         panel.empty = "Nothing has been measured yet."
         return panel
-    for step, cost in _thin_points(story.history, spent):
+    for step, cost in _thin_points(story.state.history, spent):
         name = labels.get(step.node, step.node)
         if step.score is None:
             panel.dots.append(ChartMark(x(cost), y(low), "failed", f"{name}: failed", step.node, 3.0, True))
@@ -205,15 +205,15 @@ def progress_chart(story: SearchReport, labels: dict[str, str], *, by: str) -> C
             if story.entries[step.node].is_unverified:
                 title += ", not verified in full"
             panel.dots.append(ChartMark(x(cost), y(-step.score), css, title, step.node, 3.0))
-    best = [(x(cost), y(-step.best)) for step, cost in zip(story.history, spent, strict=True)]
+    best = [(x(cost), y(-step.best)) for step, cost in zip(story.state.history, spent, strict=True)]
     panel.lines.append(ChartPath(f"M{x(0):g} {y(0):g}H{x(end):g}", "zero"))
     panel.lines.append(ChartPath(step_path([(x(0), y(0)), *best], x(max(spent))), "best"))
     if limit is not None and limit <= end:
         panel.lines.append(ChartPath(f"M{x(limit):g} {y(low):g}V{y(high):g}", "limit", f"budget: {limit:g}"))
         panel.words.append(ChartLabel(x(limit) - 5, y(low) - 8, "budget", "end"))
-    if len(panel.dots) < len(story.history):
+    if len(panel.dots) < len(story.state.history):
         panel.note = (
-            f"{len(panel.dots)} of {len(story.history)} results are marked; the line is drawn from all."
+            f"{len(panel.dots)} of {len(story.state.history)} results are marked; the line is drawn from all."
         )
     return panel
 

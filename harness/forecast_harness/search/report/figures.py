@@ -19,12 +19,10 @@ from forecast_harness.records import (
     NodeForecast,
     NodeResult,
     SearchBudget,
-    SearchContext,
     SearchCost,
-    SearchTarget,
 )
-from forecast_harness.search.events import Lost, Stopped
-from forecast_harness.search.state import HistoryPoint, SearchState
+from forecast_harness.search.events import Lost
+from forecast_harness.search.state import SearchState
 
 # --- sources, bounded and made safe to look at ---
 
@@ -175,23 +173,6 @@ class ReportNode:
 
 
 @dataclass(frozen=True)
-class ArmSummary:
-    """What one proposer and style gave."""
-
-    name: str
-    requests: int
-    proposals: int
-    new: int
-    measured: int
-    ran: int
-    better: int
-    """Ran, and faster than what was the best when its batch was decided."""
-    best: float | None
-    """Lowest score of those of which nothing is left to verify."""
-    spent: SearchCost
-
-
-@dataclass(frozen=True)
 class BestResult:
     """The end of a search, or where it stands: what is claimed, and how surely."""
 
@@ -214,79 +195,48 @@ class BestResult:
 
 @dataclass(frozen=True)
 class SearchReport:
-    """A whole search. Built by `build_report`, read by the report and the live view."""
+    """A whole search. Built by `build_report`, read by the page and the last lines of the command."""
 
-    target: SearchTarget
-    context: SearchContext
-    at: str
+    state: SearchState
     entries: Mapping[str, ReportNode]
     """By node id, in the order in which nodes were accepted."""
-    history: Sequence[HistoryPoint]
-    arms: Sequence[ArmSummary]
-    total: SearchCost
-    spent: Mapping[str, SearchCost]
-    """By kind of work."""
     final: BestResult | None
     """None while nothing but the first seed has run."""
-    confirmed: Mapping[str, NodeResult]
-    lost: Sequence[Lost]
-    problems: Counter[str]
-    duplicates: Counter[str]
-    """Proposals that were not new, by why."""
-    stopped: Stopped | None
-    resumed: int
-    batch: int
-    """The newest batch that anything is known of."""
-    model: str = ""
-    """What language models did: `model_text`."""
 
     @property
     def root(self) -> str:
         """The seed that speed-ups are stated against."""
-        return self.context.seeds[0]
-
-    @property
-    def budget(self) -> SearchBudget:
-        """What may be spent at most."""
-        return self.context.settings.budget
+        return self.state.seeds[0]
 
     @property
     def outcomes(self) -> Counter[tuple[str, str]]:
         """How often nodes ended so: (outcome, stage)."""
         return Counter((str(e.judged.outcome), e.judged.stage) for e in self.entries.values() if e.judged)
 
+    @property
+    def problems(self) -> Counter[str]:
+        """What authors and forecasters had to say instead of an answer."""
+        answers, batches = self.state.answers.values(), self.state.batches.values()
+        forecasts = [b.forecasted.problem for b in batches if b.forecasted is not None]
+        return Counter(
+            [
+                *(f"{a.arm}: {a.problem}" for a in answers if a.problem),
+                *(f"forecasts: {problem}" for problem in forecasts if problem),
+            ]
+        )
+
+    @property
+    def lost(self) -> list[Lost]:
+        """Jobs whose lanes failed."""
+        jobs = [*(b.lost for b in self.state.batches.values()), self.state.lost_verifications]
+        each = [one for by_node in jobs for losses in by_node.values() for one in losses]
+        return [*each, *self.state.lost_confirmations]
+
 
 def build_report(state: SearchState) -> SearchReport:
     """What a state says. Raises `RecordError` before the search has started."""
     entries = _report_nodes(state)
-    problems: Counter[str] = Counter()
-    for answer in state.answers.values():
-        if answer.problem:
-            problems[f"{answer.arm}: {answer.problem}"] += 1
-    for batch in state.batches.values():
-        if batch.forecasted is not None and batch.forecasted.problem:
-            problems[f"forecasts: {batch.forecasted.problem}"] += 1
-    lost = [one for b in state.batches.values() for found in b.lost.values() for one in found]
-    unverified = [one for found in state.lost_verifications.values() for one in found]
-    return SearchReport(
-        state.target,
-        state.context,
-        state.started.at if state.started else "",
-        entries,
-        tuple(state.history),
-        _arm_summaries(state, entries),
-        state.spent,
-        dict(state.spent_on),
-        _best_result(state, entries),
-        dict(state.confirmed),
-        [*lost, *unverified, *state.lost_confirmations],
-        problems,
-        Counter(r.reason for r in state.duplicates),
-        state.stopped,
-        state.resumed,
-        max(state.batches, default=0),
-        model_text(state),
-    )
+    return SearchReport(state, entries, _best_result(state, entries))
 
 
 def _report_nodes(state: SearchState) -> dict[str, ReportNode]:
@@ -321,30 +271,6 @@ def _report_nodes(state: SearchState) -> dict[str, ReportNode]:
         if entry.score is not None and entry.judged is not None and point.node != state.seeds[0]:
             sd = math.hypot(found[entry.judged.against].sd, entry.judged.sd)
             found[point.node] = replace(entry, sd=sd)
-    return found
-
-
-def _arm_summaries(state: SearchState, entries: Mapping[str, ReportNode]) -> list[ArmSummary]:
-    found: list[ArmSummary] = []
-    for name, stats in state.arms.items():
-        own = [e for e in entries.values() if e.node.arm == name and e.judged is not None]
-        ratios = [
-            e.judged.log2_ratio for e in own if e.judged is not None and e.judged.log2_ratio is not None
-        ]
-        if stats.requests:  # the seeds' own is no arm
-            found.append(
-                ArmSummary(
-                    name,
-                    stats.requests,
-                    stats.proposals,
-                    stats.new,
-                    stats.measured,
-                    len(ratios),
-                    sum(r < 0 for r in ratios),
-                    min((e.score for e in own if e.score is not None and not e.is_unverified), default=None),
-                    stats.spent,
-                )
-            )
     return found
 
 
@@ -419,9 +345,10 @@ class FinalistRow:
 
 def header_cards(story: SearchReport) -> list[HeaderCard]:
     """What the header says at a glance."""
-    spent, final = story.total, story.final
-    proposed = sum(a.proposals for a in story.arms)
-    limit = "" if story.budget.measurements is None else f" of {story.budget.measurements:,}"
+    spent, final = story.state.spent, story.final
+    proposed = sum(a.proposals for a in story.state.arms.values())
+    most = story.state.settings.budget.measurements
+    limit = "" if most is None else f" of {most:,}"
     return [
         best_card(final),
         HeaderCard(f"{spent.measurements:,}{limit}", f"candidates measured, of {proposed:,} proposed"),
@@ -465,19 +392,21 @@ def per_percent(final: BestResult | None, spent: SearchCost) -> tuple[str, str]:
 
 def status_card(story: SearchReport) -> HeaderCard:
     """Whether it runs, and why it ended."""
-    if story.stopped is None:
-        return HeaderCard(f"batch {story.batch}", "under way, or ended without saying so")
-    word = "interrupted" if story.stopped.interrupted else "finished"
+    if story.state.stopped is None:
+        return HeaderCard(
+            f"batch {max(story.state.batches, default=0)}", "under way, or ended without saying so"
+        )
+    word = "interrupted" if story.state.stopped.interrupted else "finished"
     return HeaderCard(
         word,
-        escape_invisible(story.stopped.reason) or "no reason given",
-        "fair" if story.stopped.interrupted else "",
+        escape_invisible(story.state.stopped.reason) or "no reason given",
+        "fair" if story.state.stopped.interrupted else "",
     )
 
 
 def budget_bars(story: SearchReport) -> list[ShareBar]:
     """Each limit and what was spent of it; what has no limit is told by its sum."""
-    return bars_of_budget(story.total, story.budget)
+    return bars_of_budget(story.state.spent, story.state.settings.budget)
 
 
 def bars_of_budget(spent: SearchCost, limits: SearchBudget) -> list[ShareBar]:
@@ -514,29 +443,40 @@ def _payment_cells(spent: SearchCost) -> tuple[str, str]:
 
 def cost_rows(story: SearchReport) -> list[tuple[str, ...]]:
     """Costs by kind of work, and their sum."""
-    rows = [(name, *_cost_cells(spent)) for name, spent in story.spent.items() if spent != SearchCost()]
-    return [*rows, ("in all", *_cost_cells(story.total))]
+    rows = [
+        (name, *_cost_cells(spent)) for name, spent in story.state.spent_on.items() if spent != SearchCost()
+    ]
+    return [*rows, ("in all", *_cost_cells(story.state.spent))]
 
 
 def arm_rows(story: SearchReport) -> list[tuple[str, ...]]:
-    """A row per arm, the best first."""
-    found = sorted(story.arms, key=lambda a: (a.best is None, a.best or 0.0, a.name))
-    return [
-        (
-            escape_invisible(a.name),
-            *(f"{n:,}" for n in (a.requests, a.proposals, a.new, a.measured, a.ran, a.better)),
-            "" if a.best is None else factor_text(-a.best),
-            *_payment_cells(a.spent),
+    """A row per arm, the best first: what was asked, proposed, new, measured, ran, was better, and its best."""
+    rows = []
+    for name, stats in story.state.arms.items():
+        own = [e for e in story.entries.values() if e.node.arm == name and e.judged is not None]
+        ratios = [e.judged.log2_ratio for e in own if e.judged is not None]
+        ran = [ratio for ratio in ratios if ratio is not None]
+        scores = [e.score for e in own if e.score is not None and not e.is_unverified]
+        best = min(scores, default=None)
+        counts = (
+            *(stats.requests, stats.proposals, stats.new, stats.measured),
+            *(len(ran), sum(ratio < 0 for ratio in ran)),
         )
-        for a in found
-    ]
+        shown = (
+            escape_invisible(name),
+            *(f"{n:,}" for n in counts),
+            "" if best is None else factor_text(-best),
+            *_payment_cells(stats.spent),
+        )
+        rows.append(((best is None, best or 0.0, name), shown))
+    return [shown for _, shown in sorted(rows)]
 
 
 def outcome_bars(story: SearchReport) -> list[ShareBar]:
     """How many nodes ended how, and at which stage; what waits to be measured last."""
     counts = story.outcomes
     waiting = sum(e.judged is None for e in story.entries.values())
-    again = story.duplicates.total()
+    again = len(story.state.duplicates)
     most = max([*counts.values(), waiting, again, 1])
     found = [
         ShareBar(
@@ -558,7 +498,7 @@ def outcome_bars(story: SearchReport) -> list[ShareBar]:
 
 def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[FinalistRow]:
     """The confirmed nodes, or without a confirmation the best of the search; fastest first."""
-    judged = {n: j for n, j in story.confirmed.items() if n in story.entries}
+    judged = {n: j for n, j in story.state.confirmed.items() if n in story.entries}
     names = sorted(judged, key=lambda n: (judged[n].log2_ratio is None, judged[n].log2_ratio or 0.0))
     if not names:
         able = [e for e in story.entries.values() if e.score is not None and not e.is_unverified]
@@ -594,7 +534,7 @@ def _finalist_row(entry: ReportNode, confirmed: NodeResult | None, workloads: Se
 def workload_names(story: SearchReport, most: int = 6) -> list[str]:
     """Names of the workloads that results tell times of; the first few."""
     names: dict[str, None] = {}
-    for judged in (*story.confirmed.values(), *(e.judged for e in story.entries.values() if e.judged)):
+    for judged in (*story.state.confirmed.values(), *(e.judged for e in story.entries.values() if e.judged)):
         names.update(dict.fromkeys(judged.seconds))
     return list(names)[:most]
 
@@ -626,13 +566,13 @@ def config_text(config: Mapping[str, Any]) -> str:
 def summary_lines(state: SearchState) -> list[tuple[str, str]]:
     """What was found and what it cost: (name, text). Raises `RecordError` before the search has started."""
     story = build_report(state)
-    per, what = per_percent(story.final, story.total)
-    spent = story.total
+    per, what = per_percent(story.final, story.state.spent)
+    spent = story.state.spent
     paid = [f"{spent.measurements:,} measurements", f"{seconds(spent.device_seconds)} of device time"]
     paid += [f"{spent.tokens:,} tokens"] if spent.tokens else []
     paid += [f"US$ {spent.money:.2f}"] if spent.money else []
     end = status_card(story)
-    model = escape_invisible(story.model)
+    model = escape_invisible(model_text(story.state))
     return [
         ("best", _best_text(story)),
         ("spent", ", ".join(paid)),

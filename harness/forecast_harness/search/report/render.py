@@ -71,7 +71,7 @@ def path_to_root(story: SearchReport, name: str, known: Container[str] = ()) -> 
 def by_importance(story: SearchReport) -> list[str]:
     """All node ids, what a reader needs most first: ends and their ancestors, then by what is known."""
     final = story.final
-    ends = [*([final.node] if final else []), *sorted(story.confirmed), *story.context.seeds]
+    ends = [*([final.node] if final else []), *sorted(story.state.confirmed), *story.state.seeds]
     first = [n for end in ends for n in path_to_root(story, end)]
     rank = {"seed": 0, "faster": 1, "slower": 2, "failed": 3, "waiting": 4}
 
@@ -180,7 +180,7 @@ def render_page(story: SearchReport, *, live: bool = False, revision: str = "") 
     from markupsafe import Markup
 
     html: str = _template("page.html.j2").render(
-        title=f"search of {escape_invisible(story.target.name)}",
+        title=f"search of {escape_invisible(story.state.target.name)}",
         policy=policy,
         live=live,
         style=Markup(STYLE + _asset("page.css")),
@@ -219,7 +219,9 @@ def render_parts(story: SearchReport, *, revision: str = "") -> dict[str, Any]:
         lost=_lost_jobs_note(story),
         problems=[(escape_invisible(text), count) for text, count in story.problems.most_common(20)],
         notes=_footnotes(story, data),
-        context=escape_invisible(json.dumps(codec.to_json(story.context), indent=2, ensure_ascii=False)),
+        context=escape_invisible(
+            json.dumps(codec.to_json(story.state.context), indent=2, ensure_ascii=False)
+        ),
     )
     return {"content": content, "data": data}
 
@@ -243,7 +245,7 @@ def result_text(entry: ReportNode) -> str:
 
 
 def _node_heading(story: SearchReport, entry: ReportNode) -> str:
-    again = story.confirmed.get(entry.node.id)
+    again = story.state.confirmed.get(entry.node.id)
     if again is None:
         return result_text(entry)
     if again.log2_ratio is None:
@@ -253,15 +255,17 @@ def _node_heading(story: SearchReport, entry: ReportNode) -> str:
 
 
 def _page_header(story: SearchReport) -> dict[str, str]:
-    target, context, settings = story.target, story.context, story.context.settings
+    target, context, settings = story.state.target, story.state.context, story.state.settings
+    model = figures.model_text(story.state)
+    started = _time_text(story.state.started.at if story.state.started else "")
     return {
         "title": f"Search of {escape_invisible(target.name)}",
         "about": escape_invisible(
-            f"{target.kind} in {target.language} on {context.device}, started {_time_text(story.at)}; "
+            f"{target.kind} in {target.language} on {context.device}, started {started}; "
             f"archive {settings.archive}, proposers {', '.join(settings.proposers) or 'none'}, surrogate "
             f"{context.surrogate}, seed {settings.seed}. Speed-ups are over node #0, the first seed."
-            + (f" Taken up again {story.resumed} times." if story.resumed else "")
-            + (f" Language model: {story.model}." if story.model else "")
+            + (f" Taken up again {story.state.resumed} times." if story.state.resumed else "")
+            + (f" Language model: {model}." if model else "")
         ),
         "statement": escape_invisible(target.statement),
     }
@@ -296,7 +300,7 @@ def _page_data(story: SearchReport, best: str) -> dict[str, Any]:
         }
     return {
         "best": best,
-        "over": story.stopped is not None and not story.stopped.interrupted,
+        "over": story.state.stopped is not None and not story.state.stopped.interrupted,
         "nodes": nodes,
         "sources": [figures.display_source(n.source).lines for n in written],
     }
@@ -311,7 +315,7 @@ def _node_facts(story: SearchReport, entry: ReportNode) -> list[tuple[str, list[
         if judged.seconds:
             times = [(k, milliseconds(1000 * v)) for k, v in list(judged.seconds.items())[:12]]
             found.append(("Times", times))
-    again = story.confirmed.get(node.id)
+    again = story.state.confirmed.get(node.id)
     if again is not None and again.log2_ratio is not None:
         between = figures.interval_text(again.log2_ratio, again.sd)
         pairs = [("speed-up", factor_text(-again.log2_ratio)), ("95 % interval", between)]
@@ -386,9 +390,9 @@ def _tree_note(drawing: LineageDrawing) -> str:
 
 
 def _finalists_note(story: SearchReport) -> str:
-    if story.confirmed:
+    if story.state.confirmed:
         return "Timed again beside the first seed in a fresh process with fresh inputs."
-    over = " so far" if story.stopped is None or story.stopped.interrupted else ""
+    over = " so far" if story.state.stopped is None or story.state.stopped.interrupted else ""
     return f"The fastest of the search{over}, not confirmed: chosen for being low, these times flatter them."
 
 
