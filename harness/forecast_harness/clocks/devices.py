@@ -114,8 +114,8 @@ def device_index(text: str) -> int | None:
     """
     if text.isdigit():
         return int(text)
-    found = [n for n in range(device_count()) if text and identity(n)[1].startswith(text)]
-    return found[0] if len(found) == 1 else None
+    result = [n for n in range(device_count()) if text and identity(n)[1].startswith(text)]
+    return result[0] if len(result) == 1 else None
 
 
 def visible_devices() -> list[int]:
@@ -123,16 +123,16 @@ def visible_devices() -> list[int]:
 
     As CUDA reads it: what comes after an entry that names no device does not count.
     """
-    told, count = os.environ.get("CUDA_VISIBLE_DEVICES"), device_count()
-    if told is None:
+    data, count = os.environ.get("CUDA_VISIBLE_DEVICES"), device_count()
+    if data is None:
         return list(range(count))
-    found: list[int] = []
-    for text in told.split(","):
+    result: list[int] = []
+    for text in data.split(","):
         number = device_index(text.strip())
-        if number is None or not number < count or number in found:
+        if number is None or not number < count or number in result:
             break
-        found.append(number)
-    return found
+        result.append(number)
+    return result
 
 
 def device_conditions(index: int) -> dict[str, int]:
@@ -140,14 +140,14 @@ def device_conditions(index: int) -> dict[str, int]:
     handle = _nvml_handle(index)
     if handle is None:
         return {}
-    found = {
+    result = {
         "sm_mhz": _nvml_number("nvmlDeviceGetClockInfo", handle, 1),
         "memory_mhz": _nvml_number("nvmlDeviceGetClockInfo", handle, 2),
         "temperature_c": _nvml_number("nvmlDeviceGetTemperature", handle, 0),
         "power_mw": _nvml_number("nvmlDeviceGetPowerUsage", handle),
         "throttle": _nvml_number("nvmlDeviceGetCurrentClocksThrottleReasons", handle, wide=True),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in result.items() if value is not None}
 
 
 def device_peaks(name: str) -> DevicePeaks:
@@ -178,7 +178,7 @@ def exclusive(name: str, timeout_s: float = 600.0, folder: Path | None = None) -
 
 
 class LaunchTiming(NamedTuple):
-    """What one question about a launch gave."""
+    """The answer to one question about a launch."""
 
     seconds: float
     """Of one launch."""
@@ -239,22 +239,22 @@ class DeviceTimer:
         if inputs is None or protocol == EVENTS_PROTOCOL:
             return self._time_with_events(call)
         if count := self._replays.get(key, 0):
-            found = self._time_with_graph(call, inputs, count)
-            if found is not None:
-                self._replays[key] = _replay_count(found.seconds)
-                return found
+            result = self._time_with_graph(call, inputs, count)
+            if result is not None:
+                self._replays[key] = _replay_count(result.seconds)
+                return result
             inputs.restore(None)
         taken = self._time_with_events(call)
         if key in self._replays or taken.seconds >= SHORT_LAUNCH_S:
             return taken
         self._replays[key] = 0
         try:
-            found = self._time_with_graph(call, inputs, 1, inputs.output_copies(taken.result))
+            result = self._time_with_graph(call, inputs, 1, inputs.output_copies(taken.result))
         except self._out_of_memory:  # three copies of the outputs, on a device that the candidate fills
-            found = None
-        if found is not None:
-            self._replays[key] = _replay_count(found.seconds)
-            return found
+            result = None
+        if result is not None:
+            self._replays[key] = _replay_count(result.seconds)
+            return result
         inputs.restore(None)
         return self._time_with_events(call)
 
@@ -347,7 +347,7 @@ def _replay_count(seconds: float) -> int:
 
 
 def device_facts(index: int | None) -> Mapping[str, Any]:
-    """What a label says of the device: `device_uuid` and `clocks`; nothing for a host."""
+    """The facts of a device that a label holds: `device_uuid` and `clocks`; none for a host."""
     if index is None:
         return {}
     return {"device_uuid": identity(index)[1], "clocks": device_conditions(index)}
@@ -360,7 +360,7 @@ _UNTOUCHED_SHARE = 0.01
 
 
 class ReplayBuffers:
-    """What a launch reads and where it writes, as far as a replay has to know. This one: nothing."""
+    """The memory that a launch reads and writes, as far as a replay has to know. This one has none."""
 
     def clear(self) -> None:
         """Take the contents away, so that nothing can be computed from them while a graph is recorded."""

@@ -27,7 +27,7 @@ class PairedClock(Protocol):
 
 
 class TrialClock(PairedClock, Protocol):
-    """What the stages of a trial ask of a clock, in this order: the runner's, or that of a sandboxed cell.
+    """The questions that the stages of a trial put to a clock, in this order: the runner's, or a sandboxed cell's.
 
     One holds a baseline (`INCUMBENT`) and a source on trial (`CANDIDATE`) at all calls of a target. Whatever ends the
     trial of either is raised, with the contestant's number.
@@ -101,7 +101,7 @@ class ComparisonOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class StoppingRules(Record, label="rules"):
-    """What a duel may cost, and what counts."""
+    """Rules that say what a duel may cost, and what counts."""
 
     alpha: float = 0.05
     """Most probable share of equal candidates that are ever called faster."""
@@ -159,8 +159,8 @@ class ComparisonResult(
     @property
     def gain(self) -> float:
         """Median difference as a ratio of times minus 1: 0.02 is 2 % faster; of two clocks the smaller one."""
-        found = math.expm1(statistics.median(self.differences))
-        return found if self.own_gain is None else min(found, self.own_gain)
+        result = math.expm1(statistics.median(self.differences))
+        return result if self.own_gain is None else min(result, self.own_gain)
 
     def with_own_gain(self, gain: float | None, margin: float) -> ComparisonResult:
         """The same end beside what the contestants' own clocks say: who is faster is so by both.
@@ -194,22 +194,22 @@ def run_comparison(
     """
     rng = random.Random(seed)
     faster, slower = SignTest(rules.margin), SignTest(0.0)
-    found: list[float] = []
+    result: list[float] = []
     spent = 0.0
 
     def ended(outcome: ComparisonOutcome, reason: str) -> ComparisonResult:
         return ComparisonResult(
-            outcome, tuple(found), math.exp(min(faster.log_evidence, 700.0)), spent, reason
+            outcome, tuple(result), math.exp(min(faster.log_evidence, 700.0)), spent, reason
         )
 
     while True:
         difference, taken = measure_block(clock, rng)
         spent += taken
-        found.append(difference)
+        result.append(difference)
         faster.add(difference)
         slower.add(-difference)
-        n = len(found)
-        if n == rules.first and max(found) < -rules.hopeless:
+        n = len(result)
+        if n == rules.first and max(result) < -rules.hopeless:
             return ended(ComparisonOutcome.SLOWER, f"all of the first {n} blocks are beyond 1.3 times slower")
         if n >= rules.second and slower.reached(rules.alpha):
             return ended(ComparisonOutcome.SLOWER, f"slower in {slower.wins} of {n} blocks")
@@ -222,7 +222,7 @@ def run_comparison(
         if (
             n >= rules.enough
             and n % _BLOCKS_PER_LOOK == 0
-            and sign_interval(found, _HOPELESS_CONFIDENCE)[1] < rules.margin
+            and sign_interval(result, _HOPELESS_CONFIDENCE)[1] < rules.margin
         ):
             return ended(
                 ComparisonOutcome.UNDECIDED, f"a gain of {rules.margin:.1%} is out of reach after {n} blocks"

@@ -48,7 +48,7 @@ class MachineCodeError(SandboxError):
 
 
 class BufferRole(StrEnum):
-    """What a buffer of a plan is for."""
+    """The purpose of a buffer of a plan."""
 
     INPUT = "input"
     """Filled by the runner, and unchanged by a right solution unless the problem says so."""
@@ -122,7 +122,7 @@ class CompiledKernel(Record, label="compiled kernel", unknown="refuse"):
 
     @property
     def threads(self) -> tuple[int, int, int]:
-        """Of a block, along each axis."""
+        """The threads of a block, along each axis."""
         return self.block if any(self.block) else (32 * self.num_warps, 1, 1)
 
     @property

@@ -69,16 +69,16 @@ def clocks_disagree(
         return "a launch is said to have taken longer than the question it answered"
     if len(reported) < _FEWEST_LAUNCHES:
         return ""
-    said = _quantile(reported, 0.5)
+    message = _quantile(reported, 0.5)
     excesses = [o - r for r, o in zip(reported, outside, strict=True)]
     for level, overhead, margin in ((0.1, _quantile(idle, 0.5), share), (0.5, _asking_overhead(idle), 3.0)):
         excess, allowed = (
             _quantile(excesses, level) - overhead,
-            margin * said + _DISPATCH_ALLOWANCE_S + 0.5 * overhead,
+            margin * message + _DISPATCH_ALLOWANCE_S + 0.5 * overhead,
         )
         if excess > allowed:
             return (
-                f"launches took {excess * 1e6:.0f} us more than was reported ({said * 1e6:.0f} us); "
+                f"launches took {excess * 1e6:.0f} us more than was reported ({message * 1e6:.0f} us); "
                 f"{allowed * 1e6:.0f} us can be explained"
             )
     return ""
@@ -95,7 +95,7 @@ def underreported_share(reported: Sequence[float], outside: Sequence[float], idl
 
 
 def _asking_overhead(idle: Sequence[float]) -> float:
-    """What asking may cost on this machine as it is now: a busy one must not make liars of honest ones."""
+    """The seconds that asking may take on this machine now: a busy one must not make liars of honest ones."""
     return _quantile(idle, 0.95)
 
 

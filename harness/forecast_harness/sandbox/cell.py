@@ -85,9 +85,9 @@ class ServerConnection:
 
         Raises `SandboxError` when the server is gone.
         """
-        asked = {"op": "cell", "limits": limits.to_json(), "processors": list(processors), "name": name}
+        request = {"op": "cell", "limits": limits.to_json(), "processors": list(processors), "name": name}
         with self._starting:  # the next cell that comes is that of this request
-            self._say(asked)
+            self._say(request)
             while not self._cells:
                 select.select([self.server], [], [], _GLANCE_S)
                 self._read()
@@ -133,12 +133,12 @@ class ServerConnection:
             data, fds = b"", []
         if not data:
             raise SandboxError("the server is gone")
-        said = json.loads(data)
-        if said["event"] == "cell":
+        message = json.loads(data)
+        if message["event"] == "cell":
             channel, orders = (socket.socket(fileno=fd) for fd in fds)
-            self._cells.append((said["cell"], channel, orders, said["age"]))
+            self._cells.append((message["cell"], channel, orders, message["age"]))
         else:
-            self._ended[said["cell"]] = said
+            self._ended[message["cell"]] = message
 
     def _say(self, message: dict[str, Any]) -> None:
         try:
@@ -191,8 +191,8 @@ class Cell:
         if self._frozen:
             raise SandboxError("a frozen cell cannot answer; thaw() it first")
         began = time.perf_counter()
-        said, given = self._converse(frame, arrays, descriptor)
-        return self._accepted(said, given, nonce, time.perf_counter() - began)
+        message, given = self._converse(frame, arrays, descriptor)
+        return self._accepted(message, given, nonce, time.perf_counter() - began)
 
     def ask_in_window(
         self,
@@ -224,14 +224,14 @@ class Cell:
         except OSError:
             raise self._how_it_ended() from None
         self._order(process_stops.RESUME)
-        said, given = self._converse(None, _EMPTY)
+        message, given = self._converse(None, _EMPTY)
         if collect is None:
             ended = self._stop()
         else:
             collect()
             ended = time.perf_counter()
             self._stop()
-        return self._accepted(said, given, nonce, ended - began)
+        return self._accepted(message, given, nonce, ended - began)
 
     def _question(self, entry: str, payload: Mapping[str, Any], arrays: TensorArrays) -> tuple[str, bytes]:
         """The nonce of a question and its frame. Raises where no question may be asked now."""
@@ -263,13 +263,13 @@ class Cell:
             raise self._end(Fault.FORGED, f"the answer is none: {error}") from error
 
     def _accepted(
-        self, said: Any, given: Mapping[str, TensorBytes], nonce: str, seconds: float
+        self, message: Any, given: Mapping[str, TensorBytes], nonce: str, seconds: float
     ) -> CellAnswer:
-        if not isinstance(said, dict) or said.get("nonce") != nonce:
+        if not isinstance(message, dict) or message.get("nonce") != nonce:
             raise self._end(Fault.FORGED, "an answer does not carry the question's number")
-        if "error" in said:
-            raise _exception_fault(said["error"])
-        return CellAnswer(said.get("value"), given, seconds)
+        if "error" in message:
+            raise _exception_fault(message["error"])
+        return CellAnswer(message.get("value"), given, seconds)
 
     def share(self, descriptor: int, size: int) -> None:
         """Let the cell's first process, which is trusted, map memory of so many bytes, for `copy_out`."""
@@ -339,12 +339,12 @@ class Cell:
             if not select.select([self._orders], [], [], left)[0]:
                 raise SandboxError(f"the cell's first process was silent for {_REPORT_TIMEOUT_S:g} s")
             try:
-                said = self._orders.recv(64)
+                message = self._orders.recv(64)
             except ConnectionError:
-                said = b""
-            if not said:
+                message = b""
+            if not message:
                 raise self._how_it_ended()
-            return said
+            return message
 
     def _has_stray_bytes(self) -> bool:
         """Whether there are bytes; at the end of the stream there are none, and `ask` finds out why."""
@@ -356,19 +356,19 @@ class Cell:
     def _how_it_ended(self) -> CandidateFault | SandboxError:
         if self._end_error is None:
             # It may have closed its channel and live on, until its time is up.
-            said = self._link.ended(self._number, self._limits.wall_s + _REPORT_TIMEOUT_S)
-            self._end_error = self._attribute(said)
+            message = self._link.ended(self._number, self._limits.wall_s + _REPORT_TIMEOUT_S)
+            self._end_error = self._attribute(message)
         return self._end_error
 
-    def _attribute(self, said: dict[str, Any]) -> CandidateFault | SandboxError:
-        if "setup" in said:
-            return SandboxError(f"the cell could not be set up: {said['setup']}")
-        if said["why"] in _FAULT_BY_LIMIT:
-            return CandidateFault(_FAULT_BY_LIMIT[said["why"]], f"the {said['why']} limit was exceeded")
-        if "code" not in said:
+    def _attribute(self, message: dict[str, Any]) -> CandidateFault | SandboxError:
+        if "setup" in message:
+            return SandboxError(f"the cell could not be set up: {message['setup']}")
+        if message["why"] in _FAULT_BY_LIMIT:
+            return CandidateFault(_FAULT_BY_LIMIT[message["why"]], f"the {message['why']} limit was exceeded")
+        if "code" not in message:
             return CandidateFault(Fault.KILLED, "the cell's keeper was killed")
-        code = said["code"]
-        spent = said["cpu"] >= 0.95 * self._limits.cpu_s
+        code = message["code"]
+        spent = message["cpu"] >= 0.95 * self._limits.cpu_s
         if code == 0:
             return CandidateFault(Fault.EXIT_UNFINISHED, "it left with status 0 before it had answered")
         if code > 0:
@@ -377,7 +377,7 @@ class Cell:
         if -code == signal.SIGSYS:
             return CandidateFault(Fault.FORBIDDEN_CALL, "it made a system call that only an attack makes")
         if -code == signal.SIGXCPU or (-code == signal.SIGKILL and spent):
-            return CandidateFault(Fault.CPU_TIME, f"it used {said['cpu']:.1f} s of CPU time")
+            return CandidateFault(Fault.CPU_TIME, f"it used {message['cpu']:.1f} s of CPU time")
         if -code in _CRASH_SIGNALS:
             return CandidateFault(Fault.CRASH, f"it died of {name}")
         return CandidateFault(Fault.KILLED, f"it was ended by {name}, and no limit was exceeded")

@@ -54,10 +54,10 @@ def receive_descriptor(state: Mapping[str, Any]) -> int:
 
     Raises `SandboxError` where none does.
     """
-    _, found, _, _ = socket.recv_fds(state[CHANNEL], 1, 1)
-    if not found:
+    _, result, _, _ = socket.recv_fds(state[CHANNEL], 1, 1)
+    if not result:
         raise SandboxError("no descriptor came with the question")
-    return found[0]
+    return result[0]
 
 
 def serve(channel: socket.socket) -> None:

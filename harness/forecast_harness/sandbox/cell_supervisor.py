@@ -130,9 +130,9 @@ def _reap_and_obey(
     listening = [orders.fileno(), inward]
     while True:
         with contextlib.suppress(ChildProcessError):
-            while (found := os.wait4(-1, os.WNOHANG))[0]:
-                if found[0] == pid:
-                    return found[1], found[2]
+            while (result := os.wait4(-1, os.WNOHANG))[0]:
+                if result[0] == pid:
+                    return result[1], result[2]
         ready = select.select(listening, [], [])[0]
         if inward in ready:
             with contextlib.suppress(BlockingIOError):

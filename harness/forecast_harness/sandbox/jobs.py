@@ -41,7 +41,7 @@ class JobStatus(StrEnum):
 
 
 class Fault(StrEnum):
-    """What went wrong, one word per cause."""
+    """The cause of a failure, one word each."""
 
     NONE = ""
     EXCEPTION = "exception"
@@ -107,7 +107,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits(Record, label="limits"):
-    """What one cell (the process that runs a candidate, with all its children) may use.
+    """Limits of one cell: the process that runs a candidate, with all its children.
 
     Raises `SandboxError` for a limit that is not positive.
     """
@@ -238,8 +238,8 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
             folders |= {p for p in path.parents if p.is_relative_to(folder)}
         path.write_text(text)
         path.chmod(0o444)
-    for made in folders:
-        made.chmod(0o755)  # whatever the umask: the candidate may be another user
+    for result in folders:
+        result.chmod(0o755)  # whatever the umask: the candidate may be another user
 
 
 def printable(text: str) -> str:
@@ -257,7 +257,7 @@ def check_entry(entry: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What became of a job."""
+    """The end of a job."""
 
     status: JobStatus
     fault: Fault = Fault.NONE

@@ -29,7 +29,7 @@ from forecast_harness.sandbox.jobs import (
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What a job's entry function is given."""
+    """The argument of a job's entry function."""
 
     payload: Mapping[str, Any]
     limits: ResourceLimits
@@ -77,25 +77,25 @@ def run_judge(
     os.chdir(place)
     code = 1
     try:
-        said: dict[str, Any]
+        message: dict[str, Any]
         arrays: TensorArrays = {}
         try:
-            asked, _ = wire.receive(result, wire.TRUSTED_LIMIT, header_limit=wire.TRUSTED_LIMIT)
+            request, _ = wire.receive(result, wire.TRUSTED_LIMIT, header_limit=wire.TRUSTED_LIMIT)
             _reseed_generators()
-            module, function = check_entry(asked["entry"])
-            work = JobContext(asked["payload"], limits, level, ServerConnection(server))
+            module, function = check_entry(request["entry"])
+            work = JobContext(request["payload"], limits, level, ServerConnection(server))
             given = getattr(importlib.import_module(module), function)(work)
             answer = given if isinstance(given, CellAnswer) else CellAnswer(given)
-            said, arrays = {"fault": Fault.NONE, "value": answer.value, "detail": ""}, answer.arrays
-            wire.encode(said, arrays)
+            message, arrays = {"fault": Fault.NONE, "value": answer.value, "detail": ""}, answer.arrays
+            wire.encode(message, arrays)
         except CandidateFault as error:
-            said, arrays = {"fault": error.fault, "value": None, "detail": error.detail}, {}
+            message, arrays = {"fault": error.fault, "value": None, "detail": error.detail}, {}
         except Suspicion as error:
-            said, arrays = {"fault": Fault.REJECTED, "value": None, "detail": str(error)}, {}
+            message, arrays = {"fault": Fault.REJECTED, "value": None, "detail": str(error)}, {}
         except (Exception, SystemExit, WireError) as error:
             text = "".join(traceback.format_exception(error))[-8000:]
-            said, arrays = {"fault": Fault.TRUSTED_ERROR, "value": None, "detail": text}, {}
-        wire.send(result, said, arrays)
+            message, arrays = {"fault": Fault.TRUSTED_ERROR, "value": None, "detail": text}, {}
+        wire.send(result, message, arrays)
         code = 0
     finally:
         os._exit(code)

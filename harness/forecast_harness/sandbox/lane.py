@@ -149,10 +149,10 @@ class SandboxLane:
             if self._device is not None and like is None:
                 self._try_device()
         except BaseException as error:
-            said = f"the lane's server was lost at once: {error}; {read_log(self._scratch / _LOG)}"
+            message = f"the lane's server was lost at once: {error}; {read_log(self._scratch / _LOG)}"
             self.close()
             if isinstance(error, _ServerLost):
-                raise SandboxError(said) from error
+                raise SandboxError(message) from error
             raise
         return self
 
@@ -218,23 +218,23 @@ class SandboxLane:
                 raise
 
     def _attributed(self, job: SandboxJob, limits: ResourceLimits, began: float) -> JobResult:
-        if not self.healthy and (sang := self._canary()) != "ok":
+        if not self.healthy and (verdict := self._canary()) != "ok":
             fault = Fault.DEVICE_UNHEALTHY
             spent = time.perf_counter() - began
-            return JobResult(fault.status, fault, seconds=spent, detail=sang, canary=sang)
-        said, arrays, end = self._converse(job, limits)
-        if said is None:
+            return JobResult(fault.status, fault, seconds=spent, detail=verdict, canary=verdict)
+        message, arrays, end = self._converse(job, limits)
+        if message is None:
             fault, detail, value = Fault.TRUSTED_ERROR, describe_end(end, limits), None
         else:
-            fault, detail, value = Fault(said["fault"]), said["detail"], said["value"]
+            fault, detail, value = Fault(message["fault"]), message["detail"], message["value"]
         if end["left"]:
             self.healthy = False
             detail += f" ({end['left']} processes could not be killed)"
-        sang = self._canary() if fault is not Fault.NONE or end["left"] else ""
-        if sang not in ("", "ok") and fault.status is JobStatus.CANDIDATE_ERROR:
-            fault, detail = Fault.DEVICE_UNHEALTHY, f"{sang} (after {fault}: {detail})"
+        verdict = self._canary() if fault is not Fault.NONE or end["left"] else ""
+        if verdict not in ("", "ok") and fault.status is JobStatus.CANDIDATE_ERROR:
+            fault, detail = Fault.DEVICE_UNHEALTHY, f"{verdict} (after {fault}: {detail})"
         spent = time.perf_counter() - began
-        return JobResult(fault.status, fault, value, arrays, spent, detail, sang)
+        return JobResult(fault.status, fault, value, arrays, spent, detail, verdict)
 
     def _converse(
         self, job: SandboxJob, limits: ResourceLimits
@@ -257,18 +257,18 @@ class SandboxLane:
             request = {"op": "run", "job": self._jobs, "place": str(place), "limits": limits.to_json()}
             self._tell(request, theirs.fileno())
             theirs.close()
-            said: dict[str, Any] | None = None
+            message: dict[str, Any] | None = None
             arrays: TensorArrays = {}
             with contextlib.suppress(ConnectionError, EOFError, WireError):
                 ours.settimeout(limits.trusted_s)
                 wire.send(ours, {"entry": job.entry, "payload": dict(job.payload)}, {})
                 ours.settimeout(None)
-                said, arrays = wire.receive(
+                message, arrays = wire.receive(
                     ours, wire.TRUSTED_LIMIT, lambda: self._wait(ours), wire.TRUSTED_LIMIT
                 )
         while (end := self._take_message("end")) is None:
             self._wait()
-        return said, arrays, end
+        return message, arrays, end
 
     def _wait(self, channel: socket.socket | None = None) -> None:
         """Until channel or server say something. Raises `_ServerLost`, or `EOFError` at the job's end."""
@@ -291,11 +291,11 @@ class SandboxLane:
     def _canary(self) -> str:
         """`ok`, or what is wrong with the machine or its device."""
         job = SandboxJob(f"{canary.__name__}:main", {"device": self._device})
-        said, _, end = self._converse(job, canary.CANARY_LIMITS)
-        if said is None or said["fault"]:
-            text = said["detail"] if said else describe_end(end, canary.CANARY_LIMITS)
+        message, _, end = self._converse(job, canary.CANARY_LIMITS)
+        if message is None or message["fault"]:
+            text = message["detail"] if message else describe_end(end, canary.CANARY_LIMITS)
         else:
-            text = str(said["value"])
+            text = str(message["value"])
         self.healthy = text == "ok"
         return text
 
@@ -332,13 +332,13 @@ class SandboxLane:
         the containment: the lane stays at its strongest level, unhealthy.
         """
         strongest, refused = self.level, dict(self.refused)
-        while (said := self._canary()) != "ok" and (self._requested_level is None or self.apart):
+        while (message := self._canary()) != "ok" and (self._requested_level is None or self.apart):
             if self.apart:  # the device may be for root alone
                 self._stop()
                 self._apart = False
                 self._start(self.level)
                 continue
-            refused[self.level.name] = said
+            refused[self.level.name] = message
             weaker = self.level is not ContainmentLevel.PROCESS
             self._apart = True
             self._stop()
@@ -375,8 +375,8 @@ class SandboxLane:
                     raise _ServerLost(f"no greeting within {_HELLO_TIMEOUT_S:g} s")
                 self._read_mail()
         except _ServerLost as error:
-            said = read_log(self._scratch / _LOG)
-            raise SandboxError(f"the lane's server did not start: {error}; {said}") from error
+            message = read_log(self._scratch / _LOG)
+            raise SandboxError(f"the lane's server did not start: {error}; {message}") from error
         self.refused = hello["refused"]
         if not hello["level"]:
             wanted = (

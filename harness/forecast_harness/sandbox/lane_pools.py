@@ -19,7 +19,7 @@ _GIVE_UP_AGAIN_S = 0.2
 
 
 class Closable(Protocol):
-    """What has to be closed: a lane, or what has lanes."""
+    """A lane, or what has lanes: it has to be closed."""
 
     def close(self) -> None:
         """End it."""
@@ -150,11 +150,11 @@ class LanePool:
         with self._lock:
             if self._free.empty() and self._begun < self.most:
                 self._begin()
-        found = self._free.get()
-        if isinstance(found, BaseException):
-            self._free.put(found)  # whoever waits, too, would wait for ever
-            raise found
-        return found
+        result = self._free.get()
+        if isinstance(result, BaseException):
+            self._free.put(result)  # whoever waits, too, would wait for ever
+            raise result
+        return result
 
     def _begin(self) -> None:
         self._begun += 1

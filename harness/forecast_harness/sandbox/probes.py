@@ -30,9 +30,9 @@ def probe_strongest(
     """The strongest level that works (0: none), and why each stronger one was refused."""
     refused: dict[str, str] = {}
     for level in sorted(ContainmentLevel, reverse=True):
-        found, why = probe_level(level, device, roots, staging)
-        if found:
-            return found, refused
+        result, why = probe_level(level, device, roots, staging)
+        if result:
+            return result, refused
         refused |= why
     return 0, refused
 

@@ -51,9 +51,9 @@ class ProcessStopper:
         self._waiting: frozenset[int] = frozenset()
         self._late = 0
 
-    def answer(self, asked: bytes, descriptors: Sequence[int], channel: socket.socket) -> None:
+    def answer(self, request: bytes, descriptors: Sequence[int], channel: socket.socket) -> None:
         """Do what the judge asks for on the other end of `channel`."""
-        question, rest = asked[:1], asked[1:]
+        question, rest = request[:1], request[1:]
         if question == SHARE:
             self._shared = map_shared(descriptors[0], int(rest))
             os.close(descriptors[0])
@@ -98,9 +98,9 @@ class ProcessStopper:
         limit = time.monotonic() + _MOST_SETTLING_S[self._alone]
         while time.monotonic() < limit:
             states = {pid: linux.task_states(pid) for pid in self._processes()}
-            running = [pid for pid, found in states.items() if set(found) - set(_STANDING_STATES)]
-            self._used = {pid: linux.processor_time_ns(pid) for pid, found in states.items() if found}
-            self._waiting = frozenset(pid for pid, found in states.items() if "D" in found)
+            running = [pid for pid, result in states.items() if set(result) - set(_STANDING_STATES)]
+            self._used = {pid: linux.processor_time_ns(pid) for pid, result in states.items() if result}
+            self._waiting = frozenset(pid for pid, result in states.items() if "D" in result)
             if not running and self._used == before:  # looked at twice: a fork may fall between
                 return 0
             before = self._used

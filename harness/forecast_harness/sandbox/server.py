@@ -73,7 +73,7 @@ class RunningCell:
     _counted: float = 0.0
 
     def exceeded(self, now: float, warm_bytes: int, own: int) -> str:
-        """Which limit is exceeded, if any.
+        """The limit that is exceeded, if any.
 
         `warm_bytes`: private memory that every fork of the server begins with; `own`: how many processes at
         the top of the tree are ours.
@@ -101,8 +101,8 @@ class RunningCell:
         except BlockingIOError:  # somebody still holds the other end
             line = b""
         os.close(self.status)
-        said = json.loads(line) if line else {}
-        return {"cell": self.number, "why": self.why, **said}
+        message = json.loads(line) if line else {}
+        return {"cell": self.number, "why": self.why, **message}
 
 
 def _proportional_memory(pids: list[int]) -> int:
@@ -231,17 +231,17 @@ class ForkServer:
     ) -> None:
         """The cell of this name that an earlier job has left, or a new one; one alone is left for long."""
         left = [run for run in self._cells.values() if name and run.rests and not run.why]
-        found = next((run for run in left if run.name == name), None)
+        result = next((run for run in left if run.name == name), None)
         for run in left:
-            if run is not found:
+            if run is not result:
                 self._end(run, "closed")
-        if found is None:
+        if result is None:
             self._start_cell(job, limits, processors, name)
             return
-        found.rests = False
-        age = time.monotonic() - found.began
-        job.deadline += max(0.0, found.limits.wall_s - age)
-        self._hand_over(job, found, found.ends, age)
+        result.rests = False
+        age = time.monotonic() - result.began
+        job.deadline += max(0.0, result.limits.wall_s - age)
+        self._hand_over(job, result, result.ends, age)
 
     def _start_cell(
         self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int], name: str

@@ -53,7 +53,7 @@ def fork_servers(requests: socket.socket, scratch: str, serve: Callable[[Mapping
 
 def _answer(
     requests: socket.socket,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     descriptors: list[int],
     serve: Callable[[Mapping[str, Any]], None],
 ) -> None:
@@ -61,12 +61,12 @@ def _answer(
     try:
         pid = os.fork()
     except OSError as error:
-        answer = {"number": asked["number"], "error": str(error)}
+        answer = {"number": request["number"], "error": str(error)}
     else:
         if pid == 0:
             os.close(inward)  # `alive` stays open for as long as this process lives
-            _become_server(requests, asked, descriptors, serve)
-        answer = {"number": asked["number"], "pid": pid}
+            _become_server(requests, request, descriptors, serve)
+        answer = {"number": request["number"], "pid": pid}
     for descriptor in (alive, *descriptors):
         os.close(descriptor)
     try:
@@ -77,7 +77,7 @@ def _answer(
 
 def _become_server(
     requests: socket.socket,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     descriptors: list[int],
     serve: Callable[[Mapping[str, Any]], None],
 ) -> NoReturn:
@@ -90,13 +90,13 @@ def _become_server(
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        sys.path[:] = json.loads(asked["search_path"])
-        place = asked["place"]
+        sys.path[:] = json.loads(request["search_path"])
+        place = request["place"]
         os.chdir(place)
         os.environ.update({"HOME": place, "TMPDIR": place})
         tempfile.tempdir = None  # what the TMPDIR was before
         linux.set_dumpable(True)  # until it serves: it has to write below its own /proc
-        serve({**asked["orders"], "control": control})
+        serve({**request["orders"], "control": control})
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -49,7 +49,7 @@ class _ProcessLost(Exception):
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What a process has to have before servers are forked from it."""
+    """Modules and variables that a process has before servers are forked from it."""
 
     modules: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
@@ -118,14 +118,14 @@ class WarmProcess:
                         self._start(search_path)
                     if self._given_up:
                         raise _ProcessLost
-                    asked = {"orders": dict(orders), "search_path": search_path, "place": str(place)}
-                    return self._ask(asked, control, log)
+                    request = {"orders": dict(orders), "search_path": search_path, "place": str(place)}
+                    return self._ask(request, control, log)
                 except (_ProcessLost, OSError) as error:
-                    said = read_log(Path(self._scratch, _LOG))
+                    message = read_log(Path(self._scratch, _LOG))
                     self._end()
                     if not tried_before:  # a new one would do no better
                         why = "nobody waits for it any more" if self._given_up else error
-                        raise SandboxError(f"the lane's server did not start: {why}; {said}") from error
+                        raise SandboxError(f"the lane's server did not start: {why}; {message}") from error
 
     def give_up(self) -> bool:
         """End it unless it has forked a server; whether it ends. From any thread.
@@ -161,10 +161,10 @@ class WarmProcess:
                 start_new_session=True,
             )
 
-    def _ask(self, asked: Mapping[str, Any], control: int, log: int) -> ServerProcess:
+    def _ask(self, question: Mapping[str, Any], control: int, log: int) -> ServerProcess:
         assert self._requests is not None
         self._asked += 1
-        request = {"number": self._asked, **asked}
+        request = {"number": self._asked, **question}
         socket.send_fds(self._requests, [json.dumps(request).encode()], [control, log])
         while True:
             if not select.select([self._requests], [], [], _IMPORT_TIMEOUT_S)[0]:

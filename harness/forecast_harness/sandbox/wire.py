@@ -148,7 +148,7 @@ class SharedMemory:
     """Bytes in `data` (writable), zeros at first. `fd` is what another process needs to map them."""
 
     def __init__(self, size: int) -> None:
-        """Of so many bytes. Raises `OSError` where the system has none to give."""
+        """Map so many bytes. Raises `OSError` where the system has none to give."""
         self.fd = os.memfd_create("launch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)

@@ -75,8 +75,8 @@ def cubin_sections(image: bytes) -> list[CubinSection]:
         raise MachineCodeError(f"machine code has {len(image)} bytes; at most {MOST_IMAGE_BYTES} are taken")
     if len(image) < _HEADER.size or not image.startswith(_MAGIC):
         raise MachineCodeError("machine code must be an ELF file of 64 bits, little-endian")
-    told = _HEADER.unpack_from(image)
-    machine, table, entry_size, count, names = told[2], told[6], told[11], told[12], told[13]
+    data = _HEADER.unpack_from(image)
+    machine, table, entry_size, count, names = data[2], data[6], data[11], data[12], data[13]
     if machine != _CUDA_MACHINE:
         raise MachineCodeError(f"machine code must be for CUDA (ELF machine {_CUDA_MACHINE}), not {machine}")
     if entry_size != _SECTION.size or not 0 < count <= _MOST_SECTIONS or names >= count:
@@ -135,7 +135,7 @@ def without_references(image: bytes) -> bytes:
     names = {n for n, s in enumerate(sections) if _outlives_launches(s) and _holds_library_names(sections, n)}
     if not names & referred_sections(sections):
         return image
-    made, tables = bytearray(image), _SymbolTables(sections)
+    result, tables = bytearray(image), _SymbolTables(sections)
     headers = _HEADER.unpack_from(image)[6]
     for number, section in enumerate(sections):
         if section.kind not in _RELOCATION_BYTES:
@@ -145,9 +145,9 @@ def without_references(image: bytes) -> bytes:
         left = b"".join(e for e in entries if tables.referred_section(section, e) not in names)
         at = headers + number * _SECTION.size
         start = _SECTION.unpack_from(image, at)[4]
-        made[start : start + section.size] = left.ljust(section.size, b"\0")
-        made[at + _SIZE_AT : at + _SIZE_AT + 8] = len(left).to_bytes(8, "little")
-    return bytes(made)
+        result[start : start + section.size] = left.ljust(section.size, b"\0")
+        result[at + _SIZE_AT : at + _SIZE_AT + 8] = len(left).to_bytes(8, "little")
+    return bytes(result)
 
 
 def _outlives_launches(section: CubinSection) -> bool:
@@ -189,11 +189,11 @@ def _symbols_of(sections: Sequence[CubinSection], table: CubinSection) -> list[C
     """The symbols of one table, in order; none where their names cannot be read."""
     if not 0 <= table.link < len(sections):
         return []
-    found, texts = [], sections[table.link].contents
+    result, texts = [], sections[table.link].contents
     for at in range(0, len(table.contents) - _SYMBOL.size + 1, _SYMBOL.size):
         start, info, _, place, _, _ = _SYMBOL.unpack_from(table.contents, at)
-        found.append(CubinSymbol(info & 0xF, place, texts, start))
-    return found
+        result.append(CubinSymbol(info & 0xF, place, texts, start))
+    return result
 
 
 def referred_sections(sections: Sequence[CubinSection]) -> frozenset[int]:
@@ -201,7 +201,7 @@ def referred_sections(sections: Sequence[CubinSection]) -> frozenset[int]:
 
     Raises `MachineCodeError` for tables that cannot be read.
     """
-    found, tables = set(), _SymbolTables(sections)
+    result, tables = set(), _SymbolTables(sections)
     for table in sections:
         if table.kind not in _RELOCATION_BYTES:
             continue
@@ -211,8 +211,8 @@ def referred_sections(sections: Sequence[CubinSection]) -> frozenset[int]:
         if len(table.contents) != table.size or table.size % step:
             raise MachineCodeError(f"relocations in {table.name!r:.80} cannot be read")
         for at in range(0, table.size, step):
-            found.add(tables.referred_section(table, table.contents[at : at + step]))
-    return frozenset(found)
+            result.add(tables.referred_section(table, table.contents[at : at + step]))
+    return frozenset(result)
 
 
 class _SymbolTables:
@@ -250,7 +250,7 @@ _MAX_THREADS, _REGISTERS, _PARAMETER, _REQUIRED_THREADS = 0x05, 0x2F, 0x17, 0x10
 
 @dataclass(frozen=True)
 class CubinFacts:
-    """Of one kernel. None and 0 where the cubin does not tell."""
+    """The resources of one kernel. None and 0 where the cubin does not tell."""
 
     parameter_bytes: tuple[int, ...] | None
     """In order."""
@@ -270,8 +270,8 @@ def cubin_facts(image: bytes, kernel: str) -> CubinFacts:
     most_threads = registers = 0
     for attribute, data in (r for s in own for r in _records(s)):
         if attribute == _PARAMETER and len(data) >= 12:
-            _, ordinal, _, told = struct.unpack_from("<IHHI", data)
-            parameters[ordinal] = told >> 18
+            _, ordinal, _, facts = struct.unpack_from("<IHHI", data)
+            parameters[ordinal] = facts >> 18
         elif attribute in (_MAX_THREADS, _REQUIRED_THREADS) and len(data) >= 12:
             x, y, z = struct.unpack_from("<III", data)
             most_threads = x * y * z

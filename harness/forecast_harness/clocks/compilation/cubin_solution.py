@@ -64,11 +64,11 @@ class CubinLauncher:
 
     def __init__(self, facts: str, image: str) -> None:
         """`facts`: JSON, as `host_solution` writes it; `image`: the cubin, packed. Raises `LaunchFailed`, `OSError`."""
-        told = json.loads(facts)
-        self._signature = KernelSignature.from_json(told["signature"])
-        self._macros: dict[str, int] = told["macros"]
+        data = json.loads(facts)
+        self._signature = KernelSignature.from_json(data["signature"])
+        self._macros: dict[str, int] = data["macros"]
         known = {name: (value,) for name, value in self._macros.items()}
-        self._launch = SourceLaunch(tuple(told["grid"]), tuple(told["block"]), told["shared_bytes"], known)
+        self._launch = SourceLaunch(tuple(data["grid"]), tuple(data["block"]), data["shared_bytes"], known)
         self._shared_allowed = _PLAIN_SHARED_BYTES
         self._calls: dict[tuple[Any, ...], tuple[LaunchSizes, list[Any]]] = {}
         self._driver: Any = ctypes.CDLL(_LIBRARY)

@@ -84,7 +84,7 @@ class CompilerUnavailable(SandboxError):
 
 @dataclass(frozen=True)
 class CudaBuild(Record):
-    """What a CUDA source is compiled for: who calls it with what, at which sizes, with which macros."""
+    """The use of a CUDA source: who calls it with what, at which sizes, with which macros."""
 
     signature: KernelSignature
     config: Mapping[str, int] = field(default_factory=dict)
@@ -135,22 +135,22 @@ def architecture(arch: int) -> str:
     return f"sm_{arch}{'a' if arch >= _NEW_NAMES_SINCE else ''}"
 
 
-def compiler_messages(said: str, roots: Sequence[str] = ()) -> str:
-    """What of a compiler's output is about the source itself, a header below `roots`, or from a program.
+def compiler_messages(message: str, roots: Sequence[str] = ()) -> str:
+    """The lines of a compiler's output about the source itself, a header below `roots`, or from a program.
 
     Lines about other files, and those that quote a line of one, are left out.
     """
     kept = [
         line.strip()[:_MOST_MESSAGE_CHARACTERS]
-        for line in said.splitlines()
+        for line in message.splitlines()
         if _OWN_MESSAGE.match(line) or _PROGRAM_MESSAGE.match(line) or _is_about_header(line, roots)
     ]
     return printable("\n".join(kept[:_MOST_MESSAGES]))
 
 
 def _is_about_header(line: str, roots: Sequence[str]) -> bool:
-    found = _HEADER_MESSAGE.match(line)
-    place = "" if found is None else os.path.normpath(found["file"])
+    result = _HEADER_MESSAGE.match(line)
+    place = "" if result is None else os.path.normpath(result["file"])
     return any(place.startswith(f"{root}{os.sep}") for root in roots)
 
 
@@ -164,7 +164,7 @@ def launched_programs(
 ) -> tuple[Program, ...]:
     """The one launch at each case's axes, on its buffers. Raises `CudaCompileError` for what cannot be launched."""
     facts = cubin_facts(compiled.image, signature.entry)
-    found = []
+    result = []
     for axes, buffers in cases:
         try:
             sizes = compiled.launch.sizes(axes, config)
@@ -186,8 +186,8 @@ def launched_programs(
             plan.check((kernel,), {b.name: b.size for b in buffers}, scratch_limit=0)
         except (RecordError, MachineCodeError) as error:
             raise CudaCompileError(str(error)) from error
-        found.append(Program(candidate, (kernel,), plan))
-    return tuple(found)
+        result.append(Program(candidate, (kernel,), plan))
+    return tuple(result)
 
 
 def _check_image(image: bytes, signature: KernelSignature, arch: int) -> None:
@@ -199,11 +199,11 @@ def _check_image(image: bytes, signature: KernelSignature, arch: int) -> None:
             f"{signature.text}"
         )
     check_cubin(CompiledKernel(signature.entry, arch, signature.kinds, image=image))
-    found = cubin_facts(image, signature.entry).parameter_bytes
+    result = cubin_facts(image, signature.entry).parameter_bytes
     wanted = tuple(8 if k.startswith("*") else int(k.lstrip("iufp")) // 8 for k in signature.kinds)
-    if found is not None and found != wanted:
+    if result is not None and result != wanted:
         raise MachineCodeError(
-            f"the parameters of {signature.entry} take {list(found)} bytes, those declared {list(wanted)}: define "
+            f"the parameters of {signature.entry} take {list(result)} bytes, those declared {list(wanted)}: define "
             f"{signature.text}"
         )
 
@@ -228,10 +228,10 @@ def _check_block(sizes: LaunchSizes, facts: CubinFacts) -> None:
 
 
 def _failure(value: object, roots: Sequence[str]) -> str:
-    told = value if isinstance(value, dict) else {}
-    if told.get("ended", 0) is None:
+    data = value if isinstance(value, dict) else {}
+    if data.get("ended", 0) is None:
         return f"nvcc was at it for more than {COMPILE_S:g} s: make the source simpler"
-    messages = compiler_messages(str(told.get("said", "")), roots)
+    messages = compiler_messages(str(data.get("said", "")), roots)
     return messages or "nvcc refused the source, for a reason that lies in none of its own lines"
 
 
@@ -251,7 +251,7 @@ def run_nvcc(
 ) -> CellAnswer:
     """Compile for `arch` (such as `sm_90a`) by `nvcc`, with `macros` defined.
 
-    The value has `said`, what the compiler wrote, and `ended`: its exit status, or None where it was still at it
+    The value has `message`, what the compiler wrote, and `ended`: its exit status, or None where it was still at it
     after `COMPILE_S` seconds. The array `cubin` is there where it succeeded.
     """
     cubin, messages = Path("solution.cubin").absolute(), Path("messages.txt").absolute()
@@ -270,8 +270,8 @@ def run_nvcc(
         except subprocess.TimeoutExpired:  # what is left of it ends with the cell
             child.kill()
     with messages.open("rb") as stream:
-        said = stream.read(_MOST_MESSAGE_BYTES).decode(errors="replace")
+        message = stream.read(_MOST_MESSAGE_BYTES).decode(errors="replace")
     if ended != 0 or not cubin.is_file():
-        return CellAnswer({"said": said, "ended": ended})
+        return CellAnswer({"said": message, "ended": ended})
     image = cubin.read_bytes()
     return CellAnswer({"said": "", "ended": 0}, {"cubin": TensorBytes("uint8", (len(image),), image)})

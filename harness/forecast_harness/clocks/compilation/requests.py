@@ -27,7 +27,7 @@ class TensorArgument(Record, label="tensor argument", unknown="refuse"):
 
     @property
     def elements(self) -> int:
-        """Of its buffer."""
+        """The elements of its buffer."""
         if 0 in self.shape:
             return max(0, self.late)
         return self.late + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
@@ -72,7 +72,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What became of a request: programs, one for each case, or why there are none."""
+    """The end of a request: programs, one for each case, or why there are none."""
 
     request: BuildRequest
     programs: tuple[Program, ...] = ()

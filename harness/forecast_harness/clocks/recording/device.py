@@ -43,24 +43,24 @@ class RecordingDevice:
         """Which of its configs a decorated kernel takes."""
         self.configure(90, {})
 
-    def configure(self, arch: int, told: Mapping[str, Any]) -> None:
-        """Be another device: `told` has `name` and `properties` as Triton asks for them, all optional."""
+    def configure(self, arch: int, data: Mapping[str, Any]) -> None:
+        """Be another device: `data` has `name` and `properties` as Triton asks for them, all optional."""
         self.target = GPUTarget("cuda", arch, 32)
-        self.utils = _RecordingUtils(told.get("properties", {}))
+        self.utils = _RecordingUtils(data.get("properties", {}))
         known = self.utils.get_device_properties(0)
         self.torch_properties = types.SimpleNamespace(
             multi_processor_count=known["multiprocessor_count"],
-            name=told.get("name", ""),
+            name=data.get("name", ""),
             major=arch // 10,
             minor=arch % 10,
-            total_memory=int(told.get("memory_bytes", 80 << 30)),
-            L2_cache_size=int(told.get("l2_bytes", 50 << 20)),
+            total_memory=int(data.get("memory_bytes", 80 << 30)),
+            L2_cache_size=int(data.get("l2_bytes", 50 << 20)),
             shared_memory_per_block_optin=known["max_shared_mem"],
             warp_size=32,
         )
 
     def get_current_target(self) -> GPUTarget:
-        """What kernels are compiled for."""
+        """The target that kernels are compiled for."""
         return self.target
 
     def get_current_device(self) -> int:
@@ -114,24 +114,24 @@ def _flat_arguments(types: list[Any], values: list[Any]) -> tuple[list[str], lis
     """Types and values in the order of the machine code's parameters. Raises `UnsupportedLaunch`."""
     if len(types) != len(values):
         raise UnsupportedLaunch(f"{len(values)} arguments for {len(types)} parameters")
-    found: tuple[list[str], list[Any]] = ([], [])
+    result: tuple[list[str], list[Any]] = ([], [])
     for kind, value in zip(types, values, strict=True):
         if isinstance(kind, tuple | list):
             inner = _flat_arguments(list(kind), list(value))
-            found[0].extend(inner[0])
-            found[1].extend(inner[1])
+            result[0].extend(inner[0])
+            result[1].extend(inner[1])
         elif kind != "constexpr":
             if not isinstance(kind, str) or kind.startswith(("tensordesc", "nvTmaDesc")):
                 raise UnsupportedLaunch(f"an argument of type {kind!r:.60} is built by the host")
-            found[0].append(kind.split("(")[0])
-            found[1].append(value)
-    return found
+            result[0].append(kind.split("(")[0])
+            result[1].append(value)
+    return result
 
 
 def ptx_parameters(text: str, kernel: str) -> int:
     """How many parameters a kernel has in PTX; -1 where the text has no such kernel."""
-    _, found, rest = text.partition(f".entry {kernel}(")
-    return len(_PARAMETER.findall(rest.partition(")")[0])) if found else -1
+    _, result, rest = text.partition(f".entry {kernel}(")
+    return len(_PARAMETER.findall(rest.partition(")")[0])) if result else -1
 
 
 _ASSEMBLY: dict[str, tuple[bytes, str]] = {}
@@ -144,12 +144,12 @@ def assembly_of(metadata: Any) -> tuple[bytes, str]:
     return _ASSEMBLY[metadata.hash]
 
 
-def install_device(arch: int, told: Mapping[str, Any]) -> RecordingDevice:
+def install_device(arch: int, data: Mapping[str, Any]) -> RecordingDevice:
     """Make a recording device the one that Triton and torch see, once in a process; see `configure`."""
     if not _INSTALLED:
         _INSTALLED.append(RecordingDevice())
         _replace_driver(_INSTALLED[0])
-    _INSTALLED[0].configure(arch, told)
+    _INSTALLED[0].configure(arch, data)
     return _INSTALLED[0]
 
 

@@ -82,9 +82,9 @@ def record(
         PlanBuffer(name, BufferRole(roles.get(name, BufferRole.SCRATCH)), size)
         for name, size in recorder.sizes.items()
     )
-    made = LaunchPlan(buffers, tuple(plan.steps), outputs)
+    result = LaunchPlan(buffers, tuple(plan.steps), outputs)
     code = {f"code-{n}": TensorBytes("uint8", (len(k.image),), k.image) for n, k in enumerate(plan.kernels)}
-    return CellAnswer({"plan": made.to_json(), "kernels": [k.to_json() for k in plan.kernels]}, code)
+    return CellAnswer({"plan": result.to_json(), "kernels": [k.to_json() for k in plan.kernels]}, code)
 
 
 def _solution(payload: Mapping[str, Any]) -> Any:
@@ -134,13 +134,13 @@ class _PlanWriter:
 
     def returned(self, tensors: list[torch.Tensor]) -> tuple[ReturnedTensor, ...]:
         """Where the outputs lie. Raises `HostCode` for one that is not contiguous."""
-        found = []
+        result = []
         for tensor in tensors:
             if not tensor.is_contiguous():
                 raise HostCode("an output that is not contiguous")
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found.append(ReturnedTensor(*self._recorder.place(tensor), dtype, tuple(tensor.shape)))
-        return tuple(found)
+            result.append(ReturnedTensor(*self._recorder.place(tensor), dtype, tuple(tensor.shape)))
+        return tuple(result)
 
 
 def _compiled_kernel(source: Any, metadata: Any, parameters: tuple[str, ...]) -> CompiledKernel:
@@ -175,14 +175,14 @@ def main(work: JobContext) -> CellAnswer:
     `launches` has one for each case, or none. The value is a list, of each case what the cell said; arrays are named
     `CASE/ARRAY`. Raises `CandidateFault`.
     """
-    asked = dict(work.payload)
-    cases, launches = asked.pop("cases"), asked.pop("launches")
+    request = dict(work.payload)
+    cases, launches = request.pop("cases"), request.pop("launches")
     values: list[Any] = []
     images: dict[str, TensorBytes] = {}
     with work.cell() as cell:
         for number, case in enumerate(cases):
             launch = launches[number] if launches else None
-            answer = cell.ask(f"{__name__}:record", {**asked, "case": case, "launch": launch})
+            answer = cell.ask(f"{__name__}:record", {**request, "case": case, "launch": launch})
             values.append(answer.value)
             images |= {f"{number}/{name}": one for name, one in answer.arrays.items()}
     return CellAnswer(values, images)

@@ -173,18 +173,18 @@ class _Addresses(TorchFunctionMode):  # type: ignore[misc]
             parts.append(...)
         at = parts.index(...)
         parts[at : at + 1] = [slice(None)] * (tensor.dim() - taken)
-        dim, found = 0, tensor
+        dim, result = 0, tensor
         for part in parts:
             if part is None:
-                found = found.unsqueeze(dim)
+                result = result.unsqueeze(dim)
             elif isinstance(part, int):
-                found = found.select(dim, part)
+                result = result.select(dim, part)
                 continue
             elif part != slice(None):
-                start, stop, step = part.indices(found.shape[dim])
-                found = torch.ops.aten.slice.Tensor(found, dim, start, stop, step)
+                start, stop, step = part.indices(result.shape[dim])
+                result = torch.ops.aten.slice.Tensor(result, dim, start, stop, step)
             dim += 1
-        return found
+        return result
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[misc]
@@ -198,9 +198,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         if space == "prim" or name.startswith("sym_"):  # where a tensor is, how large: no data
             return function(*args, **kwargs)
         if name in _UNSET or name in _FILLED:
-            made = function(*args, **kwargs)
-            if made.device.type == "cuda":
-                self._recorder.allocated(made)
+            result = function(*args, **kwargs)
+            if result.device.type == "cuda":
+                self._recorder.allocated(result)
                 if name in _FILLED:
                     value = _FILLED[name]
                     if value is None:
@@ -208,8 +208,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
                         value = args[_VALUE_AT[name]] if value is None else value
                     if isinstance(value, torch.Tensor):
                         self._recorder.refuse(name)
-                    self._recorder.filled(made, value)
-            return made
+                    self._recorder.filled(result, value)
+            return result
         schema = function._schema
         written = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         view = any(r.alias_info is not None for r in schema.returns)

@@ -128,8 +128,8 @@ class CanaryArena:
             return 0
         broken = 0
         for gap in self._gaps:
-            found = self._driver.download(gap.address, gap.size)
-            broken += sum(a != b for a, b in zip(found, gap.data, strict=True))
+            result = self._driver.download(gap.address, gap.size)
+            broken += sum(a != b for a, b in zip(result, gap.data, strict=True))
         return broken or 1
 
     def _gap(self, begin: int, end: int) -> _Gap:

@@ -43,15 +43,15 @@ class InputReserves:
 
     def get(self, key: str, inputs: Mapping[str, BufferContents]) -> InputReserve:
         """The reserve of these inputs, which `key` names; sent anew where anything was written into it."""
-        found = self._kept.get(key)
-        if found is None or self.changed(found, inputs):
+        result = self._kept.get(key)
+        if result is None or self.changed(result, inputs):
             self.forget(key)
-            found = self._kept[key] = self._make(inputs)
+            result = self._kept[key] = self._make(inputs)
         self._kept.move_to_end(key)
-        return found
+        return result
 
     def changed(self, reserve: InputReserve, inputs: Mapping[str, BufferContents]) -> list[str]:
-        """Which buffers are not what the host has sent."""
+        """The buffers that are not what the host has sent."""
         return [
             name
             for name, digest in self._digests(reserve.places, inputs).items()
@@ -60,8 +60,8 @@ class InputReserves:
 
     def forget(self, key: str) -> None:
         """Free a reserve, if there is one."""
-        if (found := self._kept.pop(key, None)) is not None:
-            self._driver.free(found.address)
+        if (result := self._kept.pop(key, None)) is not None:
+            self._driver.free(result.address)
 
     def forget_all(self) -> bool:
         """Free all, for want of memory; whether there were any."""
@@ -191,7 +191,7 @@ class WorkInputs:
 
 @dataclass(frozen=True)
 class _Results:
-    """Of one call; digests are those of masked bytes."""
+    """The results of one call; digests are those of masked bytes."""
 
     address: int
     size: int
@@ -201,10 +201,10 @@ class _Results:
 
 
 class KnownResults:
-    """What a right program leaves behind, by call, kept on the device, where results of others are compared with it.
+    """The results of a right program, by call, kept on the device, where those of others are compared with them.
 
-    Programs have no address of it, and could still read and write there. It is masked whenever one of them runs: what
-    is found there is of no use, and what is written there is seen.
+    Programs have no address of them, and could still read and write there. They are masked whenever a program runs:
+    what it reads there is of no use, and what it writes there is seen.
     """
 
     def __init__(self, driver: CudaDriver, kernels: RunnerKernels) -> None:
@@ -234,27 +234,27 @@ class KnownResults:
 
     def forget(self, key: str) -> None:
         """Free the results of a call, if there are any."""
-        if (found := self._kept.pop(key, None)) is not None:
-            self._driver.free(found.address)
+        if (result := self._kept.pop(key, None)) is not None:
+            self._driver.free(result.address)
 
     def changed(self, key: str) -> bool:
         """Whether anything was written into the results of a call since they were kept; they are forgotten then."""
-        if (found := self._kept.get(key)) is None or self._digests(found.places) == found.digests:
+        if (result := self._kept.get(key)) is None or self._digests(result.places) == result.digests:
             return False
         self.forget(key)
         return True
 
     def errors(self, key: str, places: Mapping[str, Placed]) -> dict[str, float]:
         """The largest error in each buffer, relative to the largest finite value in what is right."""
-        found, kept = {}, self._kept[key]
+        result, kept = {}, self._kept[key]
         self._kernels.mask(kept.address, kept.size, self._mask_keys)
         for name, right in kept.places.items():
             kind, got = kept.kinds[name], places[name]
-            found[name] = self._kernels.relative_error(
+            result[name] = self._kernels.relative_error(
                 got.address + kind.late, right.address + kind.late, right.size - kind.late, kind.dtype
             )
         self._kernels.mask(kept.address, kept.size, self._mask_keys)
-        return found
+        return result
 
     def _digests(self, places: Mapping[str, Placed]) -> dict[str, int]:
         buffers = [(placed.address, placed.size) for placed in places.values()]

@@ -68,8 +68,8 @@ class RunnerProcess:
         marks = create_marker()
         self.marks = LaunchMarker(marks)
         self.marks.set(NOBODY)
-        told = {**orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
-        command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(told)]
+        data = {**orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
+        command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(data)]
         kept = {**ONE_QUEUE, **{n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}}
         if visible:
             kept["CUDA_VISIBLE_DEVICES"] = visible
@@ -95,15 +95,15 @@ class RunnerProcess:
             if not select.select([self.channel], [], [], within_s)[0]:
                 raise RunnerLost(f"the runner did not greet within {within_s:g} s")
             try:
-                said, _ = wire.receive(self.channel, wire.TRUSTED_LIMIT)
+                message, _ = wire.receive(self.channel, wire.TRUSTED_LIMIT)
             except (EOFError, OSError, WireError) as error:
                 raise RunnerLost(f"the runner did not start: {error or type(error).__name__}") from error
-            if "hello" not in said:
-                raise RunnerLost(f"the runner cannot use the device: {said.get('broken', said)}")
+            if "hello" not in message:
+                raise RunnerLost(f"the runner cannot use the device: {message.get('broken', message)}")
         except RunnerLost:
             self.stop()
             raise
-        facts: Mapping[str, Any] = said["hello"]
+        facts: Mapping[str, Any] = message["hello"]
         return facts
 
     def stop(self) -> None:
@@ -193,9 +193,9 @@ class RunnerClient:
         known = self._outputs.of_call(given.key)
         more = {"launches": launches, "known": list(known)}
         value, arrays = self._ask("check", [([program], given, more)])
-        (told,) = value["parts"]
-        observed = self._outputs.decode(given.key, known, told, arrays, "0")
-        return CheckAnswer(observed, self._violations(told, given))
+        (data,) = value["parts"]
+        observed = self._outputs.decode(given.key, known, data, arrays, "0")
+        return CheckAnswer(observed, self._violations(data, given))
 
     def learn(
         self, program: Program, given: ProgramInputs, kinds: Mapping[str, ElementKind]
@@ -207,11 +207,11 @@ class RunnerClient:
         """
         self._learned.pop(given.key, None)
         value, _ = self._ask("learn", [([program], given, _learning(kinds, 0))])
-        (told,) = value["parts"]
-        names = tuple(told["names"])
-        if not told["violations"]:
+        (data,) = value["parts"]
+        names = tuple(data["names"])
+        if not data["violations"]:
             self._learned[given.key] = program, replace(given, updates=names), kinds
-        return names, self._violations(told, given)
+        return names, self._violations(data, given)
 
     def time(
         self, programs: Sequence[Program], given: ProgramInputs, limits: TimingLimits | None = None
@@ -231,15 +231,15 @@ class RunnerClient:
         ]
         value, arrays = self._ask("time", parts)
         answers = []
-        for number, told in enumerate(value["parts"]):
+        for number, data in enumerate(value["parts"]):
             key = requests[number].given.key
             answers.append(
                 TimingAnswer(
-                    [[float(s) for s in one] for one in told["seconds"]],
-                    told["stopped"],
-                    told["recorded"],
-                    list(self._outputs.decode(key, known[number], told, arrays, f"{number}")),
-                    list(self._violations(told, requests[number].given)),
+                    [[float(s) for s in one] for one in data["seconds"]],
+                    data["stopped"],
+                    data["recorded"],
+                    list(self._outputs.decode(key, known[number], data, arrays, f"{number}")),
+                    list(self._violations(data, requests[number].given)),
                 )
             )
         return answers
@@ -276,14 +276,14 @@ class RunnerClient:
     def _ask(
         self, operation: str, parts: Sequence[tuple[Sequence[Program], ProgramInputs, dict[str, Any]]]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
-        asked, code = self._encoded(parts)
+        request, code = self._encoded(parts)
         programs = parts[0][0]
         with self._lock:
             for attempt in (0, 1):
                 try:
                     for _, given, _ in parts:
                         self._give(given)
-                    return self._answered(programs, {"op": operation, "parts": asked}, code)
+                    return self._answered(programs, {"op": operation, "parts": request}, code)
                 except _RunnerEnded as ended:
                     restart_s = self._restart()
                     blamed = ended.contestant if ended.contestant != NOBODY else None
@@ -297,7 +297,7 @@ class RunnerClient:
     def _encoded(
         self, parts: Sequence[tuple[Sequence[Program], ProgramInputs, dict[str, Any]]]
     ) -> tuple[list[dict[str, Any]], dict[str, TensorBytes]]:
-        asked = [
+        request = [
             {
                 "inputs": given.key,
                 "outputs": dict(given.outputs),
@@ -315,12 +315,12 @@ class RunnerClient:
             for n, p in enumerate(programs)
             for m, k in enumerate(p.kernels)
         }
-        return asked, code
+        return request, code
 
     def _answered(
-        self, programs: Sequence[Program], asked: dict[str, Any], code: Mapping[str, TensorBytes]
+        self, programs: Sequence[Program], request: dict[str, Any], code: Mapping[str, TensorBytes]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
-        value, arrays = self._converse(asked, code)
+        value, arrays = self._converse(request, code)
         if "failed" not in value:
             return value, arrays
         contestant = int(value["contestant"])
@@ -352,21 +352,21 @@ class RunnerClient:
 
     def _learn_again(self, program: Program, given: ProgramInputs, kinds: Mapping[str, ElementKind]) -> None:
         """In a runner that has not seen it. It was right before, and nobody is to blame for what it does."""
-        asked, code = self._encoded([([program], given, _learning(kinds, NOBODY))])
-        value, _ = self._converse({"op": "learn", "parts": asked}, code)
-        if said := value.get("failed") or value["parts"][0]["violations"]:
-            raise RunnerLost(f"the right program, launched again: {said}")
+        request, code = self._encoded([([program], given, _learning(kinds, NOBODY))])
+        value, _ = self._converse({"op": "learn", "parts": request}, code)
+        if message := value.get("failed") or value["parts"][0]["violations"]:
+            raise RunnerLost(f"the right program, launched again: {message}")
 
     def _violations(self, value: Mapping[str, Any], given: ProgramInputs) -> tuple[Violation, ...]:
-        """What a program did that a right one does not; what it may have spoilt is sent anew."""
+        """The rules that a program broke; what it may have spoilt is sent anew."""
         try:
-            found = tuple(Violation.from_json(v) for v in value["violations"])
+            result = tuple(Violation.from_json(v) for v in value["violations"])
         except (KeyError, TypeError) as error:
             raise MachineCodeError(f"the runner's answer has no list of violations: {error}") from error
         # The runner sends spoilt inputs anew itself; results are learned again with them.
-        if found and given.key in self._learned and given.key in self._known:
+        if result and given.key in self._learned and given.key in self._known:
             self._known.remove(given.key)
-        return found
+        return result
 
     def _health(self) -> str:
         try:
@@ -376,7 +376,7 @@ class RunnerClient:
         return str(value.get("failed") or value.get("wrong", ""))
 
     def _converse(
-        self, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+        self, request: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
         """One request and its answer. Raises `_RunnerEnded`."""
         if self._runner is None:
@@ -393,14 +393,14 @@ class RunnerClient:
                 if marked != seen:
                     since, seen = now, marked
                 elif marked[0] != NOBODY and now - since > self._launch_s:
-                    said = f"a launch did not end within {self._launch_s:g} s"
-                    raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], said, True)
+                    message = f"a launch did not end within {self._launch_s:g} s"
+                    raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], message, True)
                 elif now - began > self._answer_s:
-                    said = f"no answer within {self._answer_s:g} s"
-                    raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], said, False)
+                    message = f"no answer within {self._answer_s:g} s"
+                    raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], message, False)
 
         try:
-            wire.send(channel, {**asked, "number": self._number}, dict(arrays))
+            wire.send(channel, {**request, "number": self._number}, dict(arrays))
             value, given = wire.receive(channel, wire.TRUSTED_LIMIT, wait, wire.TRUSTED_LIMIT)
         except (EOFError, OSError, WireError) as error:
             detail = f"the runner ended: {error or type(error).__name__}"
@@ -418,8 +418,8 @@ class RunnerClient:
         spare, self._spare = self._spare, None
         for runner in (spare, None):
             try:
-                found = runner or self._spawn()
-                self.facts, self._runner = found.greeting(self._start_s), found
+                result = runner or self._spawn()
+                self.facts, self._runner = result.greeting(self._start_s), result
                 break
             except RunnerLost:
                 if runner is None:
@@ -443,8 +443,8 @@ class RunnerClient:
         self._stop()
         self.restarts += 1
         self._start()
-        if said := self._health():
-            raise RunnerLost(f"the device is not healthy after a restart: {said}")
+        if message := self._health():
+            raise RunnerLost(f"the device is not healthy after a restart: {message}")
         return self._clock() - began
 
 

@@ -44,9 +44,9 @@ class LoadedKernel:
                 f"{kernel.name} takes {local} bytes of local memory a thread; at most {MOST_LOCAL_BYTES}"
             )
         wanted = [_parameter_size(p) for p in kernel.parameters] + [8] * kernel.scratch_parameters
-        found = self._driver.parameter_sizes(self.function)
-        if found is not None and found != wanted:
-            raise MachineCodeError(f"{kernel.name} takes parameters of {found} bytes, told were {wanted}")
+        result = self._driver.parameter_sizes(self.function)
+        if result is not None and result != wanted:
+            raise MachineCodeError(f"{kernel.name} takes parameters of {result} bytes, told were {wanted}")
 
     def unload(self) -> None:
         """Free the module."""
@@ -86,7 +86,7 @@ class Contestant:
 
     @property
     def plan(self) -> LaunchPlan:
-        """What it does."""
+        """The launch plan of its program."""
         return self.program.plan
 
     def buffer(self, name: str) -> str:
@@ -108,8 +108,8 @@ class Contestant:
                 for argument, kind in zip(step.arguments, kernel.parameters, strict=True)
             ]
             kinds = ("own", "profile")[: kernel.scratch_parameters]
-            found = [places.get(f"{self._prefix}{kind}-{number}") for kind in kinds]
-            given += [ctypes.c_uint64(place.address if place else 0) for place in found]
+            result = [places.get(f"{self._prefix}{kind}-{number}") for kind in kinds]
+            given += [ctypes.c_uint64(place.address if place else 0) for place in result]
             self._steps.append((loaded, step.grid, given))
 
     def launch(self) -> None:

@@ -73,9 +73,9 @@ class CudaDriver:
             raise DriverError(name, code, (text.value or b"").decode(errors="replace"))
 
     def _handle(self, name: str, *arguments: Any) -> ctypes.c_void_p:
-        found = ctypes.c_void_p()
-        self._call(name, ctypes.byref(found), *arguments)
-        return found
+        result = ctypes.c_void_p()
+        self._call(name, ctypes.byref(result), *arguments)
+        return result
 
     def attribute(self, which: int) -> int:
         """A fact of the device by its number in `CUdevice_attribute`."""
@@ -108,9 +108,9 @@ class CudaDriver:
 
     def allocate(self, size: int) -> int:
         """The address of new memory of `size` bytes."""
-        found = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(found), ctypes.c_size_t(size))
-        return found.value
+        result = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(result), ctypes.c_size_t(size))
+        return result.value
 
     def free(self, address: int) -> None:
         """Give memory back."""
@@ -178,16 +178,16 @@ class CudaDriver:
         """Bytes of each parameter; None where the driver does not tell, as those before 12.4."""
         if not hasattr(self._library, "cuFuncGetParamInfo"):
             return None
-        found: list[int] = []
+        result: list[int] = []
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         read = self._library.cuFuncGetParamInfo
         while not (
-            code := read(function, ctypes.c_size_t(len(found)), ctypes.byref(offset), ctypes.byref(size))
+            code := read(function, ctypes.c_size_t(len(result)), ctypes.byref(offset), ctypes.byref(size))
         ):
-            found.append(size.value)
+            result.append(size.value)
         if code == _NOT_SUPPORTED:
             return None
-        return found
+        return result
 
     def allow(self, function: ctypes.c_void_p, shared: int, clusters: int) -> None:
         """Permit a kernel's dynamic shared memory, in bytes, and its blocks per cluster."""
@@ -249,9 +249,9 @@ class CudaDriver:
 
     def elapsed_ms(self, start: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
         """Milliseconds between two events that have passed."""
-        found = ctypes.c_float()
-        self._call("cuEventElapsedTime", ctypes.byref(found), start, end)
-        return found.value
+        result = ctypes.c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(result), start, end)
+        return result.value
 
     # --- graphs ---
 
@@ -260,12 +260,12 @@ class CudaDriver:
         self._call("cuStreamBeginCapture_v2", self.stream, ctypes.c_int(_CAPTURE_THREAD_LOCAL))
 
     def end_capture(self) -> ctypes.c_void_p:
-        """What was queued, ready to be launched."""
+        """End the capture: a graph of what was queued, ready to be launched."""
         graph = ctypes.c_void_p()
         self._call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
-        made = self._handle("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
+        result = self._handle("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
         self._call("cuGraphDestroy", graph)
-        return made
+        return result
 
     def launch_graph(self, graph: ctypes.c_void_p) -> None:
         """Queue what was captured."""

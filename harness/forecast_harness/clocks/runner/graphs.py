@@ -49,7 +49,7 @@ class RunnerGraph:
     """A `RecordedGraph` of the core's timing."""
 
     def __init__(self, driver: CudaDriver) -> None:
-        """Of what was queued since the driver has begun to capture."""
+        """Hold what was queued since the driver has begun to capture."""
         self._driver, self._handle = driver, driver.end_capture()
 
     def replay(self) -> None:

@@ -23,8 +23,8 @@ _HOST_SLACK = 1.05
 
 def runner_problem(runner: RunnerClient) -> str:
     """Why this runner is not to be trusted with labels; '' if it is."""
-    if said := runner.check_health():
-        return f"the runner's own kernel: {said}"
+    if message := runner.check_health():
+        return f"the runner's own kernel: {message}"
     try:
         return clock_problem(runner.timed_pauses((_SHORT_CYCLES, _SHORT_CYCLES, _LONG_CYCLES))[1:])
     except RunnerLost as lost:
@@ -32,7 +32,7 @@ def runner_problem(runner: RunnerClient) -> str:
 
 
 def clock_problem(pauses: list[tuple[float, float]]) -> str:
-    """What is wrong with the device's seconds of a short and a long pause, given the host's; '' for nothing."""
+    """The problem of the device's seconds of a short and a long pause, given the host's; '' for none."""
     (short, _), (long, host) = pauses
     wanted = _LONG_CYCLES / _SHORT_CYCLES
     if short <= 0 or abs(long / short - wanted) > _RATIO_ERROR * wanted:
@@ -58,7 +58,7 @@ class NoMachineCodePath(Exception):
 
 
 def facts_for_workers(runner: RunnerClient) -> Mapping[str, Any]:
-    """What compile workers are told of a runner's device."""
+    """The facts that compile workers need of a runner's device."""
     blocks = int(runner.facts["multiprocessors"])
     return {
         "arch": int(runner.facts["arch"]),
@@ -77,11 +77,11 @@ def open_healthy_runner(index: int, uuid: str = "", *, spare: bool = False) -> I
     number = 0 if uuid else index
     with RunnerClient(LIBRARY, number, visible=uuid, spare=spare, flush_bytes=FLUSH_BYTES) as runner:
         for _ in range(_HEALTH_TRIES):
-            if not (said := runner_problem(runner)):
+            if not (message := runner_problem(runner)):
                 break
             time.sleep(_HEALTH_PAUSE_S)
         else:
-            raise NoMachineCodePath(said)
+            raise NoMachineCodePath(message)
         if uuid and runner.facts["name"] != (named := devices.identity(index)[0]):
             raise NoMachineCodePath(
                 f"the runner has {runner.facts['name']!r} for device {index}, the driver's tools have {named!r}: "

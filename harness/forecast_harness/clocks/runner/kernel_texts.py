@@ -72,12 +72,12 @@ WORD = 8
 
 
 def suffix(unit: int) -> str:
-    """Of the names of kernels over bytes, or over words."""
+    """The end of a kernel's name, for those over bytes or over words."""
     return "_words" if unit == WORD else ""
 
 
 def _load(unit: int, base: str, index: str, into: str) -> str:
-    """Of one byte or word; %d11 is lost."""
+    """PTX that loads one byte or word; %d11 is lost."""
     if unit == WORD:
         return f"shl.b64 %d11, {index}, 3; add.u64 %d11, {base}, %d11; ld.global.u64 {into}, [%d11];"
     return f"add.u64 %d11, {base}, {index}; ld.global.u8 %r5, [%d11]; cvt.u64.u32 {into}, %r5;"

@@ -54,13 +54,13 @@ class RunnerKernels:
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
 
-        made = self._made
-        self._add, self._pause = made(ADD, "trusted_add"), made(PAUSE, "trusted_pause")
-        self._overwrite = made(OVERWRITE, "trusted_overwrite")
-        self._compare = {u: made(compare_text(u), f"trusted_compare{suffix(u)}") for u in (1, WORD)}
-        self._digest = {u: made(digest_text(u), f"trusted_digest{suffix(u)}") for u in (1, WORD)}
-        self._mask, self._gaps = made(MASK, "trusted_mask"), made(GAPS, "trusted_gaps")
-        self._renew = made(RENEW, "trusted_renew")
+        result = self._made
+        self._add, self._pause = result(ADD, "trusted_add"), result(PAUSE, "trusted_pause")
+        self._overwrite = result(OVERWRITE, "trusted_overwrite")
+        self._compare = {u: result(compare_text(u), f"trusted_compare{suffix(u)}") for u in (1, WORD)}
+        self._digest = {u: result(digest_text(u), f"trusted_digest{suffix(u)}") for u in (1, WORD)}
+        self._mask, self._gaps = result(MASK, "trusted_mask"), result(GAPS, "trusted_gaps")
+        self._renew = result(RENEW, "trusted_renew")
         self._error: dict[str, ctypes.c_void_p] = {}
         self._shared = driver.attribute(ATTRIBUTE_SHARED_OPT_IN)
         self._blocks = driver.attribute(ATTRIBUTE_MULTIPROCESSORS)
@@ -127,7 +127,7 @@ class RunnerKernels:
 
     def digests(self, buffers: Sequence[tuple[int, int]], key: int) -> list[int]:
         """Those of several buffers, each by address and bytes. Waits for the device once."""
-        asked: list[tuple[ctypes.c_void_p, int, list[ctypes.c_uint64]]] = []
+        request: list[tuple[ctypes.c_void_p, int, list[ctypes.c_uint64]]] = []
         owners: list[int] = []
         for number, (address, size) in enumerate(buffers):
             whole = 0 if address % WORD else size // WORD
@@ -135,22 +135,22 @@ class RunnerKernels:
             for unit, first, count in ((WORD, address, whole), (1, rest, size - whole * WORD)):
                 if count:
                     given = [ctypes.c_uint64(n) for n in (first, count, key)]
-                    asked.append((self._digest[unit], count, given))
+                    request.append((self._digest[unit], count, given))
                     owners.append(number)
-        found = [0] * len(buffers)
-        for number, value in zip(owners, self._sums(asked), strict=True):
-            found[number] = (found[number] + value) % (1 << 64)
-        return found
+        result = [0] * len(buffers)
+        for number, value in zip(owners, self._sums(request), strict=True):
+            result[number] = (result[number] + value) % (1 << 64)
+        return result
 
     def queue_gaps(self, gaps: Sequence[tuple[int, int]], key: int) -> None:
         """Queue one digest of these buffers together, each by address and bytes; `gaps_digest` tells it."""
-        told = []
+        data = []
         for address, size in gaps:
             bytes_ = bool(address % WORD or size % WORD)
-            told.append((address, size | 1 << 63 if bytes_ else size // WORD))
+            data.append((address, size | 1 << 63 if bytes_ else size // WORD))
         self._driver.fill(self._out, 0, 4, 2)
-        for first in range(0, len(told), MOST_GAPS):
-            part = told[first : first + MOST_GAPS]
+        for first in range(0, len(data), MOST_GAPS):
+            part = data[first : first + MOST_GAPS]
             table = (ctypes.c_uint64 * (2 * MOST_GAPS))(*(n for one in part for n in one))
             blocks = min(self._grid(max(count & ~(1 << 63) for _, count in part)), self._blocks)
             given = [table, ctypes.c_uint64(key), ctypes.c_uint64(self._out)]
@@ -171,19 +171,19 @@ class RunnerKernels:
         grid = self._grid(-(-words // SECTOR_WORDS))
         self._driver.launch(self._renew, (grid, 1, 1), _UNIT_THREADS, 0, given)
 
-    def _sums(self, asked: Sequence[tuple[ctypes.c_void_p, int, list[ctypes.c_uint64]]]) -> list[int]:
-        """What kernels add up: each with the units that it goes over, and its arguments."""
-        found: list[int] = []
-        for first in range(0, len(asked), _MOST_SUMS):
-            part = asked[first : first + _MOST_SUMS]
+    def _sums(self, request: Sequence[tuple[ctypes.c_void_p, int, list[ctypes.c_uint64]]]) -> list[int]:
+        """The sums of kernels, each given with the units that it goes over, and its arguments."""
+        result: list[int] = []
+        for first in range(0, len(request), _MOST_SUMS):
+            part = request[first : first + _MOST_SUMS]
             self._driver.fill(self._out, 0, 4, 2 * len(part))
             for number, (kernel, count, given) in enumerate(part):
                 out = ctypes.c_uint64(self._out + 8 * number)
                 self._driver.launch(kernel, (self._grid(count), 1, 1), _UNIT_THREADS, 0, [*given, out])
             self._driver.synchronize()
             data = bytes(self._driver.download(self._out, 8 * len(part)))
-            found += struct.unpack(f"<{len(part)}Q", data)
-        return found
+            result += struct.unpack(f"<{len(part)}Q", data)
+        return result
 
     def _grid(self, count: int) -> int:
         """Blocks of a kernel that goes over so many units."""
@@ -209,7 +209,7 @@ class RunnerKernels:
         return self._watching_problem(where[0], size, chance)
 
     def _watching_problem(self, address: int, size: int, chance: random.Random) -> str:
-        """What is wrong with the kernels that watch a buffer, shown on one whose copy is rotated; '' for nothing."""
+        """The problem of the kernels that watch a buffer, shown on one whose copy is rotated; '' for none."""
         driver, key, at = self._driver, chance.getrandbits(64), address + size
         for late in (0, 1):  # over words, then over bytes
             length = size - WORD * late

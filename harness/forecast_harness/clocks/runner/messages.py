@@ -43,7 +43,7 @@ class BufferContents:
 
 
 class RunnerFaultKind(StrEnum):
-    """What a program did to the runner."""
+    """The kind of fault that a program was for the runner."""
 
     HANG = "hang"
     DEVICE_ERROR = "device error"
@@ -75,7 +75,7 @@ class FaultRecord(Record, label="fault"):
 
 @dataclass(frozen=True)
 class Violation(Record, label="violation"):
-    """What a right program does not do."""
+    """An act that no right program does."""
 
     contestant: int
     rule: str
@@ -100,7 +100,7 @@ class TimingLimits(Record, label="timing limits"):
 
 @dataclass(frozen=True)
 class ElementKind(Record, label="element kind"):
-    """What a buffer's bytes mean: elements of this type, after so many bytes that are nobody's."""
+    """The meaning of a buffer's bytes: elements of this type, after so many bytes that are nobody's."""
 
     dtype: str
     late: int = 0
@@ -108,7 +108,7 @@ class ElementKind(Record, label="element kind"):
 
 @dataclass(frozen=True)
 class ProgramInputs:
-    """What a call is given, and what may become of it."""
+    """The inputs of a call, and what may become of them."""
 
     key: str
     """Names the bytes: calls of one key have the same inputs, which are sent once."""
@@ -124,7 +124,7 @@ class ProgramInputs:
 
 @dataclass(frozen=True)
 class ObservedLaunch:
-    """What one launch left behind, and how far its inputs were rotated, in bytes."""
+    """The outputs of one launch, and how far its inputs were rotated, in bytes."""
 
     rotation: Mapping[str, int]
     outputs: tuple[bytes, ...] = ()
@@ -136,7 +136,7 @@ class ObservedLaunch:
 
 @dataclass(frozen=True)
 class CheckAnswer:
-    """What launches of a program showed."""
+    """The launches of a program, and the rules that it broke."""
 
     launches: tuple[ObservedLaunch, ...]
     violations: tuple[Violation, ...]
@@ -194,9 +194,9 @@ class LaunchMarker:
 
 def create_marker() -> int:
     """The descriptor of a new memory file for marks."""
-    found = os.memfd_create("run-marks")
-    os.ftruncate(found, _FORMAT.size)
-    return found
+    result = os.memfd_create("run-marks")
+    os.ftruncate(result, _FORMAT.size)
+    return result
 
 
 _MOST_KEPT_BYTES = 256 << 20
@@ -212,15 +212,15 @@ def encode_launches(
 ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
     """Launches by the names of their outputs, which are digests, and the bytes of each that is not `known`."""
     arrays = dict[str, TensorBytes]()
-    told = []
+    facts = []
     for number, one in enumerate(launches):
         digests = [_name(data, f"{number}-{place}") for place, data in enumerate(one.outputs)]
         errors = {n: e if math.isfinite(e) else None for n, e in one.errors.items()}
-        told.append({"rotation": dict(one.rotation), "outputs": digests, "errors": errors})
+        facts.append({"rotation": dict(one.rotation), "outputs": digests, "errors": errors})
         for digest, data in zip(digests, one.outputs, strict=True):
             if digest not in known:
                 arrays[f"{part}/{digest}"] = TensorBytes("uint8", (len(data),), data)
-    return {"launches": told}, arrays
+    return {"launches": facts}, arrays
 
 
 def _name(data: bytes, else_name: str) -> str:
@@ -243,14 +243,14 @@ class KnownOutputs:
     def of_call(self, call: str) -> dict[str, bytes]:
         """A call's contents by digest, those that came last."""
         with self._lock:
-            found = [(digest, data) for (key, digest), data in self._kept.items() if key == call]
-        return dict(found[-_MOST_TOLD:])
+            result = [(digest, data) for (key, digest), data in self._kept.items() if key == call]
+        return dict(result[-_MOST_TOLD:])
 
     def decode(
         self,
         call: str,
         known: Mapping[str, bytes],
-        told: Mapping[str, Any],
+        data: Mapping[str, Any],
         arrays: Mapping[str, TensorBytes],
         part: str,
     ) -> tuple[ObservedLaunch, ...]:
@@ -259,8 +259,8 @@ class KnownOutputs:
         Contents of launches on rotated inputs are not kept: they do not come again. Raises `KeyError` for a content
         that nobody has sent.
         """
-        found, contents = list[ObservedLaunch](), dict(known)
-        for one in told["launches"]:
+        result, contents = list[ObservedLaunch](), dict(known)
+        for one in data["launches"]:
             for digest in one["outputs"]:
                 if digest not in contents:
                     contents[digest] = bytes(arrays[f"{part}/{digest}"].data)
@@ -268,8 +268,8 @@ class KnownOutputs:
                         self._keep(call, digest, contents[digest])
             outputs = tuple(contents[digest] for digest in one["outputs"])
             errors = {n: math.inf if e is None else float(e) for n, e in one["errors"].items()}
-            found.append(ObservedLaunch(one["rotation"], outputs, errors))
-        return tuple(found)
+            result.append(ObservedLaunch(one["rotation"], outputs, errors))
+        return tuple(result)
 
     def _keep(self, call: str, digest: str, data: bytes) -> None:
         with self._lock:

@@ -57,61 +57,62 @@ class RunnerService:
         self._marks.set(contestant)
 
     def answer(
-        self, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+        self, request: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
         """What was asked for: its value and arrays. Raises `DriverError`, `ForecastAutotuneError`."""
-        if asked["op"] == "health":
-            return {"wrong": self._session.kernels.check_health(int(asked["seed"]))}, {}
-        if asked["op"] == "clock":
-            return {"pauses": [list(p) for p in self._session.timed_pauses(asked["cycles"])]}, {}
-        if asked["op"] == "inputs":
-            self._inputs[asked["key"]] = {
-                n: BufferContents(bytes(a.data), int(asked["sizes"][n])) for n, a in arrays.items()
+        if request["op"] == "health":
+            return {"wrong": self._session.kernels.check_health(int(request["seed"]))}, {}
+        if request["op"] == "clock":
+            return {"pauses": [list(p) for p in self._session.timed_pauses(request["cycles"])]}, {}
+        if request["op"] == "inputs":
+            self._inputs[request["key"]] = {
+                n: BufferContents(bytes(a.data), int(request["sizes"][n])) for n, a in arrays.items()
             }
             return {}, {}
-        if asked["op"] == "forget":
-            self._inputs.pop(asked["key"], None)
-            self._session.forget(asked["key"])
+        if request["op"] == "forget":
+            self._inputs.pop(request["key"], None)
+            self._session.forget(request["key"])
             return {}, {}
         parts, outputs = list[dict[str, Any]](), dict[str, TensorBytes]()
-        for number, part in enumerate(asked["parts"]):
-            told, found = self._part(asked["op"], f"{number}", part, arrays)
-            parts.append(told)
-            outputs |= found
-            if told["violations"]:
+        for number, part in enumerate(request["parts"]):
+            data, result = self._part(request["op"], f"{number}", part, arrays)
+            parts.append(data)
+            outputs |= result
+            if data["violations"]:
                 break
         return {"parts": parts}, outputs
 
     def _part(
-        self, operation: str, name: str, asked: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+        self, operation: str, name: str, request: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
         """One call's: what was asked for, and the outputs that the host has not."""
         contestants = [
-            self._contestant(n, f"code-{name}-{n}", told, arrays) for n, told in enumerate(asked["programs"])
+            self._contestant(n, f"code-{name}-{n}", data, arrays)
+            for n, data in enumerate(request["programs"])
         ]
-        key = asked["inputs"]
+        key = request["inputs"]
         given = ProgramInputs(
-            key, self._inputs[key], asked["outputs"], asked["rotate"], tuple(asked["updates"])
+            key, self._inputs[key], request["outputs"], request["rotate"], tuple(request["updates"])
         )
         if operation == "learn":
-            kinds = {n: ElementKind.from_json(k) for n, k in asked["kinds"].items()}
-            names, broken = self._session.learn(contestants[0], given, kinds, int(asked["blamed"]))
+            kinds = {n: ElementKind.from_json(k) for n, k in request["kinds"].items()}
+            names, broken = self._session.learn(contestants[0], given, kinds, int(request["blamed"]))
             return {"names": names, "violations": [v.to_json() for v in broken]}, {}
-        if asked["compared"] and not self._session.knows_results(given.key):
+        if request["compared"] and not self._session.knows_results(given.key):
             raise MachineCodeError(f"what is right at the call {given.key} has not been learned")
         if operation == "check":
-            launches, violations = self._session.check(contestants[0], given, int(asked["launches"]))
-            value, outputs = encode_launches(launches, name, asked["known"])
+            launches, violations = self._session.check(contestants[0], given, int(request["launches"]))
+            value, outputs = encode_launches(launches, name, request["known"])
             return value | {"violations": [v.to_json() for v in violations]}, outputs
-        found = self._session.time(contestants, given, TimingLimits.from_json(asked["limits"]))
-        value, outputs = encode_launches(found.launches, name, asked["known"])
-        value |= {"seconds": found.seconds, "stopped": found.stopped, "recorded": found.recorded}
-        return value | {"violations": [v.to_json() for v in found.violations]}, outputs
+        result = self._session.time(contestants, given, TimingLimits.from_json(request["limits"]))
+        value, outputs = encode_launches(result.launches, name, request["known"])
+        value |= {"seconds": result.seconds, "stopped": result.stopped, "recorded": result.recorded}
+        return value | {"violations": [v.to_json() for v in result.violations]}, outputs
 
     def _contestant(
-        self, number: int, code: str, told: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+        self, number: int, code: str, data: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> Contestant:
-        program = Program.from_json(told)
+        program = Program.from_json(data)
         self._mark(number)  # loading is the candidate's doing
         loaded = [
             self._load(replace(kernel, image=bytes(arrays[f"{code}-{n}"].data)))
@@ -127,8 +128,8 @@ class RunnerService:
             return self._loaded[key]
         while len(self._loaded) >= _MOST_LOADED:
             self._loaded.popitem(last=False)[1].unload()
-        made = self._loaded[key] = LoadedKernel(self._driver, kernel)
-        return made
+        result = self._loaded[key] = LoadedKernel(self._driver, kernel)
+        return result
 
 
 def _leave_with(parent: int) -> None:
@@ -166,7 +167,7 @@ def main(text: str) -> NoReturn:
     wire.send(channel, {"hello": facts}, {})
     while True:
         try:
-            asked, arrays = wire.receive(channel, wire.TRUSTED_LIMIT, header_limit=wire.TRUSTED_LIMIT)
+            request, arrays = wire.receive(channel, wire.TRUSTED_LIMIT, header_limit=wire.TRUSTED_LIMIT)
         except (EOFError, OSError):
             os._exit(0)
         value: dict[str, Any]
@@ -174,7 +175,7 @@ def main(text: str) -> NoReturn:
         lost = False
         contestant, began = NOBODY, time.perf_counter()
         try:
-            value, given = service.answer(asked, arrays)
+            value, given = service.answer(request, arrays)
         except DriverError as error:
             contestant, _ = marks.read()
             lost = error.sticky
@@ -184,6 +185,6 @@ def main(text: str) -> NoReturn:
             value = {"failed": f"{type(error).__name__}: {error}"[:2000], "code": 0, "contestant": contestant}
         marks.set(NOBODY)
         busy = time.perf_counter() - began
-        wire.send(channel, {"number": asked["number"], **value, "lost": lost, "busy_s": busy}, given)
+        wire.send(channel, {"number": request["number"], **value, "lost": lost, "busy_s": busy}, given)
         if lost:
             os._exit(2)

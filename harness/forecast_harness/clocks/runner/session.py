@@ -111,17 +111,17 @@ class LaunchSession:
         self.kernels.overwrite(self._chance.randrange(1 << 32))
 
     def _outputs(self, contestant: Contestant) -> tuple[bytes, ...]:
-        found = []
+        result = []
         for one in contestant.plan.returned:
             place = self._arena.places[contestant.buffer(one.buffer)]
-            found.append(bytes(self.driver.download(place.address + one.offset, one.size)))
+            result.append(bytes(self.driver.download(place.address + one.offset, one.size)))
         if not contestant.plan.returned:
             places = (self._arena.places[name] for name in self._given.outputs)
-            found = [bytes(self.driver.download(p.address, p.size)) for p in places]
-        return tuple(found)
+            result = [bytes(self.driver.download(p.address, p.size)) for p in places]
+        return tuple(result)
 
     def _left_behind(self, contestant: Contestant, rotation: Mapping[str, int]) -> ObservedLaunch:
-        """What the launch that has just ended left in its buffers."""
+        """The outputs that the launch that has just ended left in its buffers."""
         if self._given.key not in self._results:
             return ObservedLaunch(rotation, self._outputs(contestant))
         # What is right on other inputs is not known.
@@ -171,14 +171,14 @@ class LaunchSession:
 
     def _out_of_bounds(self, number: int) -> list[Violation]:
         broken = self._arena.broken_canaries()
-        said = f"{broken} bytes beside its buffers were changed"
-        return [Violation(number, "out of bounds", said)] if broken else []
+        message = f"{broken} bytes beside its buffers were changed"
+        return [Violation(number, "out of bounds", message)] if broken else []
 
     # --- what is asked ---
 
     def timed_pauses(self, cycles: Sequence[int]) -> list[tuple[float, float]]:
         """Seconds of pauses of so many clock cycles: by the device's events, and by the host's clock around them."""
-        found = []
+        result = []
         for count in cycles:
             self.driver.synchronize()
             began = time.perf_counter()
@@ -186,9 +186,9 @@ class LaunchSession:
             self.kernels.pause(count)
             end = self._events.mark()
             self.driver.synchronize()
-            found.append((start.elapsed_time(end) * 1e-3, time.perf_counter() - began))
+            result.append((start.elapsed_time(end) * 1e-3, time.perf_counter() - began))
             self._events.take_back()
-        return found
+        return result
 
     def check(
         self, contestant: Contestant, given: ProgramInputs, launches: int
@@ -233,28 +233,28 @@ class LaunchSession:
     ) -> TimingAnswer:
         """Time launches of all contestants in turn, in a new order each round, until the last cannot win."""
         self._place(given, contestants)
-        found = TimingAnswer([[] for _ in contestants])
+        result = TimingAnswer([[] for _ in contestants])
         last = len(contestants) - 1
         first: list[float] = []
         for n, one in enumerate(contestants):  # loads, warms up
             first.append(self._timed(n, one.launch, watch=last > 0))
             if last and self._arena.are_broken():
-                found.violations = self._out_of_bounds(n)
-                return found
+                result.violations = self._out_of_bounds(n)
+                return result
         if last and (broken := self._timed_violations(contestants)):
-            found.violations = broken
-            return found
+            result.violations = broken
+            return result
         if limits.bound_s and last == 0 and first[0] > _FAR_BEYOND * limits.bound_s + _FIRST_S:
-            found.seconds = [first]
-            found.stopped = f"its first launch took {first[0]:.3g} s, the bound is {limits.bound_s:.3g} s"
-            found.violations = self._timed_violations(contestants)
-            return found
-        found.recorded = min(first) < SHORT_LAUNCH_S or any(len(c.plan.steps) > 1 for c in contestants)
+            result.seconds = [first]
+            result.stopped = f"its first launch took {first[0]:.3g} s, the bound is {limits.bound_s:.3g} s"
+            result.violations = self._timed_violations(contestants)
+            return result
+        result.recorded = min(first) < SHORT_LAUNCH_S or any(len(c.plan.steps) > 1 for c in contestants)
         replays = [
-            self._recorder.replays(c.launch) if found.recorded else [(c.launch, 0)] for c in contestants
+            self._recorder.replays(c.launch) if result.recorded else [(c.launch, 0)] for c in contestants
         ]
-        pausing = self._recorder.cost_of_pauses(self._flush_caches) if found.recorded else 0.0
-        rounds = -(-limits.most // PAUSES) * PAUSES if found.recorded else limits.most
+        pausing = self._recorder.cost_of_pauses(self._flush_caches) if result.recorded else 0.0
+        rounds = -(-limits.most // PAUSES) * PAUSES if result.recorded else limits.most
         checked = set(self._chance.sample(range(rounds), min(limits.checks, rounds)))
         # Of two, each launch says whose doing it was; of one, all were its own, and canaries stay broken.
         watched = (
@@ -266,22 +266,22 @@ class LaunchSession:
                     launch, pause = replays[n][number % len(replays[n])]
                     kept, watch = n == last and number in checked, number in watched
                     seconds = self._timed(n, launch, kept=kept, watch=watch)
-                    if found.recorded:
+                    if result.recorded:
                         seconds = max(seconds - pause_seconds(pause) - pausing, _LEAST_S)
-                    found.seconds[n].append(seconds)
+                    result.seconds[n].append(seconds)
                     if watch and self._arena.are_broken():
-                        found.violations = self._out_of_bounds(n)
-                        return found
+                        result.violations = self._out_of_bounds(n)
+                        return result
                     if kept:
                         rotation = dict(self._inputs.rotation)
-                        found.launches.append(self._left_behind(contestants[n], rotation))
-                found.stopped = cannot_win(found.seconds, limits, found.recorded)
-                if found.stopped:
+                        result.launches.append(self._left_behind(contestants[n], rotation))
+                result.stopped = cannot_win(result.seconds, limits, result.recorded)
+                if result.stopped:
                     break
-            found.violations = self._timed_violations(contestants)
+            result.violations = self._timed_violations(contestants)
         finally:
             self._recorder.forget()
-        return found
+        return result
 
     def _timed(
         self, number: int, launch: Callable[[], None], *, kept: bool = False, watch: bool = False
@@ -310,17 +310,17 @@ class LaunchSession:
         return seconds
 
     def _timed_violations(self, contestants: Sequence[Contestant]) -> list[Violation]:
-        """What launches that were timed have done: the last one, unless one of several spoilt inputs before."""
+        """The rules that timed launches broke: the last one, unless one of several spoilt inputs before."""
         self._inputs.restore()
-        found = self._violations(self._last_number, self._inputs.rotation, self._changed_on_device)
-        if found and found[0].rule == INPUT_CHANGED and self._given.key in self._results:
+        result = self._violations(self._last_number, self._inputs.rotation, self._changed_on_device)
+        if result and result[0].rule == INPUT_CHANGED and self._given.key in self._results:
             # Such inputs last for many launches: whose doing it is shows when each is launched alone.
             for number in reversed(range(len(contestants))):
                 self._launch(number, contestants[number], {})
                 if self._changed_on_device({}):
-                    return [replace(found[0], contestant=number)]
-            return [replace(found[0], contestant=len(contestants) - 1)]
-        return found
+                    return [replace(result[0], contestant=number)]
+            return [replace(result[0], contestant=len(contestants) - 1)]
+        return result
 
     def _flush_caches(self) -> None:
         self.driver.release_persisting_l2()

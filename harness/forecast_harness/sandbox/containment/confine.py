@@ -31,7 +31,7 @@ _READ_ONLY_DEVICES = ("/dev/random", "/dev/urandom")
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a cell is put into."""
+    """The cage of a cell."""
 
     level: ContainmentLevel
     device: str | None
@@ -54,8 +54,8 @@ def interpreter_roots() -> tuple[str, ...]:
     Of an installation in development mode only the loaded packages are shown, not what lies around them.
     """
     roots = [Path(sys.base_prefix), Path(sys.prefix)]
-    told = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
-    roots += [Path(p) for name in told for p in os.environ.get(name, "").split(":") if p]
+    data = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
+    roots += [Path(p) for name in data for p in os.environ.get(name, "").split(":") if p]
     for name, module in list(sys.modules.items()):
         top = sys.modules.get(name.partition(".")[0], module)
         file = getattr(top, "__file__", None)
@@ -81,21 +81,21 @@ def other_devices(device: str | None, gpus: Path = GPUS) -> set[str]:
 
     A process that starts CUDA opens every device that it finds, and waits for all others that are doing so.
     """
-    told = {}
+    data = {}
     for file in gpus.glob("*/information"):
         with contextlib.suppress(OSError):
             pairs = [line.partition(":") for line in file.read_text().splitlines()]
             about = {name.strip(): value.strip() for name, _, value in pairs}
-            told[about.get("GPU UUID", "")] = f"/dev/nvidia{about.get('Device Minor', '')}"
-    return set(told.values()) - {told[device]} if device in told else set()
+            data[about.get("GPU UUID", "")] = f"/dev/nvidia{about.get('Device Minor', '')}"
+    return set(data.values()) - {data[device]} if device in data else set()
 
 
 def device_nodes(device: str | None) -> list[str]:
     """Device nodes a cell may open: the harmless ones, and its own accelerator's if it has one."""
     nodes = [f"/dev/{name}" for name in _HARMLESS_DEVICES]
     if device is not None:
-        found = {str(p) for name in _ACCELERATOR_NODES for p in Path("/dev").glob(name)}
-        nodes += sorted(found - other_devices(device))
+        result = {str(p) for name in _ACCELERATOR_NODES for p in Path("/dev").glob(name)}
+        nodes += sorted(result - other_devices(device))
     return [node for node in nodes if Path(node).exists()]
 
 

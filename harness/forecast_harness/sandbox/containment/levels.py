@@ -87,9 +87,9 @@ def strongest_level() -> ContainmentLevel:
         raise SandboxError(f"the sandbox needs Linux, this is {sys.platform}; run it in a container there")
     done = subprocess.run(command, capture_output=True, text=True, env={}, timeout=60, check=False)
     try:
-        found = json.loads(done.stdout)
+        result = json.loads(done.stdout)
     except ValueError:
         raise SandboxError(f"the probe did not answer: {done.stderr[-500:]}") from None
-    if not found["level"]:
-        raise SandboxError(f"no level of containment works here: {found['refused']}")
-    return ContainmentLevel(found["level"])
+    if not result["level"]:
+        raise SandboxError(f"no level of containment works here: {result['refused']}")
+    return ContainmentLevel(result["level"])

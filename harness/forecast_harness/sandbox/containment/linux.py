@@ -187,15 +187,15 @@ def pivot_root(new_root: str) -> None:
 
 def children(pid: int) -> list[int]:
     """Pids of the children of every thread of a process; none for one that is gone."""
-    found: list[int] = []
+    result: list[int] = []
     if not _LISTS_CHILDREN:
         return children_by_search(pid)
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(n) for n in (task / "children").read_text().split()]
+            result += [int(n) for n in (task / "children").read_text().split()]
     except OSError:
         pass
-    return found
+    return result
 
 
 def children_by_search(pid: int) -> list[int]:
@@ -205,7 +205,7 @@ def children_by_search(pid: int) -> list[int]:
 
 def _families() -> dict[int, list[int]]:
     """Children by parent, of all processes that can be seen."""
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
             try:
@@ -213,8 +213,8 @@ def _families() -> dict[int, list[int]]:
             except OSError:
                 continue
             # pid (name) state parent ...; a name may contain spaces and parentheses.
-            found.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(place.name))
-    return found
+            result.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(place.name))
+    return result
 
 
 def descendants(pid: int) -> list[int]:
@@ -222,15 +222,15 @@ def descendants(pid: int) -> list[int]:
     # One look at all processes for the whole tree: with a look for each of its members, lanes that work at
     # once would slow down each other's watchdogs with all the processes that they add.
     families = None if _LISTS_CHILDREN else _families()
-    found: list[int] = []
+    result: list[int] = []
     waiting = [pid]
     while waiting:
         parent = waiting.pop()
         below = children(parent) if families is None else families.get(parent, [])
-        new = [one for one in below if one not in found]
-        found += new
+        new = [one for one in below if one not in result]
+        result += new
         waiting += new
-    return found
+    return result
 
 
 def mapped_files() -> set[str]:
@@ -241,12 +241,12 @@ def mapped_files() -> set[str]:
 
 def task_states(pid: int) -> str:
     """The letters of all threads of a process; empty for one that is gone."""
-    found = ""
+    result = ""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                found += (task / "stat").read_text().rpartition(")")[2].split()[0]
-    return found
+                result += (task / "stat").read_text().rpartition(")")[2].split()[0]
+    return result
 
 
 class _IoVector(ctypes.Structure):

@@ -55,7 +55,7 @@ class CudaDeclaration:
 
 
 def read_cuda_declaration(text: str) -> CudaDeclaration:
-    """What `KERNEL.cu:FN` names. Runs nothing of it.
+    """Read the kernel that `KERNEL.cu:FN` names. Runs nothing of it.
 
     Raises `SettingsError` for files that are not there, and `RecordError` saying which rule of the declaration or of
     the source is broken, and what to write.
@@ -66,9 +66,9 @@ def read_cuda_declaration(text: str) -> CudaDeclaration:
     file, entry = Path(named["where"]), named["name"]
     beside = file.with_suffix(".toml")
     source = _read(file, "the kernel's source")
-    told = _toml(_read(beside, f"what {entry} is called with, see the how-to on CUDA kernels"), beside)
+    data = _toml(_read(beside, f"what {entry} is called with, see the how-to on CUDA kernels"), beside)
     try:
-        pack, signature = _declared(told, entry, beside)
+        pack, signature = _declared(data, entry, beside)
     except RecordError as error:
         raise RecordError(f"{beside}: {error}") from error
     try:
@@ -81,28 +81,28 @@ def read_cuda_declaration(text: str) -> CudaDeclaration:
     return CudaDeclaration(source, signature, pack)
 
 
-def _declared(told: Mapping[str, Any], entry: str, where: Path) -> tuple[Pack, KernelSignature]:
-    if unknown := sorted(set(told) - set(_FIELDS)):
+def _declared(data: Mapping[str, Any], entry: str, where: Path) -> tuple[Pack, KernelSignature]:
+    if unknown := sorted(set(data) - set(_FIELDS)):
         raise RecordError(f"it has {unknown[0]!r:.60}, which is none of {', '.join(_FIELDS)}")
-    if missing := [name for name in _FIELDS[:4] if name not in told]:
+    if missing := [name for name in _FIELDS[:4] if name not in data]:
         raise RecordError(
             f"it lacks {missing[0]!r}: a declaration has {', '.join(_FIELDS[:4])}; the reference says in torch "
             'what the kernel computes, as in reference = "reference.py:softmax"'
         )
-    if not isinstance(told["parameters"], list) or not isinstance(told["workloads"], list):
+    if not isinstance(data["parameters"], list) or not isinstance(data["workloads"], list):
         raise RecordError("parameters and workloads must be lists of tables")
     parameters = tuple(
-        codec.from_json(KernelParameter, one, f"parameters[{n}]") for n, one in enumerate(told["parameters"])
+        codec.from_json(KernelParameter, one, f"parameters[{n}]") for n, one in enumerate(data["parameters"])
     )
     tensors = {p.name: p for p in parameters if not p.is_number}
     about = {
         "schema": 1,
         "name": entry,
-        "axes": told["axes"],
+        "axes": data["axes"],
         "inputs": {n: _tensor(p) for n, p in tensors.items() if not p.output},
         "outputs": {n: _tensor(p) for n, p in tensors.items() if p.output},
         "destination": True,
-        **{name: told[name] for name in _ABOUT if name in told},
+        **{name: data[name] for name in _ABOUT if name in data},
     }
     if not tensors or not about["inputs"] or not about["outputs"]:
         check_signature(KernelSignature(entry, parameters), {})
@@ -110,10 +110,10 @@ def _declared(told: Mapping[str, Any], entry: str, where: Path) -> tuple[Pack, K
     fixed = {n: a.value for n, a in definition.axes.items() if a.value is not None}
     signature = KernelSignature(entry, parameters, fixed)
     check_signature(signature, definition.axes)
-    works = tuple(Workload.from_json(w) for w in told["workloads"])
+    works = tuple(Workload.from_json(w) for w in data["workloads"])
     if all(w.large or w.host for w in works):
         raise RecordError("it needs a workload that is not large: results are checked there many times")
-    return Pack(definition, _reference(told["reference"], where), works), signature
+    return Pack(definition, _reference(data["reference"], where), works), signature
 
 
 def _tensor(one: KernelParameter) -> dict[str, Any]:

@@ -141,12 +141,12 @@ class KernelSignature(Record, label="signature", unknown="refuse"):
 
     def axis_places(self) -> dict[str, tuple[str, int]]:
         """Where each variable axis can be read: a tensor's name, and which of its sizes is that axis."""
-        found: dict[str, tuple[str, int]] = {}
+        result: dict[str, tuple[str, int]] = {}
         for name, one in self.tensors.items():
             for place, size in enumerate(one.shape):
                 if size.isidentifier() and size not in self.constants:
-                    found.setdefault(size, (name, place))
-        return found
+                    result.setdefault(size, (name, place))
+        return result
 
     def axes_of(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """All axes of a call with tensors of these shapes."""

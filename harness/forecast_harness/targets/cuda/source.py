@@ -49,28 +49,28 @@ def check_source_rules(source: str) -> None:
 
     Directives in comments and texts count, too: what a compiler takes for a comment is not decided here.
     """
-    if said := source_problem(source):
-        raise RecordError(said)
+    if message := source_problem(source):
+        raise RecordError(message)
     if "\0" in source:
         raise RecordError("the source holds a NUL character, which no program needs: leave it out")
-    if found := _TRIGRAPH.search(source):
-        raise RecordError(f"{found[0]!r} is a trigraph: write the character that it stands for")
+    if result := _TRIGRAPH.search(source):
+        raise RecordError(f"{result[0]!r} is a trigraph: write the character that it stands for")
     text = _LINE_SPLICE.sub("", source)
-    if found := _QUESTION.search(text):
-        raise RecordError(f"{found[0]} asks which files there are: leave it out")
+    if result := _QUESTION.search(text):
+        raise RecordError(f"{result[0]} asks which files there are: leave it out")
     if _PRAGMA.search(text):
         raise RecordError("#pragma GCC is for the host's compiler: leave it out")
-    if found := _HIDDEN_DIRECTIVE.search(text):
+    if result := _HIDDEN_DIRECTIVE.search(text):
         raise RecordError(
-            f"a comment follows {found[0]!r}: write directives without comments before their names"
+            f"a comment follows {result[0]!r}: write directives without comments before their names"
         )
-    for found in _DIRECTIVE.finditer(text):
-        header = _HEADER.fullmatch(found["rest"]) if found["name"] == "include" else None
+    for result in _DIRECTIVE.finditer(text):
+        header = _HEADER.fullmatch(result["rest"]) if result["name"] == "include" else None
         name = "" if header is None else header["system"] or header["plain"]
         if not name or ".." in name.split("/"):
             raise RecordError(
-                f"#{found['name']}{found['rest']!s:.80} is refused: include headers of the toolkit and of C++ by their "
-                "plain names, such as <cuda_fp16.h>"
+                f"#{result['name']}{result['rest']!s:.80} is refused: include headers of the toolkit and of C++ by "
+                "their plain names, such as <cuda_fp16.h>"
             )
 
 
@@ -111,8 +111,8 @@ class SourceLaunch:
         names = list(self.macros)
         every = itertools.product(*(self.macros[n] for n in names))
         first = self.with_defaults({})
-        made = [{n: v for n, v in zip(names, one, strict=True) if v != first[n]} for one in every]
-        return [config for config in made if config]
+        result = [{n: v for n, v in zip(names, one, strict=True) if v != first[n]} for one in every]
+        return [config for config in result if config]
 
     def with_defaults(self, config: CudaConfig) -> dict[str, int]:
         """A value for every macro. Raises `RecordError` for a config that is none of this source."""
@@ -147,40 +147,40 @@ class SourceLaunch:
 
 def launch_comments(source: str) -> list[str]:
     """Texts of the comments that say how a source is launched, in linear time."""
-    found: list[str] = []
+    result: list[str] = []
     at = 0
     while (head := _COMMENT_HEAD.search(source, at)) and (end := source.find("*/", head.end())) >= 0:
-        found.append(source[head.end() : end])
+        result.append(source[head.end() : end])
         at = end
-    return found
+    return result
 
 
 def read_launch(source: str) -> SourceLaunch:
     """The launch comment of a source. Raises `RecordError` saying what is wrong with it, and what to write."""
-    found = launch_comments(source)
-    if len(found) != 1:
-        raise RecordError(f"the source needs one launch comment, and has {len(found)}: write\n{_EXAMPLE}")
-    (text,) = found
+    result = launch_comments(source)
+    if len(result) != 1:
+        raise RecordError(f"the source needs one launch comment, and has {len(result)}: write\n{_EXAMPLE}")
+    (text,) = result
     if len(text) > _MOST_CHARACTERS:
         raise RecordError(
             f"the launch comment has {len(text)} characters; at most {_MOST_CHARACTERS} are read"
         )
     try:
-        told = tomllib.loads(text)
+        data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise RecordError(f"the launch comment is not TOML: {error!s:.200}; write\n{_EXAMPLE}") from error
-    if unknown := sorted(set(told) - set(_FIELDS)):
+    if unknown := sorted(set(data) - set(_FIELDS)):
         raise RecordError(f"the launch comment has {unknown[0]!r:.60}; it may have {', '.join(_FIELDS)}")
     return SourceLaunch(
-        _axes_of_launch("grid", told),
-        _axes_of_launch("block", told),
-        _expression("shared_bytes", told.get("shared_bytes", 0)),
-        _macros(told.get("macros", {})),
+        _axes_of_launch("grid", data),
+        _axes_of_launch("block", data),
+        _expression("shared_bytes", data.get("shared_bytes", 0)),
+        _macros(data.get("macros", {})),
     )
 
 
-def _axes_of_launch(name: str, told: Mapping[str, object]) -> tuple[str, ...]:
-    value = told.get(name)
+def _axes_of_launch(name: str, data: Mapping[str, object]) -> tuple[str, ...]:
+    value = data.get(name)
     if not isinstance(value, list) or not 1 <= len(value) <= 3:
         raise RecordError(
             f'launch.{name} must be a list of one to three sizes such as ["rows", 1], not {value!r:.60}'

@@ -26,8 +26,8 @@ def find_nvcc() -> str:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if (root := os.environ.get(name)) and _is_program(place := Path(root) / "bin" / "nvcc"):
             return str(place.absolute())
-    if found := shutil.which("nvcc"):
-        return str(Path(found).absolute())
+    if result := shutil.which("nvcc"):
+        return str(Path(result).absolute())
     packages = Path(sysconfig.get_path("purelib"))
     wheels = [p for pattern in _WHEEL_PLACES for p in sorted(packages.glob(pattern), reverse=True)]
     for place in (*wheels, Path(_USUAL_PLACE)):
@@ -53,5 +53,5 @@ def header_roots() -> tuple[str, ...]:
 def nvcc_release() -> str:
     """Such as `13.0`; '' where it does not say. Raises `SettingsError` where there is no nvcc."""
     done = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, check=False, timeout=60)
-    found = _RELEASE.search(done.stdout)
-    return found[1] if found else ""
+    result = _RELEASE.search(done.stdout)
+    return result[1] if result else ""
