@@ -55,18 +55,18 @@ def _stale(every_path: bool) -> int:
     history = History(ROOT)
     stale = 0
     for claim in sorted(claims, key=lambda c: (c.origin.date, c.area, c.id)):
-        found = history.staleness(claim)
-        if found is not None and not found.stale:
+        result = history.staleness(claim)
+        if result is not None and not result.stale:
             continue
         stale += 1
         head = f"{claim.origin.date}  {claim.origin.commit:12}  {claim.area}.{claim.id}"
-        if found is None:
+        if result is None:
             print(f"{head}: the commit is not in this clone's history")
             continue
-        shown = found.paths if every_path else found.paths[:3]
-        rest = len(found.paths) - len(shown)
+        shown = result.paths if every_path else result.paths[:3]
+        rest = len(result.paths) - len(shown)
         listed = ", ".join(shown) + (f" and {rest} more" if rest else "")
-        print(f"{head}: {len(found.commits)} commits since, {len(found.paths)} files: {listed}")
+        print(f"{head}: {len(result.commits)} commits since, {len(result.paths)} files: {listed}")
     print(f"{stale} of {len(claims)} claims")
     return 0
 

@@ -141,15 +141,15 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "own_s": round(middle(own, "tune_s"), 3),
             "ours_s": round(middle(ours, "tune_s"), 3),
         }
-    found = list(by_operator.values())
-    if not found:
+    result = list(by_operator.values())
+    if not result:
         return {"operators": 0}
     return {
-        "operators": len(found),
-        "same_choice": sum(f["same_choice"] for f in found),
-        "seconds_ratio": round(statistics.geometric_mean(f["seconds_ratio"] for f in found), 3),
-        "latency_ratio": round(statistics.geometric_mean(1 + f["regret"] for f in found), 4),
-        "worst_regret": max(f["regret"] for f in found),
+        "operators": len(result),
+        "same_choice": sum(f["same_choice"] for f in result),
+        "seconds_ratio": round(statistics.geometric_mean(f["seconds_ratio"] for f in result), 3),
+        "latency_ratio": round(statistics.geometric_mean(1 + f["regret"] for f in result), 4),
+        "worst_regret": max(f["regret"] for f in result),
         "by_operator": by_operator,
     }
 
@@ -160,11 +160,11 @@ def chosen_of(row: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--repeats", type=int, default=3)
-    made.add_argument("--only", default="", help="comma-separated operators")
-    made.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
-    arguments = parse_arguments(made, on_host="--report" in sys.argv)
+    command_line = parser(__doc__)
+    command_line.add_argument("--repeats", type=int, default=3)
+    command_line.add_argument("--only", default="", help="comma-separated operators")
+    command_line.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
+    arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
     if arguments.child:
         print(json.dumps(tune(arguments.given)), flush=True)
         return 0

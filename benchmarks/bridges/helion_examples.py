@@ -68,8 +68,8 @@ def tune(given: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
     config = kernel.autotune(args)
     seconds = time.perf_counter() - begin
-    made = kernel(*args)
-    torch.testing.assert_close(made, reference(*args), atol=2e-2, rtol=2e-2)
+    result = kernel(*args)
+    torch.testing.assert_close(result, reference(*args), atol=2e-2, rtol=2e-2)
     ms = float(do_bench(lambda: kernel(*args), warmup=200, rep=500, return_mode="median"))
     return {"tune_s": seconds, "ms": ms, "config": str(config)}
 
@@ -78,8 +78,8 @@ def retime(given: dict[str, Any]) -> dict[str, Any]:
     """Median milliseconds of one kernel under each of some configs, in turns; the first once more."""
     kernel, args, _ = make_kernel(given["kernel"])
     bound = kernel.bind(args)
-    made = [bound.compile_config(parsed_config(text), allow_print=False) for text in given["configs"]]
-    return medians_in_turns([partial(one, *args) for one in made], ROUNDS)
+    results = [bound.compile_config(parsed_config(text), allow_print=False) for text in given["configs"]]
+    return medians_in_turns([partial(one, *args) for one in results], ROUNDS)
 
 
 def parsed_config(text: str) -> Any:
@@ -93,15 +93,15 @@ def parsed_config(text: str) -> Any:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--repeats", type=int, default=3)
-    made.add_argument("--only", default="", help="comma-separated kernels")
-    made.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
-    made.add_argument("--parts", type=Path, nargs="+", help="results whose choices are timed again")
-    made.add_argument("--effort", default="quick", choices=("quick", "full"))
-    made.add_argument("--seconds", type=int, default=300, help="limit of one search")
-    made.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is timed")
-    arguments = parse_arguments(made, on_host="--report" in sys.argv)
+    command_line = parser(__doc__)
+    command_line.add_argument("--repeats", type=int, default=3)
+    command_line.add_argument("--only", default="", help="comma-separated kernels")
+    command_line.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
+    command_line.add_argument("--parts", type=Path, nargs="+", help="results whose choices are timed again")
+    command_line.add_argument("--effort", default="quick", choices=("quick", "full"))
+    command_line.add_argument("--seconds", type=int, default=300, help="limit of one search")
+    command_line.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is timed")
+    arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
     if arguments.child:
         roles = {"tune": tune, "retime": retime}
         print(json.dumps(roles[arguments.child](arguments.given)), flush=True)

@@ -80,13 +80,13 @@ class MoePackage:
         """Its kernel, imported from a file in `folder` that holds it alone: the package needs far more to be
         imported."""
         text = (self.root / _KERNEL_FILES[self.name]).read_text(encoding="utf-8")
-        lines, found = text.splitlines(keepends=True), [_HEAD]
+        lines, result = text.splitlines(keepends=True), [_HEAD]
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS:
                 first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-                found.append("".join(lines[first - 1 : node.end_lineno]) + "\n\n")
+                result.append("".join(lines[first - 1 : node.end_lineno]) + "\n\n")
         path = folder / f"{self.name}_fused_moe.py"
-        path.write_text("".join(found), encoding="utf-8")
+        path.write_text("".join(result), encoding="utf-8")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None
@@ -150,18 +150,18 @@ def tune(given: dict[str, Any], device: str) -> dict[str, Any]:
         kernel = MoePackage(given["package"], Path(given["root"])).kernel(Path(folder))
         devices.synchronize()  # it is opened before
         begin = time.perf_counter()
-        found = arms[given["arm"]](kernel, given, device)
-    return {"tune_s": time.perf_counter() - begin, **found}
+        result = arms[given["arm"]](kernel, given, device)
+    return {"tune_s": time.perf_counter() - begin, **result}
 
 
 def by_forecast(kernel: Any, given: dict[str, Any], device: str) -> dict[str, Any]:
     """Ours."""
     own = by_chance(96, seed=0) if device == "cpu" else None  # a dry run
-    found = tune_moe(kernel, layer_of(given, device), given["tokens"], configs=own, device=device)
+    result = tune_moe(kernel, layer_of(given, device), given["tokens"], configs=own, device=device)
     return {
-        "configs": {str(n): config_entry(one.config) for n, one in found.items()},
-        "measured": {str(n): one.measured for n, one in found.items()},
-        "candidates": next(iter(found.values())).candidates,
+        "configs": {str(n): config_entry(one.config) for n, one in result.items()},
+        "measured": {str(n): one.measured for n, one in result.items()},
+        "candidates": next(iter(result.values())).candidates,
     }
 
 
@@ -236,7 +236,7 @@ def both(calls: Sequence[MoeCall], config: triton.Config) -> None:
 
 def wrong(calls: Sequence[MoeCall]) -> list[float]:
     """The largest relative error of some rows of each product, against the same in float32."""
-    found = []
+    results = []
     for call in calls:
         one, chosen = call.product, call.chosen.reshape(-1)
         wanted = call.arguments["topk_weights_ptr"].reshape(-1)
@@ -246,8 +246,8 @@ def wrong(calls: Sequence[MoeCall]) -> list[float]:
             exact = exact * wanted[pair] if one.is_weighted else exact
             error = float((one.out[pair].float() - exact).abs().max() / exact.abs().max())
             errors.append(error if math.isfinite(error) else 1e9)
-        found.append(max(errors))
-    return found
+        results.append(max(errors))
+    return results
 
 
 def layer_of(given: dict[str, Any], device: str) -> MoeLayer:
@@ -299,7 +299,7 @@ def retime_all(
     result: ResultFile, arguments: Any, packages: Sequence[MoePackage], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """What each arm chose at each batch, in turns, with what the package ships."""
-    found = []
+    results = []
     device = current_device() if torch.cuda.is_available() else None
     for package in packages:
         for layer in arguments.layers:
@@ -317,30 +317,30 @@ def retime_all(
                 arms = [arm for arm, _ in chosen]
                 one = {**given, "arms": arms, **times}
                 del one["root"]
-                found.append(one)
+                results.append(one)
                 result.add("retimed", one)
                 each = ", ".join(f"{arm} {ms:.4f}" for arm, ms in zip(arms, times["ms"], strict=True))
                 say(f"{package.name} {layer} {tokens}: {each} ms, errors {times['wrong']}")
-    return found
+    return results
 
 
 def summary_of(rows: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Seconds of each arm, and the time of our choice over that of each other's."""
     ours = [r for r in rows if r["arm"] == "forecast"]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "packages": len({r["package"] for r in rows}),
         "seconds": {},
         "measured_share": statistics.fmean(m / r["candidates"] for r in ours for m in r["measured"].values()),
     }
     for row in rows:
         name = f"{row['package']} {row['layer']}"
-        found["seconds"].setdefault(name, {}).setdefault(row["arm"], []).append(round(row["tune_s"], 2))
+        figures["seconds"].setdefault(name, {}).setdefault(row["arm"], []).append(round(row["tune_s"], 2))
     loops = [s for r in rows if r["arm"] == "loop" for s in r["each_s"]]
     if loops:
-        found["loop_config_s"] = statistics.fmean(loops)
+        figures["loop_config_s"] = statistics.fmean(loops)
         batches = len(ours[0]["configs"])
-        found["loop_all_s"] = found["loop_config_s"] * len(moe_configs()) * batches
-        found["loop_over_ours"] = found["loop_all_s"] / statistics.fmean(r["tune_s"] for r in ours)
+        figures["loop_all_s"] = figures["loop_config_s"] * len(moe_configs()) * batches
+        figures["loop_over_ours"] = figures["loop_all_s"] / statistics.fmean(r["tune_s"] for r in ours)
     ratios: dict[str, list[float]] = {}
     for one in timed:
         ms = {
@@ -349,7 +349,7 @@ def summary_of(rows: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]]) 
         for other in [*sorted(ms.keys() - {"forecast"}), "best"]:
             theirs = min(ms[other] if other != "best" else one["ms"])
             ratios.setdefault(other, []).extend(mine / theirs for mine in ms["forecast"])
-    found["time_over"] = {
+    figures["time_over"] = {
         other: {
             "geomean": statistics.geometric_mean(of),
             "worst": max(of),
@@ -358,25 +358,27 @@ def summary_of(rows: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]]) 
         }
         for other, of in ratios.items()
     }
-    found["noise"] = max(max(o["ms"][0] / o["again_ms"], o["again_ms"] / o["ms"][0]) for o in timed)
-    found["largest_error"] = max(e for o in timed for e in o["wrong"])
-    return found
+    figures["noise"] = max(max(o["ms"][0] / o["again_ms"], o["again_ms"] / o["ms"][0]) for o in timed)
+    figures["largest_error"] = max(e for o in timed for e in o["wrong"])
+    return figures
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--vllm", type=Path, help="folder with an unpacked wheel")
-    made.add_argument("--sglang", type=Path, help="the same of SGLang")
-    made.add_argument("--layers", nargs="+", default=["qwen3-30b-a3b"], choices=tuple(LAYERS))
-    made.add_argument("--tokens", type=int, nargs="+", default=[16, 256, 4096])
-    made.add_argument("--repeats", type=int, default=3)
-    made.add_argument(
+    command_line = parser(__doc__)
+    command_line.add_argument("--vllm", type=Path, help="folder with an unpacked wheel")
+    command_line.add_argument("--sglang", type=Path, help="the same of SGLang")
+    command_line.add_argument("--layers", nargs="+", default=["qwen3-30b-a3b"], choices=tuple(LAYERS))
+    command_line.add_argument("--tokens", type=int, nargs="+", default=[16, 256, 4096])
+    command_line.add_argument("--repeats", type=int, default=3)
+    command_line.add_argument(
         "--sample", type=int, default=240, help="configs by chance that are all measured; 0: none"
     )
-    made.add_argument("--seconds", type=float, default=3600.0, help="in which a run may begin")
-    made.add_argument("--loop", type=int, default=12, help="configs in the loop of vLLM's tuner; 0: none")
-    made.add_argument("--report", type=Path, help="a result to sum up again; nothing is timed")
-    arguments = parse_arguments(made, on_host="--report" in sys.argv)
+    command_line.add_argument("--seconds", type=float, default=3600.0, help="in which a run may begin")
+    command_line.add_argument(
+        "--loop", type=int, default=12, help="configs in the loop of vLLM's tuner; 0: none"
+    )
+    command_line.add_argument("--report", type=Path, help="a result to sum up again; nothing is timed")
+    arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
     device = "cpu" if arguments.null else "cuda"
     if arguments.child:
         with null_device() if arguments.null else contextlib.nullcontext():

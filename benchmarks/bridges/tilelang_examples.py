@@ -55,7 +55,7 @@ def tune(given: dict[str, Any]) -> dict[str, Any]:
     torch.cuda.synchronize()
     tuner = theirs if given["arm"] == "AutoTuner" else partial(ours, mode=given["arm"])
     begin = time.perf_counter()
-    compiled, found = tuner(example, arguments, expected)
+    compiled, result = tuner(example, arguments, expected)
     seconds = time.perf_counter() - begin
     compiled(*arguments.values())
     for name, wanted in expected.items():
@@ -63,7 +63,7 @@ def tune(given: dict[str, Any]) -> dict[str, Any]:
             arguments[name], wanted, atol=TOLERANCE * float(wanted.abs().max()), rtol=0
         )
     ms = statistics.median(device_launches(lambda: compiled(*arguments.values())))
-    return {"tune_s": seconds, "ms": ms, **found}
+    return {"tune_s": seconds, "ms": ms, **result}
 
 
 def theirs(example: Any, arguments: dict[str, Any], _: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -115,8 +115,8 @@ def retime(given: dict[str, Any]) -> dict[str, Any]:
     arguments, expected = example.tensors("cuda")
     kernel = TileLangKernel(example.build, arguments, expected, target="cuda")
     compile_once = cache(kernel.compile)  # which takes seconds; several runs may choose the same
-    made = [compile_once(Config.of(config)) for config in given["configs"]]
-    return medians_in_turns([partial(one, *arguments.values()) for one in made], ROUNDS)
+    results = [compile_once(Config.of(config)) for config in given["configs"]]
+    return medians_in_turns([partial(one, *arguments.values()) for one in results], ROUNDS)
 
 
 def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -135,13 +135,15 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--repeats", type=int, default=3)
-    made.add_argument("--only", default="", help="comma-separated kernels")
-    made.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
-    made.add_argument("--with", dest="parts", type=Path, nargs="+", default=(), help="runs to time beside")
-    made.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is timed")
-    arguments = parse_arguments(made, on_host="--report" in sys.argv)
+    command_line = parser(__doc__)
+    command_line.add_argument("--repeats", type=int, default=3)
+    command_line.add_argument("--only", default="", help="comma-separated kernels")
+    command_line.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
+    command_line.add_argument(
+        "--with", dest="parts", type=Path, nargs="+", default=(), help="runs to time beside"
+    )
+    command_line.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is timed")
+    arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
     if arguments.child:
         roles = {"tune": tune, "retime": retime}
         print(json.dumps(roles[arguments.child](arguments.given)), flush=True)

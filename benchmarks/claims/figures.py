@@ -63,12 +63,12 @@ class Unit:
 def find_figures(text: str) -> list[Figure]:
     """All figures of a text, in order; of `1.3 to 2.3 s` both ends."""
     plain = text.replace("&nbsp;", " ")
-    found = []
+    results = []
     for match in _FIGURE.finditer(plain):
         unit = _UNITS[match["unit"]]
         numbers = [n for n in (match["low"], match["number"]) if n]
-        found += [Figure(n.replace(",", "").replace("−", "-").lstrip("+"), unit) for n in numbers]
-    return found
+        results += [Figure(n.replace(",", "").replace("−", "-").lstrip("+"), unit) for n in numbers]
+    return results
 
 
 def split_units(markdown: str) -> Iterator[Unit]:
@@ -108,7 +108,7 @@ def check_page(markdown: str, name: str, claims: Mapping[str, Claim]) -> list[st
             problems.append(f"{where}: no claim {', '.join(unknown)} in benchmarks/claims.toml")
         if _FREE.search(code_free):
             continue
-        problems += [f"{where}: {said}" for said in _wrong_quotes(code_free, claims)]
+        problems += [f"{where}: {message}" for message in _wrong_quotes(code_free, claims)]
         figures = find_figures(_TARGET.sub(" ", _COMMENT.sub(" ", code_free)))
         displayed = {f for c in known for text in c.figures.values() for f in find_figures(text)}
         for figure in dict.fromkeys(figures):

@@ -63,8 +63,8 @@ class Origin:
     @property
     def base_commit(self) -> str:
         """The commit without the mark of uncommitted changes; empty if there is none."""
-        found = COMMIT.fullmatch(self.commit)
-        return found[1] if found else ""
+        result = COMMIT.fullmatch(self.commit)
+        return result[1] if result else ""
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,11 @@ def _fill(sentence: str, figures: Mapping[str, str]) -> str:
 
 
 def _origin(result: Mapping[str, Any], table: Mapping[str, Any]) -> Origin:
-    found: Mapping[str, Any] = result.get("environment") or {}
-    versions = [f"{name} {found[name]}" for name in ("triton", "torch", "python") if found.get(name)]
+    answer: Mapping[str, Any] = result.get("environment") or {}
+    versions = [f"{name} {answer[name]}" for name in ("triton", "torch", "python") if answer.get(name)]
     return Origin(
-        commit=str(table.get("commit") or found.get("commit") or ""),
-        date=str(table.get("date") or found.get("date") or "")[:10],
-        device=str(table.get("device") or found.get("device") or ""),
+        commit=str(table.get("commit") or answer.get("commit") or ""),
+        date=str(table.get("date") or answer.get("date") or "")[:10],
+        device=str(table.get("device") or answer.get("device") or ""),
         versions=", ".join(versions),
     )

@@ -64,12 +64,12 @@ def binary_digests(case: kernels.Case) -> list[str]:
     problem, named = problem_of_case(case)
     kind = describe.call_kind(problem, innermost(case.kernel))
     computed = describe.heuristic_values(case.kernel)
-    found = []
+    results = []
     for config in harvested_configs(case):
         values = computed({**named, **config.all_kwargs()})
         added = {k: v for k, v in values.items() if k not in named}
-        found.append(digest(kind, str(config), sorted((k, repr(v)) for k, v in added.items())))
-    return found
+        results.append(digest(kind, str(config), sorted((k, repr(v)) for k, v in added.items())))
+    return results
 
 
 PATIENCE = 3
@@ -155,11 +155,11 @@ class KernelHarvest:
                 first: dict[str, str] = {}
                 for case in harvested_cases(name):
                     try:
-                        found = binary_digests(case)
+                        result = binary_digests(case)
                     except Exception as error:
                         self.failed.append(f"{case.name}: no description: {error!r}"[:400])
                         continue
-                    for i, binary in enumerate(found):
+                    for i, binary in enumerate(result):
                         leader = first.setdefault(binary, f"{case.name} {i}")
                         same.setdefault(leader, []).append((case.name, i))
                         if leader not in tasks:

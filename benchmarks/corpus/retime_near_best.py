@@ -37,13 +37,13 @@ def close_configs(paths: Iterable[Path], within: float) -> dict[str, list[str]]:
 
     Cases with one such config are left out.
     """
-    found = {}
+    result = {}
     for table in load(paths):
         ran = {c: m.ms for c, m in table.by_candidate().items() if m.ok}
         close = [str(c.config) for c, ms in ran.items() if ms <= (1 + within) * min(ran.values())]
         if len(close) > 1:
-            found[problem_label(table)] = close
-    return found
+            result[problem_label(table)] = close
+    return result
 
 
 def problem_label(table: Table) -> str:
@@ -93,14 +93,14 @@ def timing_differences(tables: Sequence[tuple[Table, Table]]) -> list[dict[str, 
         off = [(m.ms - level) / b.ms - 1 for b, m in both]
         kept.setdefault(length, []).append((level, off))
     rows = []
-    for us, found in sorted(kept.items()):
-        off = [x for _, each in found for x in each]
+    for us, result in sorted(kept.items()):
+        off = [x for _, each in result for x in each]
         rows.append(
             {
                 "best_us_below": None if math.isinf(us) else us,
-                "problems": len(found),
+                "problems": len(result),
                 "configs": len(off),
-                "median_level_us": round(median(level for level, _ in found) * 1e3, 3),
+                "median_level_us": round(median(level for level, _ in result) * 1e3, 3),
                 "sd": round(pstdev(off), 5),
                 "median": round(median(map(abs, off)), 5),
                 "p95": round(quantiles(map(abs, off), n=20)[-1], 5),
@@ -133,13 +133,13 @@ def main() -> int:
     written = [t for _, t in joined if len(t.measurements) > 1]
     with a.table.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
         packed.writelines(line.encode() for line in table_lines(written))
-    found = {
+    result = {
         "problems": len(written),
         "configs": sum(len(t.measurements) for t in written),
         "noise": timing_differences([(old[problem_label(t)], t) for t in new]),
         "regret_of_the_old_best": round(lucky_choice_regret(joined), 5),
     }
-    report.finish(found)
+    report.finish(result)
     return 0
 
 

@@ -56,13 +56,13 @@ def compile_config(
     """
     begin = time.perf_counter()
     try:
-        made = case.kernel.warmup(*data["args"], grid=(1,), **data["kwargs"], **config.all_kwargs())
+        result = case.kernel.warmup(*data["args"], grid=(1,), **data["kwargs"], **config.all_kwargs())
     except Exception as error:
         if (outcome := outcome_of(error)) is None:
             raise
         return None, {"outcome": str(outcome), "message": f"{type(error).__name__}: {error}"[:200]}
     seconds = round(time.perf_counter() - begin, 3)
-    return made, {"outcome": "ok", "compile_s": seconds, "shared": int(made.metadata.shared)}
+    return result, {"outcome": "ok", "compile_s": seconds, "shared": int(result.metadata.shared)}
 
 
 def cubin_resources(cubin: bytes) -> dict[str, int]:
@@ -119,16 +119,16 @@ def option_of(config: triton.Config) -> str:
 
 def compiled_rows(case: kernels.Case, configs: list[triton.Config]) -> list[dict[str, Any]]:
     """What the assembler makes of a kernel under each of these configs, the plain one first."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for config in configs:
-        made, facts = compile_config(case, config, case.make("meta"))
+        result, facts = compile_config(case, config, case.make("meta"))
         row = {"kernel": case.name, "option": option_of(config), **facts}
-        if made is not None:
-            code = made.asm["cubin"]
+        if result is not None:
+            code = result.asm["cubin"]
             row |= {**cubin_resources(code), "sha256": hashlib.sha256(machine_code(code)).hexdigest()}
-            row["changed"] = bool(found) and row["sha256"] != found[0].get("sha256")
-        found.append(row)
-    return found
+            row["changed"] = bool(rows) and row["sha256"] != rows[0].get("sha256")
+        rows.append(row)
+    return rows
 
 
 def timed_rows(case: kernels.Case, configs: list[triton.Config]) -> list[dict[str, Any]]:
@@ -162,10 +162,10 @@ def timed_rows(case: kernels.Case, configs: list[triton.Config]) -> list[dict[st
 def summary_of(compiled: list[dict[str, Any]], timed: list[dict[str, Any]]) -> dict[str, Any]:
     """Kernels whose machine code each option changes; the gain of each kernel's best option, and the noise."""
     kernels_of = {row["kernel"] for row in compiled}
-    found: dict[str, Any] = {"kernels": len(kernels_of), "changed": {}}
+    figures: dict[str, Any] = {"kernels": len(kernels_of), "changed": {}}
     for option in dict.fromkeys(row["option"] for row in compiled if row["option"]):
         changed = [row.get("changed", False) for row in compiled if row["option"] == option]
-        found["changed"][option] = sum(changed)
+        figures["changed"][option] = sum(changed)
     gains = {}
     for kernel in dict.fromkeys(row["kernel"] for row in timed):
         own = [row for row in timed if row["kernel"] == kernel]
@@ -176,16 +176,16 @@ def summary_of(compiled: list[dict[str, Any]], timed: list[dict[str, Any]]) -> d
             "noise": own[0]["again_ms"] / own[0]["plain_ms"],
         }
     if gains:
-        found["best"] = gains
-        found["median_gain"] = statistics.median(one["gain"] for one in gains.values())
-    return found
+        figures["best"] = gains
+        figures["median_gain"] = statistics.median(one["gain"] for one in gains.values())
+    return figures
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--kernels", type=int, default=10)
-    made.add_argument("--timed", action="store_true", help="on this machine's GPU, too")
-    arguments = parse_arguments(made, on_host="--timed" not in sys.argv)
+    command_line = parser(__doc__)
+    command_line.add_argument("--kernels", type=int, default=10)
+    command_line.add_argument("--timed", action="store_true", help="on this machine's GPU, too")
+    arguments = parse_arguments(command_line, on_host="--timed" not in sys.argv)
     result = ResultFile(arguments, "assembler_options")
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     compiled: list[dict[str, Any]] = []

@@ -82,11 +82,11 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--each", type=int, default=60, help="tables under each name, drawn at random")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--workers", type=int, default=2)
-    arguments = parse_arguments(made, on_host=True)
+    command_line = parser(__doc__)
+    command_line.add_argument("--each", type=int, default=60, help="tables under each name, drawn at random")
+    command_line.add_argument("--seed", type=int, default=0)
+    command_line.add_argument("--workers", type=int, default=2)
+    arguments = parse_arguments(command_line, on_host=True)
     result = ResultFile(arguments, "unmeasured_devices", seed=arguments.seed)
     tables = [t for t in read_tables(TABLES) if sum(m.ok for m in t.measurements) >= LEAST]
     drawn = np.random.default_rng(arguments.seed).permutation(len(tables))[: arguments.each]

@@ -69,11 +69,11 @@ def phase(name: str, given: dict[str, Any]) -> dict[str, Any]:
         patch_triton()
         binaries = cubins()
         begin = time.perf_counter()
-        found = _run_program(given)
+        result = _run_program(given)
         seconds = time.perf_counter() - begin
         store = Store(Path(os.environ["FORECAST_AUTOTUNE_CACHE_DIR"]))
         return {
-            **found,
+            **result,
             "seconds": round(seconds, 3),
             "compiled": len(cubins() - binaries),
             "measured": sum(len(table.measurements) for table in store.tables()),
@@ -85,14 +85,14 @@ def _run_commands(commands: list[list[str]]) -> dict[str, Any]:
     """Each command's exit status, and what it printed where that is one JSON object."""
     from forecast_autotune.commands import main
 
-    found: dict[str, Any] = {"status": [], "printed": []}
+    result: dict[str, Any] = {"status": [], "printed": []}
     for words in commands:
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
-            found["status"].append(main([*words]))
+            result["status"].append(main([*words]))
         printed = text.getvalue().strip()
-        found["printed"].append(json.loads(printed) if printed.startswith("{") else {})
-    return found
+        result["printed"].append(json.loads(printed) if printed.startswith("{") else {})
+    return result
 
 
 def _run_program(given: dict[str, Any]) -> dict[str, Any]:
@@ -113,9 +113,9 @@ def cubins() -> set[Path]:
 def in_process(machine: Path, name: str, given: dict[str, Any], **variables: str) -> dict[str, Any]:
     """One step on a machine state, in a process of its own."""
     cache = str(machine / variables.pop("triton", "triton"))
-    told = {f"FORECAST_AUTOTUNE_{k}": v for k, v in variables.items()}
-    found = library_environment(Path(given["site"]), machine, [ROOT]) if given["site"] else {}
-    env = child_environment(machine, **found, TRITON_CACHE_DIR=cache, TRITON_DEFAULT_FP_FUSION="1", **told)
+    result = {f"FORECAST_AUTOTUNE_{k}": v for k, v in variables.items()}
+    answer = library_environment(Path(given["site"]), machine, [ROOT]) if given["site"] else {}
+    env = child_environment(machine, **answer, TRITON_CACHE_DIR=cache, TRITON_DEFAULT_FP_FUSION="1", **result)
     command = child_command(__file__, argparse.Namespace(null=given["null"]), name, given)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=3600)
     if done.returncode:
@@ -138,10 +138,10 @@ def run(folder: Path, program: dict[str, Any], told: Callable[[str, dict[str, An
     def step(name: str, machine: Path, commands: list[list[str]] | None = None, **variables: str) -> None:
         begin = time.perf_counter()
         if commands is None:
-            found = in_process(machine, "pass", program, **variables)
+            result = in_process(machine, "pass", program, **variables)
         else:
-            found = in_process(machine, "commands", {**program, "commands": commands})
-        steps[name] = {**found, "step_s": round(time.perf_counter() - begin, 1)}
+            result = in_process(machine, "commands", {**program, "commands": commands})
+        steps[name] = {**result, "step_s": round(time.perf_counter() - begin, 1)}
         told(name, steps[name])
 
     bundle = str(folder / "bundle")

@@ -88,9 +88,9 @@ def decision(of: Problem, chosen: Measurement) -> Decision:
 
 def row(record: Problem | Measurement | Decision) -> Row:
     """The row of a record."""
-    found = Row.of(record.to_json())
-    assert found is not None
-    return found
+    result = Row.of(record.to_json())
+    assert result is not None
+    return result
 
 
 def waited_for_core_s() -> float:
@@ -119,9 +119,9 @@ def fault_addresses(folder: Path) -> Iterator[dict[str, str]]:
     """Addresses of remote stores by what is wrong with them; the real Redis behind them holds one decision."""
     with redis_server(folder) as sound:
         backend = open_backend(sound)
-        told = problem(TOLD)
-        rows = [row(told), row(measurement(told, 1)), row(decision(told, measurement(told, 1)))]
-        backend.add(entry_of(kernel_of(told), told.id), {r.digest: r.line for r in rows})
+        result = problem(TOLD)
+        rows = [row(result), row(measurement(result, 1)), row(decision(result, measurement(result, 1)))]
+        backend.add(entry_of(kernel_of(result), result.id), {r.digest: r.line for r in rows})
         bad = problem(ASKED)
         backend.add(entry_of(kernel_of(bad), bad.id), {r.digest: r.line for r in rows})
         here, there = multiprocessing.Pipe()
@@ -130,9 +130,9 @@ def fault_addresses(folder: Path) -> Iterator[dict[str, str]]:
         child = multiprocessing.Process(target=serve_faults, args=(there, port, stop), daemon=True)
         child.start()
         try:
-            found = {name: f"redis://127.0.0.1:{p}/0" for name, p in here.recv().items()}
-            found["not there"] = f"redis://127.0.0.1:{free_port()}/0"
-            yield {**found, "no records": sound, "worker killed": sound}
+            fields = {name: f"redis://127.0.0.1:{p}/0" for name, p in here.recv().items()}
+            fields["not there"] = f"redis://127.0.0.1:{free_port()}/0"
+            yield {**fields, "no records": sound, "worker killed": sound}
         finally:
             stop.set()
             child.join(10.0)
@@ -226,13 +226,13 @@ class Program:
 
     def ask(self, p: Problem, number: int) -> None:
         with self.times["ask"].timed():
-            found = self.store.decision(p)
+            result = self.store.decision(p)
         right = decision(p, measurement(p, 1)) if number == TOLD else None
         if number == OWN and self.step >= 3:
             right = decision(p, measurement(p, 3))
-        self.answered += found is not None and number == TOLD
-        self.wrong += found is not None and found != right
-        self.wrong += number == OWN and self.step >= 3 and found is None
+        self.answered += result is not None and number == TOLD
+        self.wrong += result is not None and result != right
+        self.wrong += number == OWN and self.step >= 3 and result is None
 
     def close(self) -> None:
         self.client.close(0.0)
@@ -311,11 +311,11 @@ def main() -> int:
     arguments = parser.parse_args()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = run(arguments.faults, arguments.at_once, arguments.seconds, arguments.wait, arguments.seed)
-    result = {"claim": "remote_faults", "environment": environment(arguments.seed), "summary": found}
+        answer = run(arguments.faults, arguments.at_once, arguments.seconds, arguments.wait, arguments.seed)
+    result = {"claim": "remote_faults", "environment": environment(arguments.seed), "summary": answer}
     print(json.dumps(result, indent=1))
     write_result(arguments.out, result)
-    return int(bool(found["wrong"] or found["warnings_beyond_one"] or found["queue_over_bound"]))
+    return int(bool(answer["wrong"] or answer["warnings_beyond_one"] or answer["queue_over_bound"]))
 
 
 if __name__ == "__main__":

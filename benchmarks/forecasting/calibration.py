@@ -113,18 +113,18 @@ def main() -> int:
     arguments = parser.parse_args()
     if ADVISED in arguments.surrogates and arguments.models is None:
         parser.error("--surrogates advised needs --models FOLDER")
-    found = [calibration_report(name, arguments) for name in arguments.surrogates]
-    for one in found:
+    results = [calibration_report(name, arguments) for name in arguments.surrogates]
+    for one in results:
         reliability_text(one["surrogate"], one["reliability"])
-    report = {"environment": environment(seed=arguments.seeds), "surrogates": found}
+    report = {"environment": environment(seed=arguments.seeds), "surrogates": results}
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     if arguments.write:
         old = json.loads(arguments.write.read_text()) if arguments.write.is_file() else {}
         kept = old["surrogates"] if old.get("schema") == SCHEMA else {}
         # Of one surrogate only the version that was just fitted: nobody can ask for an older one.
-        fitted = {one["surrogate"].split("/")[0] for one in found}
+        fitted = {one["surrogate"].split("/")[0] for one in results}
         curves = {name: part for name, part in kept.items() if name.split("/")[0] not in fitted}
-        for one in found:
+        for one in results:
             before = kept.get(one["surrogate"], {}) if arguments.unseen else {}
             # Of the other groups such a run holds next to nothing.
             fresh = {n: g for n, g in one["calibration"].items() if not before or n in GROUPS_WITH_IR}

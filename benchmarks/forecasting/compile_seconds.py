@@ -58,8 +58,8 @@ def order_and_error(rows: list[RecordedCompilation], said: npt.NDArray[np.float6
         off = seconds - said[chosen]
         errors.append(float(np.sqrt(np.mean((off - off.mean()) ** 2))))
         kernels.append(rows[chosen[0]].kernel)
-    found = np.array(orders)
-    order = cluster_bootstrap(lambda chosen: float(np.median(found[chosen])), kernels)
+    result = np.array(orders)
+    order = cluster_bootstrap(lambda chosen: float(np.median(result[chosen])), kernels)
     return {
         "lists": len(orders),
         "kernels": len(set(kernels)),
@@ -89,9 +89,9 @@ def run(a: Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--asset", type=Path, help="write the formula here, too")
-    a = parse_arguments(made, on_host=True)
+    command_line = parser(__doc__)
+    command_line.add_argument("--asset", type=Path, help="write the formula here, too")
+    a = parse_arguments(command_line, on_host=True)
     run(a)
     return 0
 

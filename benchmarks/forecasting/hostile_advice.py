@@ -139,13 +139,15 @@ def spoilt_replays(options: Namespace, report: result_files.ResultFile) -> dict[
         for name, arm in arms.items():
             begin = time.perf_counter()
             try:
-                found = decision_figures(table, arm, settings)
+                result = decision_figures(table, arm, settings)
             except Exception as error:  # what is looked for
                 report.add("crashes", {"problem": label, "kind": kind, "arm": name, "error": repr(error)})
                 outcomes["crashed"] += 1
                 break
             slowest = max(slowest, time.perf_counter() - begin) if name == "spoilt" else slowest
-            rows.append({"kernel": kernel_label(table), "problem": label, "kind": kind, "arm": name, **found})
+            rows.append(
+                {"kernel": kernel_label(table), "problem": label, "kind": kind, "arm": name, **result}
+            )
         else:
             outcomes[f"{kind}: followed"] += 1
             report.add("rows", rows[-3:])
@@ -170,12 +172,14 @@ def _arm(base: Any, advice: Advice) -> FollowingAdvice:
 
 
 def main() -> int:
-    made = result_files.parser(__doc__)
-    made.add_argument("--models", type=Path, required=True, help="learned surrogates without a family each")
-    made.add_argument("--functions", type=int, default=200)
-    made.add_argument("--seed", type=int, default=0)
-    made.set_defaults(stub_only=True)
-    options = result_files.parse_arguments(made)
+    command_line = result_files.parser(__doc__)
+    command_line.add_argument(
+        "--models", type=Path, required=True, help="learned surrogates without a family each"
+    )
+    command_line.add_argument("--functions", type=int, default=200)
+    command_line.add_argument("--seed", type=int, default=0)
+    command_line.set_defaults(stub_only=True)
+    options = result_files.parse_arguments(command_line)
     warnings.simplefilter("ignore")
     report = result_files.ResultFile(options, "hostile_advice", seed=options.seed)
     report.finish(spoilt_replays(options, report))

@@ -123,10 +123,10 @@ def measure(layer_name: str, device: str, result: ResultFile) -> dict[str, dict[
             if error > tolerance:
                 raise AssertionError(f"{layer_name} {arm} at {rows} rows: relative error {error:.3g}")
         calls = {**serving, "eager": layer}
-        found = timed_in_turns([partial(call, x) for call in calls.values()], ROUNDS[device], device)
+        answer = timed_in_turns([partial(call, x) for call in calls.values()], ROUNDS[device], device)
         if counters["stats"]["unique_graphs"] != graphs:
             raise AssertionError(f"{layer_name}: a graph was compiled again for {rows} rows")
-        row = {arm: round(ms, 6) for arm, ms in zip(calls, found, strict=True)}
+        row = {arm: round(ms, 6) for arm, ms in zip(calls, answer, strict=True)}
         result.add("times", {"layer": layer_name, "rows": rows, "ms": row})
         say(f"{layer_name} {rows} rows: {row}")
         for arm, ms in row.items():
@@ -138,18 +138,18 @@ def slowdowns(times: dict[str, dict[int, float]]) -> dict[str, Any]:
     """How much slower each arm is than the fastest at each size: geometric mean, and at worst."""
     sizes = sorted(times["eager"])
     best = {n: min(at[n] for at in times.values() if n in at) for n in sizes}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for arm, at in times.items():
         if len(at) == len(sizes):
             mean = geometric_mean(at[n] / best[n] for n in sizes)
             assert mean is not None
             worst = max(sizes, key=lambda n: at[n] / best[n])
-            found[arm] = {
+            result[arm] = {
                 "mean": round(mean - 1.0, 4),
                 "worst": round(at[worst] / best[worst] - 1.0, 4),
                 "worst_rows": worst,
             }
-    return found
+    return result
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -159,21 +159,21 @@ def run(arguments: argparse.Namespace) -> None:
     begin = time.monotonic()
     if device == "cuda":
         restart_compile_workers()
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     with torch.no_grad():
         warm = torch.nn.Linear(48, 40, device=device).eval()
         CompiledLayer(warm, torch.randn(32, 48, device=device), None, device, "hint")
         for layer in arguments.layers:
-            if found and time.monotonic() - begin > arguments.seconds:
+            if fields and time.monotonic() - begin > arguments.seconds:
                 say(f"no time left for {layer}")
                 break
-            found[layer] = slowdowns(measure(layer, device, result))
-            say(f"{layer}: {found[layer]}")
-    arms = sorted({arm for of in found.values() for arm in of})
+            fields[layer] = slowdowns(measure(layer, device, result))
+            say(f"{layer}: {fields[layer]}")
+    arms = sorted({arm for of in fields.values() for arm in of})
     over_all = {
-        arm: round((geometric_mean(1.0 + of[arm]["mean"] for of in found.values()) or 1.0) - 1.0, 4)
+        arm: round((geometric_mean(1.0 + of[arm]["mean"] for of in fields.values()) or 1.0) - 1.0, 4)
         for arm in arms
-        if all(arm in of for of in found.values())
+        if all(arm in of for of in fields.values())
     }
     hints = [arm for arm in over_all if arm.startswith("hint")]
     seconds = {
@@ -183,7 +183,7 @@ def run(arguments: argparse.Namespace) -> None:
     }
     result.finish(
         {
-            "layers": found,
+            "layers": fields,
             "slower_than_best": over_all,
             "worst_hint": max((over_all[arm] for arm in hints), default=None),
             "best_hint": min((over_all[arm] for arm in hints), default=None),
@@ -194,10 +194,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Parse and run."""
-    made = parser(__doc__)
-    made.add_argument("--layers", nargs="+", default=list(LAYERS), help="inputs x outputs, such as 4096x4096")
-    made.add_argument("--seconds", type=float, default=80.0, help="after so long no other layer is begun")
-    run(parse_arguments(made))
+    command_line = parser(__doc__)
+    command_line.add_argument(
+        "--layers", nargs="+", default=list(LAYERS), help="inputs x outputs, such as 4096x4096"
+    )
+    command_line.add_argument(
+        "--seconds", type=float, default=80.0, help="after so long no other layer is begun"
+    )
+    run(parse_arguments(command_line))
 
 
 if __name__ == "__main__":

@@ -101,11 +101,11 @@ def random_regret(split: ChoicesOfTable, count: int, *, with_vendor: bool, draws
     """Expected regret of `count` templates at random."""
     names = list(split.templates)
     generator = np.random.default_rng(0)
-    found = []
+    results = []
     for _ in range(draws):
         chosen = generator.permutation(len(names))[:count]
-        found.append(split.regret([names[int(i)] for i in chosen], with_vendor=with_vendor))
-    return float(np.mean(found))
+        results.append(split.regret([names[int(i)] for i in chosen], with_vendor=with_vendor))
+    return float(np.mean(results))
 
 
 def forecast(surrogate: Surrogate) -> Order:
@@ -113,9 +113,9 @@ def forecast(surrogate: Surrogate) -> Order:
 
     def order(table: Table, templates: Sequence[Candidate], count: int) -> list[Candidate]:
         names = list(table.by_candidate())
-        found = surrogate.forecast(Query(table.problem, names))
+        result = surrogate.forecast(Query(table.problem, names))
         wanted = set(templates)
-        ranked = [names[int(i)] for i in found.order() if names[int(i)] in wanted]
+        ranked = [names[int(i)] for i in result.order() if names[int(i)] in wanted]
         return ranked[:count]
 
     return order
@@ -130,12 +130,12 @@ def sequential_forecast(surrogate: Surrogate) -> Order:
         measured = {c: m for c, m in rows.items() if c not in wanted}
         chosen: list[Candidate] = []
         while len(chosen) < min(count, len(templates)):
-            found = surrogate.forecast(Query(table.problem, names, measured=list(measured.values())))
+            result = surrogate.forecast(Query(table.problem, names, measured=list(measured.values())))
             state = TuningState(
-                found, measured, new=len(chosen), tolerance=0.0, risk=0.0, problem=table.problem.id
+                result, measured, new=len(chosen), tolerance=0.0, risk=0.0, problem=table.problem.id
             )
             plan = RiskBounded(least=1, first=1e-9, share=1.0, floor=count + len(names)).plan(state)
-            ranked = (found.candidates[int(i)] for i in found.order())
+            ranked = (result.candidates[int(i)] for i in result.order())
             following = next(
                 (c for c in itertools.chain(plan.measure, ranked) if c in wanted and c not in measured), None
             )
@@ -160,7 +160,7 @@ def compare(
     tables: Sequence[Table], orders: dict[str, Order], choices: Sequence[int] = CHOICES
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Geometric-mean regret by side (`with vendor`, `templates`), name and number of choices."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    result: dict[str, dict[str, dict[str, float]]] = {}
     for side in ("with vendor", "templates"):
         named: dict[str, dict[str, float]] = {}
         for name, count in itertools.product([*orders, "random"], choices):
@@ -168,8 +168,8 @@ def compare(
                 _regret_of_order(table, orders.get(name), count, side == "with vendor") for table in tables
             ]
             named.setdefault(name, {})[str(count)] = float(np.expm1(np.mean(np.log1p(each))))
-        found[side] = named
-    return found
+        result[side] = named
+    return result
 
 
 def _regret_of_order(table: Table, order: Order | None, count: int, with_vendor: bool) -> float:
@@ -181,18 +181,20 @@ def _regret_of_order(table: Table, order: Order | None, count: int, with_vendor:
 
 def main() -> int:
     """Fit, write, and compare."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("tables", type=Path, nargs="+")
-    made.add_argument("--out", type=Path, required=True)
-    made.add_argument("--also", type=Path, nargs="*", default=[])
-    made.add_argument("--copies", type=int, default=3)
-    made.add_argument("--held-out", type=Path, nargs="*", default=[])
-    made.add_argument("--seed", type=int, default=0)
-    given = made.parse_args()
+    command_line = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command_line.add_argument("tables", type=Path, nargs="+")
+    command_line.add_argument("--out", type=Path, required=True)
+    command_line.add_argument("--also", type=Path, nargs="*", default=[])
+    command_line.add_argument("--copies", type=int, default=3)
+    command_line.add_argument("--held-out", type=Path, nargs="*", default=[])
+    command_line.add_argument("--seed", type=int, default=0)
+    given = command_line.parse_args()
     mine = [templates_of(t) for t in load(given.tables)]
     mine = [t for t in mine if sum(m.ok for m in t.measurements) >= 2]
     if leaked := [t.problem.extra["label"] for t in mine if t.problem.extra.get("split") == HELD_OUT]:
-        made.error(f"these problems are held out: {', '.join(leaked)}")
+        command_line.error(f"these problems are held out: {', '.join(leaked)}")
     corpus = load(given.also) if given.also else []
     rows = sum(len(t.measurements) for t in mine)
     say(f"{len(mine)} problems of Inductor's, {rows} rows; {len(corpus)} of the corpus")
@@ -213,8 +215,8 @@ def main() -> int:
     for name, surrogate in subjects.items():
         if apart:
             orders = {"forecast": forecast(surrogate), "rounds": sequential_forecast(surrogate)}
-            for side, found in compare(apart, orders).items():
-                say(f"{name}, {side}: {found}")
+            for side, result in compare(apart, orders).items():
+                say(f"{name}, {side}: {result}")
     return 0
 
 

@@ -139,10 +139,10 @@ def harvest_child(out: Path, name: str, exhaustive: bool, sample: int, null: boo
     with enable_torch_compile(mode="listen", store=store):
         print(json.dumps({"event": BEGUN, "name": name}), flush=True)
         try:
-            found = harvest_problem(problem, store, inductor_options(exhaustive, device), device)
+            result = harvest_problem(problem, store, inductor_options(exhaustive, device), device)
         except Exception as error:  # this problem's, not the run's
-            found = {"rows": {}, "seconds": 0.0, "error": f"{type(error).__name__}: {error}"[:500]}
-        print(json.dumps({"event": DONE, **found, "name": name}), flush=True)
+            result = {"rows": {}, "seconds": 0.0, "error": f"{type(error).__name__}: {error}"[:500]}
+        print(json.dumps({"event": DONE, **result, "name": name}), flush=True)
     return 0
 
 
@@ -233,9 +233,9 @@ class InductorHarvest:
             tables[splits[name]].append(
                 Table(dataclasses.replace(table.problem, extra=extra), table.measurements)
             )
-        for split, found in tables.items():
+        for split, result in tables.items():
             path = self.out / f"inductor-{split}.jsonl.gz"
-            say(f"{path}: {len(found)} problems, {write_tables(path, found)} rows")
+            say(f"{path}: {len(result)} problems, {write_tables(path, result)} rows")
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -205,13 +205,13 @@ def retime(problem: InductorProblem, picks: Sequence[Row], rounds: int, device: 
     from torch._inductor.utils import fresh_cache
 
     torch._dynamo.reset()
-    made, calls, missing = problem.make(device), {}, []
+    result, calls, missing = problem.make(device), {}, []
     with torch.no_grad(), fresh_cache():
         for pick in picks:
             candidate = candidate_in(pick)
             if str(candidate) in calls:
                 continue
-            call = compile_pinned(problem, candidate, pick["space"], device, made)
+            call = compile_pinned(problem, candidate, pick["space"], device, result)
             if call is None:
                 missing.append(str(candidate))
             else:
@@ -258,16 +258,16 @@ def oracle_rows(paths: Sequence[Path], names: Sequence[str]) -> Iterator[Row]:
 
 def picks(rows: RowFile, name: str) -> list[Row]:
     """What was chosen for a problem, with the space that has it."""
-    found = []
+    results = []
     for row in rows.pick(row="tune", problem=name):
         space = "exhaustive" if row["arm"] in ("wide", ORACLE_ARM) else "default"
-        found += [{**row[kind], "space": space} for kind in ("best", "triton") if row.get(kind)]
-    return found
+        results += [{**row[kind], "space": space} for kind in ("best", "triton") if row.get(kind)]
+    return results
 
 
 def summary(rows: RowFile) -> Row:
     """Tuning time against DEFAULT, and chosen kernels against the oracle's and DEFAULT's best template."""
-    found: Row = {"problems": len({r["problem"] for r in rows.pick(row="tune", arm="default")})}
+    figures: Row = {"problems": len({r["problem"] for r in rows.pick(row="tune", arm="default")})}
     times = {r["problem"]: r["ms"] for r in rows.pick(row="retime")}
 
     def ms(row: Row, kind: str) -> float | None:
@@ -300,7 +300,7 @@ def summary(rows: RowFile) -> Row:
         mine = [r for r in rows.pick(row="tune", arm=arm) if "error" not in r]
         if not mine:
             continue
-        found[arm] = {
+        figures[arm] = {
             "tuning_s": sum(r.get("tuning_s", 0.0) for r in mine) / len({r["repeat"] for r in mine}),
             "tuning_over_default": slower(arm, "default"),
             "tuning_over_stock": slower(arm, STOCK_ARM),
@@ -311,27 +311,29 @@ def summary(rows: RowFile) -> Row:
             "problems": len({r["problem"] for r in mine}),
         }
     noises = [r["noise"] for r in rows.pick(row="retime") if r["noise"] is not None]
-    found["oracles"] = len({r["problem"] for r in rows.pick(row="tune", arm=ORACLE_ARM) if r.get("best")})
-    found["retiming_noise"] = statistics.median(noises) if noises else None
-    found["not_retimed"] = sum(len(r["missing"]) for r in rows.pick(row="retime"))
-    found["errors"] = sum("error" in r for r in rows.rows)
-    return found
+    figures["oracles"] = len({r["problem"] for r in rows.pick(row="tune", arm=ORACLE_ARM) if r.get("best")})
+    figures["retiming_noise"] = statistics.median(noises) if noises else None
+    figures["not_retimed"] = sum(len(r["missing"]) for r in rows.pick(row="retime"))
+    figures["errors"] = sum("error" in r for r in rows.rows)
+    return figures
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--problems", type=int, default=20)
-    made.add_argument("--oracles", type=int, default=6)
-    made.add_argument("--tables", type=Path, nargs="*", default=[], help="of all choices: the oracle")
-    made.add_argument("--repeats", type=int, default=3)
-    made.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    made.add_argument("--stock", type=int, default=20, help="problems that DEFAULT as it comes tunes")
-    made.add_argument(
+    command_line = parser(__doc__)
+    command_line.add_argument("--problems", type=int, default=20)
+    command_line.add_argument("--oracles", type=int, default=6)
+    command_line.add_argument("--tables", type=Path, nargs="*", default=[], help="of all choices: the oracle")
+    command_line.add_argument("--repeats", type=int, default=3)
+    command_line.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    command_line.add_argument("--stock", type=int, default=20, help="problems that DEFAULT as it comes tunes")
+    command_line.add_argument(
         "--rounds", type=int, default=50, help="of timing the chosen kernels in turns; 0: later"
     )
-    made.add_argument("--patience", type=float, default=1200.0, help="seconds that one problem may take")
-    made.add_argument("--seconds", type=float, default=1e9, help="end after about so many")
-    arguments = parse_arguments(made)
+    command_line.add_argument(
+        "--patience", type=float, default=1200.0, help="seconds that one problem may take"
+    )
+    command_line.add_argument("--seconds", type=float, default=1e9, help="end after about so many")
+    arguments = parse_arguments(command_line)
     if arguments.child:
         {"tune": tuning_child, "retime": retiming_child}[arguments.child](arguments)
         return 0

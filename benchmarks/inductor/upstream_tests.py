@@ -194,20 +194,20 @@ class TestRun:
 
     def _outcomes(self, name: str, wanted: Sequence[str], until: float) -> dict[str, dict[str, Any]]:
         """The same of tests that run one after the other."""
-        found: dict[str, dict[str, Any]] = {}
-        while (left := [t for t in wanted if t not in found]) and (seconds := until - time.monotonic()) > 1:
+        result: dict[str, dict[str, Any]] = {}
+        while (left := [t for t in wanted if t not in result]) and (seconds := until - time.monotonic()) > 1:
             *lines, end = self._pytest(name, left, [], seconds)
             began = {line["test"] for line in lines if line.get("outcome") == "began"}
             for line in lines:
                 if line.get("outcome") in ("passed", "skipped", "failed"):
-                    found[line["test"]] = {**line, "why": without_folders(line["why"])}
+                    result[line["test"]] = {**line, "why": without_folders(line["why"])}
             if time.monotonic() >= until:
                 break
-            for test in began - set(found):
-                found[test] = {"test": test, "outcome": "died", "why": "its process ended", "seconds": None}
+            for test in began - set(result):
+                result[test] = {"test": test, "outcome": "died", "why": "its process ended", "seconds": None}
             if not began:
                 raise RuntimeError(f"{name} began no test under {self.arm}:\n{end['log']}")
-        return found
+        return result
 
     def _pytest(
         self, name: str, wanted: Sequence[str] | None, options: Iterable[str], seconds: float
@@ -217,8 +217,8 @@ class TestRun:
             for path in self.tests.glob("*.py"):
                 shutil.copy(path, folder)
             (folder / "conftest.py").write_text(_CONFTEST, encoding="utf-8")
-            said = folder / "outcomes.jsonl"
-            more = {"TEST_OUTCOMES": str(said), "TEST_SECONDS": str(self.each_s)}
+            text = folder / "outcomes.jsonl"
+            more = {"TEST_OUTCOMES": str(text), "TEST_SECONDS": str(self.each_s)}
             more |= {"TEST_LATE": LATE, "TEST_PROCESS_BEGAN": str(time.time())}
             more["TEST_BUILDS"] = _builds().name
             more["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is asked for, and some import much
@@ -247,10 +247,10 @@ class TestRun:
                     os.killpg(process.pid, signal.SIGKILL)  # its compile workers, too
                 process.wait()
             log = (folder / "log").read_text(encoding="utf-8", errors="replace")
-            lines = said.read_text(encoding="utf-8").splitlines() if said.exists() else []
-            told = list(map(json.loads, lines))
-            self.ready_s += [line["ready_s"] for line in told if "ready_s" in line]
-            return [*told, {"status": process.returncode, "log": log[-2000:]}]
+            lines = text.read_text(encoding="utf-8").splitlines() if text.exists() else []
+            result = list(map(json.loads, lines))
+            self.ready_s += [line["ready_s"] for line in result if "ready_s" in line]
+            return [*result, {"status": process.returncode, "log": log[-2000:]}]
 
 
 def deal(names: Sequence[str], processes: int, expected_s: Mapping[str, float]) -> list[list[str]]:
@@ -285,17 +285,17 @@ _LESS_BESIDE = 3
 
 def imported_names(source: str) -> set[str]:
     """Modules of torch's test folder that a test file may import: `import test_x`, `from . import x`."""
-    found: list[str] = []
+    results: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.startswith(("test_", "inductor."))]
+            results += [alias.name for alias in node.names if alias.name.startswith(("test_", "inductor."))]
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             if module in ("", "inductor"):
-                found += [alias.name for alias in node.names]
+                results += [alias.name for alias in node.names]
             elif node.level or module.startswith(("test_", "inductor.")):
-                found.append(module)
-    return {name.rpartition(".")[2] for name in found}
+                results.append(module)
+    return {name.rpartition(".")[2] for name in results}
 
 
 def fetch_tests(release: str, folder: Path) -> None:
@@ -395,19 +395,19 @@ def run_arms(
     begin = time.monotonic()
 
     def outcomes_of(arm: str, ends: float) -> dict[str, dict[str, Any]]:
-        found = runs[arm].outcomes(name, wanted, ends, expected_s) if wanted else {}
-        say(f"{name}, {arm}: {len(found)} of {len(wanted)} tests in {time.monotonic() - begin:.0f} s")
-        return found
+        result = runs[arm].outcomes(name, wanted, ends, expected_s) if wanted else {}
+        say(f"{name}, {arm}: {len(result)} of {len(wanted)} tests in {time.monotonic() - begin:.0f} s")
+        return result
 
     if side_by_side:
         with ThreadPoolExecutor(len(runs)) as pool:
             begun = {arm: pool.submit(outcomes_of, arm, until) for arm in runs}
             return {arm: future.result() for arm, future in begun.items()}
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    result: dict[str, dict[str, dict[str, Any]]] = {}
     for place, arm in enumerate(runs):
         now = time.monotonic()
-        found[arm] = outcomes_of(arm, now + (until - now) / (len(runs) - place))
-    return found
+        result[arm] = outcomes_of(arm, now + (until - now) / (len(runs) - place))
+    return result
 
 
 def run_file(
@@ -424,8 +424,8 @@ def run_file(
     """
     devices = dict(zip(RUNNERS, arguments.devices, strict=True)) if arguments.devices else {}
     cores = cores_of_arms() if devices else {}
-    made = (tests, str(arguments.python), arguments.each, arguments.processes)
-    runs = {arm: TestRun(arm, *made, devices.get(arm), cores.get(arm)) for arm in RUNNERS}
+    result = (tests, str(arguments.python), arguments.each, arguments.processes)
+    runs = {arm: TestRun(arm, *result, devices.get(arm), cores.get(arm)) for arm in RUNNERS}
     begin = time.monotonic()
     names = runs["plain"].collect(name)
     sampled = sample(named(names, arguments.only, arguments.without), arguments.share, arguments.seed)
@@ -447,7 +447,7 @@ def run_file(
             "file": name,
             "collected": len(names),
             "sampled": len({*sampled, *compared(outcomes)}),
-            "came_to": {arm: len(found) for arm, found in outcomes.items()},
+            "came_to": {arm: len(answer) for arm, answer in outcomes.items()},
             "compared": len(compared(outcomes)),
             **counts(outcomes),
             **stands,
@@ -470,8 +470,8 @@ def run_file(
     ours = runs["ours"]
     ours.environment |= _NOTHING_LEFT_OUT
     ours.cores = None  # nothing runs beside it
-    asked = [test for test in standing(outcomes, repeated)["lost"] if test not in complete]
-    complete |= ours.outcomes(name, asked, begin + seconds, expected_s) if asked else {}
+    request = [test for test in standing(outcomes, repeated)["lost"] if test not in complete]
+    complete |= ours.outcomes(name, request, begin + seconds, expected_s) if request else {}
     return row(outcomes, repeated, complete)
 
 
@@ -482,9 +482,9 @@ def kept_outcomes(earlier: Mapping[str, Any], again: str | None) -> dict[str, di
     late = {
         test
         for arms in phases.values()
-        for found in arms.values()
-        for test, told in found.items()
-        if told.get("why", "").startswith(LATE)
+        for answer in arms.values()
+        for test, result in answer.items()
+        if result.get("why", "").startswith(LATE)
     }
 
     def is_kept(test: str) -> bool:
@@ -492,7 +492,8 @@ def kept_outcomes(earlier: Mapping[str, Any], again: str | None) -> dict[str, di
 
     return {
         phase: {
-            arm: {test: told for test, told in arms.get(arm, {}).items() if is_kept(test)} for arm in RUNNERS
+            arm: {test: result for test, result in arms.get(arm, {}).items() if is_kept(test)}
+            for arm in RUNNERS
         }
         for phase, arms in phases.items()
     }
@@ -501,9 +502,9 @@ def kept_outcomes(earlier: Mapping[str, Any], again: str | None) -> dict[str, di
 def known_seconds(earlier: Mapping[str, Any]) -> dict[str, float]:
     """Of a file's earlier row: how long each test took, in the arm where it took longer."""
     seconds: dict[str, float] = {}
-    for found in earlier.get("outcomes", {}).values():
-        for test, told in found.items():
-            seconds[test] = max(seconds.get(test, 0.0), float(told.get("seconds") or 0.0))
+    for answer in earlier.get("outcomes", {}).values():
+        for test, result in answer.items():
+            seconds[test] = max(seconds.get(test, 0.0), float(result.get("seconds") or 0.0))
     return seconds
 
 
@@ -519,42 +520,46 @@ def earlier_run(path: Path | None, environment: Mapping[str, Any]) -> dict[str, 
         if data["environment"].get(key) != environment.get(key):
             here, there = environment.get(key), data["environment"].get(key)
             raise SystemExit(f"--continue wants a result of this {key}, {here!r}; {path.name} has {there!r}")
-    told = {key: data["environment"].get(key) for key in ("date", "commit")} | {"options": data["options"]}
+    result = {key: data["environment"].get(key) for key in ("date", "commit")} | {"options": data["options"]}
     return {
         "files": {row["file"]: row for row in data["raw"].get("files", [])},
-        "runs": [*data["raw"].get("earlier_runs", []), told],
+        "runs": [*data["raw"].get("earlier_runs", []), result],
     }
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    made = parser(__doc__)
-    made.add_argument(
+    command_line = parser(__doc__)
+    command_line.add_argument(
         "--tests", type=Path, help="a folder with the installed torch's files (default: fetched)"
     )
-    made.add_argument("--files", nargs="+", default=list(FILES))
-    made.add_argument("--share", type=float, default=1.0, help="of each file's tests, 0 to 1")
-    made.add_argument("--seed", type=int, default=0, help="of the share")
-    made.add_argument(
+    command_line.add_argument("--files", nargs="+", default=list(FILES))
+    command_line.add_argument("--share", type=float, default=1.0, help="of each file's tests, 0 to 1")
+    command_line.add_argument("--seed", type=int, default=0, help="of the share")
+    command_line.add_argument(
         "--only", type=read_pattern, metavar="REGEX", help="found in the names of the tests to run"
     )
-    made.add_argument("--without", type=read_pattern, metavar="REGEX", help="not found in them")
-    made.add_argument("--seconds", type=float, default=2400.0, help="for all files together")
-    made.add_argument("--each", type=int, default=120, help="seconds that one test may take")
-    made.add_argument("--processes", type=int, default=1, help="that run a file's tests at a time")
-    made.add_argument(
+    command_line.add_argument("--without", type=read_pattern, metavar="REGEX", help="not found in them")
+    command_line.add_argument("--seconds", type=float, default=2400.0, help="for all files together")
+    command_line.add_argument("--each", type=int, default=120, help="seconds that one test may take")
+    command_line.add_argument("--processes", type=int, default=1, help="that run a file's tests at a time")
+    command_line.add_argument(
         "--devices", nargs=2, metavar="GPU", help="of the plain arm and of ours; may be the same"
     )
-    made.add_argument("--continue", type=Path, dest="earlier", metavar="FILE", help="a result to go on from")
-    made.add_argument(
+    command_line.add_argument(
+        "--continue", type=Path, dest="earlier", metavar="FILE", help="a result to go on from"
+    )
+    command_line.add_argument(
         "--again", type=read_pattern, metavar="REGEX", help="found in names that it is not asked for"
     )
-    made.add_argument("--python", type=Path, default=Path(sys.executable), help="with torch, pytest and us")
-    arguments = parse_arguments(made, on_host=True)
+    command_line.add_argument(
+        "--python", type=Path, default=Path(sys.executable), help="with torch, pytest and us"
+    )
+    arguments = parse_arguments(command_line, on_host=True)
     if not 0 < arguments.share <= 1:
-        made.error(f"--share must be above 0 and at most 1, got {arguments.share:g}")
+        command_line.error(f"--share must be above 0 and at most 1, got {arguments.share:g}")
     if arguments.processes < 1:
-        made.error(f"--processes must be at least 1, got {arguments.processes}")
+        command_line.error(f"--processes must be at least 1, got {arguments.processes}")
     return arguments
 
 
@@ -573,7 +578,7 @@ def main() -> int:
     earlier = earlier_run(arguments.earlier, report.data["environment"])
     for run in earlier["runs"]:
         report.add("earlier_runs", run)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         tests = arguments.tests or Path(name)
         if arguments.tests is None:
@@ -581,21 +586,23 @@ def main() -> int:
                 raise SystemExit(f"torch {version!r} is no release: give its tests by --tests FOLDER")
             fetch_tests(release[0], tests)
         for number, file in enumerate(arguments.files):
-            left = arguments.seconds - sum(row["wall_s"] for row in found)
+            left = arguments.seconds - sum(row["wall_s"] for row in results)
             begin = time.monotonic()
             share = left / (len(arguments.files) - number)
 
             def keep(row: dict[str, Any], begin: float = begin) -> None:
                 row["wall_s"] = time.monotonic() - begin
-                report.put("files", [*found, row])
+                report.put("files", [*results, row])
 
             row = run_file(file, arguments, tests, share, earlier["files"].get(file, {}), keep)
             keep(row)
-            found.append(row)
+            results.append(row)
             say(f"{file}: {row['compared']} of {row['collected']} tests, passed {row['passed']}")
-    print(table(found), flush=True)
+    print(table(results), flush=True)
     threads = int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
-    report.finish({"torch": version, "share": arguments.share, "compile_threads": threads, **summary(found)})
+    report.finish(
+        {"torch": version, "share": arguments.share, "compile_threads": threads, **summary(results)}
+    )
     return 1 if report.data["summary"]["lost"] else 0
 
 

@@ -99,10 +99,10 @@ _FEW_CHOICES = "^(bias_addmm|triton_mm_0|cpp_.*)$"
 
 def compile_options(arm: str, mode: str, device: str) -> dict[str, Any]:
     """What the mode stands for, as all arms but the untuned get it."""
-    found = {} if FOLLOWING.get(arm, arm) == "untuned" else dict(torch._inductor.list_mode_options(mode))
+    result = {} if FOLLOWING.get(arm, arm) == "untuned" else dict(torch._inductor.list_mode_options(mode))
     if arm == "exhaustive":
-        found["max_autotune_gemm_search_space"] = "EXHAUSTIVE"
-    return found | ({"max_autotune_gemm_backends": "ATEN,CPP"} if device == "cpu" else {})
+        result["max_autotune_gemm_search_space"] = "EXHAUSTIVE"
+    return result | ({"max_autotune_gemm_backends": "ATEN,CPP"} if device == "cpu" else {})
 
 
 def warm_up(mode: str, device: str, *, compiles: bool) -> None:
@@ -150,7 +150,7 @@ def compile_child(arguments: argparse.Namespace) -> None:
         with StackSamples() if given.get("samples") else contextlib.nullcontext() as samples:
             call.begin()
             compiled = compile_separately(model.module, options, dynamic=name.endswith("_dynamic") or None)
-            found = model.call(compiled).clone()  # CUDA graphs write the next result over it
+            result = model.call(compiled).clone()  # CUDA graphs write the next result over it
             synchronize(device)
             row = call.row()
         if samples is not None:
@@ -162,10 +162,10 @@ def compile_child(arguments: argparse.Namespace) -> None:
         synchronize(device)
         row["other_size_s"] = time.perf_counter() - begin
     wanted = model.call(model.module)
-    row["relative_error"] = float((found - wanted).abs().max() / wanted.abs().max())
+    row["relative_error"] = float((result - wanted).abs().max() / wanted.abs().max())
     row["saved_s"] = call.saved_s
     print_row({"row": "compile", **row, **{k: given[k] for k in ("model", "arm", "repeat")}})
-    del found, wanted
+    del result, wanted
     for line in sys.stdin:
         with torch.compiler.set_stance("fail_on_recompile"):  # it would be another graph
             (times,) = timed_in_turns([partial(model.call, compiled)], int(line), device)
@@ -179,31 +179,31 @@ def in_turns_of(children: Mapping[str, RowProcess], rounds: int) -> Row:
     """Median milliseconds of every child's pass, which take turns; the first takes two of them."""
     names = [arm for arm in TIMED if arm in children]
     arms = [*names, *names[:1]]
-    found: list[list[float]] = [[] for _ in arms]
+    results: list[list[float]] = [[] for _ in arms]
     for turn in range(max(1, rounds // PASSES)):
         for place in range(len(arms)):
             which = (place + turn) % len(arms)
-            found[which].append(children[arms[which]].ask(PASSES)["ms"])
-    times = [statistics.median(f) for f in found]
+            results[which].append(children[arms[which]].ask(PASSES)["ms"])
+    times = [statistics.median(f) for f in results]
     return {"ms": dict(zip(names, times, strict=False)), "noise": abs(times[-1] / times[0] - 1.0)}
 
 
 def summary(rows: RowFile) -> Row:
     """Per model: the parts of the first call, tuning, and latency, of all arms and of one over another."""
-    found: Row = {}
+    figures: Row = {}
     for name in MODELS:
         arms = {arm: rows.pick(row="compile", model=name, arm=arm) for arm in (*FIRST_ARMS, *FOLLOWING)}
         arms = {arm: mine for arm, mine in arms.items() if mine}
         latencies = rows.pick(row="latency", model=name)
         if {"plain", "untuned"} & set(arms) and "ours" in arms:
-            found[name] = model_summary(arms, latencies)
+            figures[name] = model_summary(arms, latencies)
         if {"plain", "wide"} <= set(arms):
-            found.setdefault(name, {})["wide"] = wide_summary(arms, latencies)
-    if len(found) > 1:
-        ratios = {key: [one[key] for one in found.values() if one.get(key)] for key in _RATIOS}
+            figures.setdefault(name, {})["wide"] = wide_summary(arms, latencies)
+    if len(figures) > 1:
+        ratios = {key: [one[key] for one in figures.values() if one.get(key)] for key in _RATIOS}
         if together := {key: geometric_mean(values) for key, values in ratios.items() if values}:
-            found["all"] = together
-    return found
+            figures["all"] = together
+    return figures
 
 
 def latency_ratio(latencies: Sequence[Row], arm: str, other: str) -> float | None:
@@ -230,7 +230,7 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
         for key in ("tuning_s", "seconds")
     }
     tuning, whole = medians["tuning_s"], medians["seconds"]
-    found: Row = {
+    figures: Row = {
         **medians,
         "parts": {
             arm: {part: statistics.median(r[part] for r in mine) for part in PARTS}
@@ -243,26 +243,28 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
     }
     for arm in ("plain", "untuned"):
         if (ratio := latency_ratio(latencies, "ours", arm)) is not None:
-            found[f"latency_over_{arm}"] = ratio
+            figures[f"latency_over_{arm}"] = ratio
     if "plain" in whole:
-        found["tuning_plain_over_ours"] = tuning["plain"] / tuning["ours"] if tuning["ours"] else None
-        found["tuning_share_of_plain"] = tuning["plain"] / whole["plain"]
-        found["seconds_plain_over_ours"] = whole["plain"] / whole["ours"]
+        figures["tuning_plain_over_ours"] = tuning["plain"] / tuning["ours"] if tuning["ours"] else None
+        figures["tuning_share_of_plain"] = tuning["plain"] / whole["plain"]
+        figures["seconds_plain_over_ours"] = whole["plain"] / whole["ours"]
         saved = statistics.median(r.get("saved_s", 0.0) for r in arms["ours"])
         real = whole["plain"] - whole["ours"]
-        found["saved_s"] = {"said": saved, "real": real, "ratio": saved / real if real > 0 else None}
+        figures["saved_s"] = {"said": saved, "real": real, "ratio": saved / real if real > 0 else None}
     if "shared" in tuning:
-        found["tuning_shared_over_ours"] = tuning["shared"] / tuning["ours"] if tuning["ours"] else None
+        figures["tuning_shared_over_ours"] = tuning["shared"] / tuning["ours"] if tuning["ours"] else None
     if "untuned" in whole:
         beyond = {arm: whole[arm] - whole["untuned"] for arm in ("plain", "ours") if arm in whole}
-        found["beyond_untuned_s"] = beyond
+        figures["beyond_untuned_s"] = beyond
         if "plain" in beyond:
-            found["beyond_plain_over_ours"] = beyond["plain"] / beyond["ours"] if beyond["ours"] > 0 else None
-        found["first_call_over_untuned"] = whole["ours"] / whole["untuned"]
+            figures["beyond_plain_over_ours"] = (
+                beyond["plain"] / beyond["ours"] if beyond["ours"] > 0 else None
+            )
+        figures["first_call_over_untuned"] = whole["ours"] / whole["untuned"]
     for arm, first in (("ours_again", "untuned_again"), ("ours_stored", "untuned")):
         if arm in whole and first in whole:
-            found[f"{arm}_over_{first}"] = whole[arm] / whole[first]
-    return found
+            figures[f"{arm}_over_{first}"] = whole[arm] / whole[first]
+    return figures
 
 
 def merged(arguments: argparse.Namespace) -> int:
@@ -289,23 +291,27 @@ def merged(arguments: argparse.Namespace) -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    made = parser(__doc__)
+    command_line = parser(__doc__)
     every = (*FIRST_ARMS, *FOLLOWING)
-    made.add_argument("--repeats", type=int, default=3)
-    made.add_argument("--mode", default="max-autotune-no-cudagraphs", help="of torch.compile, for all arms")
-    made.add_argument("--models", "--only", nargs="+", choices=MODELS, default=list(MODELS))
-    made.add_argument("--arms", nargs="+", choices=every, default=list(DEFAULT_ARMS))
-    made.add_argument("--rounds", type=int, default=100, help="of timing the passes in turns")
-    made.add_argument("--patience", type=float, default=1800.0, help="seconds that one child may take")
-    made.add_argument("--seconds", type=float, default=1e9, help="begin nothing after so many")
-    made.add_argument(
+    command_line.add_argument("--repeats", type=int, default=3)
+    command_line.add_argument(
+        "--mode", default="max-autotune-no-cudagraphs", help="of torch.compile, for all arms"
+    )
+    command_line.add_argument("--models", "--only", nargs="+", choices=MODELS, default=list(MODELS))
+    command_line.add_argument("--arms", nargs="+", choices=every, default=list(DEFAULT_ARMS))
+    command_line.add_argument("--rounds", type=int, default=100, help="of timing the passes in turns")
+    command_line.add_argument(
+        "--patience", type=float, default=1800.0, help="seconds that one child may take"
+    )
+    command_line.add_argument("--seconds", type=float, default=1e9, help="begin nothing after so many")
+    command_line.add_argument(
         "--work", type=Path, help="where caches are kept until they are timed; default: by FILE"
     )
-    made.add_argument("--samples", action="store_true", help="say in which functions the time passed")
-    made.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
-    arguments = parse_arguments(made, on_host="--report" in sys.argv)
+    command_line.add_argument("--samples", action="store_true", help="say in which functions the time passed")
+    command_line.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
+    arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
     if lonely := [arm for arm in arguments.arms if FOLLOWING.get(arm, arm) not in arguments.arms]:
-        made.error(f"{lonely[0]} needs {FOLLOWING[lonely[0]]} among --arms, whose caches it finds")
+        command_line.error(f"{lonely[0]} needs {FOLLOWING[lonely[0]]} among --arms, whose caches it finds")
     return arguments
 
 

@@ -96,11 +96,11 @@ def tuner_with_variant(
     arguments = describe.call_arguments(kernel, dict(zip(kernel.arg_names, args, strict=False)))
     pointers = [a.name for a in arguments if a.kind == "tensor"]
     passed = Check(current_device().slug, CallSizes.of([arguments]).signature(pointers[-1:]), True)
-    made = Variant.of(record.name, record.source_sha256, source, Provenance(Origin.HAND))
-    made = replace(made, checks=(passed,))
-    tuner = autotune(CONFIGS, key, store=False, variants=[made])(kernel)
+    result = Variant.of(record.name, record.source_sha256, source, Provenance(Origin.HAND))
+    result = replace(result, checks=(passed,))
+    tuner = autotune(CONFIGS, key, store=False, variants=[result])(kernel)
     tuner[GRID](*args)
-    function = load_variant(made, kernel, CallGuard(made, record, kernel))
+    function = load_variant(result, kernel, CallGuard(result, record, kernel))
     tuner.cache = {known: VariantConfig.of(tuner.configs[0], function) for known in tuner.cache}
     return tuner, function
 
@@ -140,7 +140,7 @@ def time_alternately(
     calls: dict[str, Callable[[], object]], blocks: int, count: int
 ) -> dict[str, list[float]]:
     """Microseconds per call: per contender one figure for each block of `count` calls."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    result: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for call in calls.values():
         for _ in range(count):
@@ -155,11 +155,11 @@ def time_alternately(
                 begin = time.perf_counter_ns()
                 for _ in range(count):
                     call()
-                found[name].append((time.perf_counter_ns() - begin) / count / 1000)
+                result[name].append((time.perf_counter_ns() - begin) / count / 1000)
     finally:
         gc.enable()
     devices.synchronize()
-    return found
+    return result
 
 
 def run(a: Namespace, report: result_files.ResultFile) -> None:

@@ -18,22 +18,22 @@ def environment(seed: int | None = None) -> dict[str, Any]:
     import torch
     import triton
 
-    found = host_environment(seed) | {"torch": torch.__version__, "triton": triton.__version__}
+    result = host_environment(seed) | {"torch": torch.__version__, "triton": triton.__version__}
     if torch.cuda.is_available():
-        found["device"] = torch.cuda.get_device_name()
-    return found
+        result["device"] = torch.cuda.get_device_name()
+    return result
 
 
 def host_environment(seed: int | None = None) -> dict[str, Any]:
     """Facts that make a figure reproducible, of a run on the CPU without torch and Triton."""
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "cores": len(os.sched_getaffinity(0)),
         "device": "cpu",
         "commit": commit_id(),
     }
-    return found if seed is None else {**found, "seed": seed}
+    return result if seed is None else {**result, "seed": seed}
 
 
 def commit_id() -> str:

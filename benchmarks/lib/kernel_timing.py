@@ -126,14 +126,14 @@ _HOST_SLACK = 1.5
 
 def host_seconds(call: Callable[[], object], count: int = 20) -> float:
     """Median seconds until a call returns, while nothing waits for the device."""
-    found = []
+    results = []
     synchronize()
     for _ in range(count):
         begin = time.perf_counter()
         call()
-        found.append(time.perf_counter() - begin)
+        results.append(time.perf_counter() - begin)
     synchronize()
-    return statistics.median(found)
+    return statistics.median(results)
 
 
 def _flushes(seconds: float, flush: Callable[[], object], interface: Any) -> int:
@@ -172,8 +172,8 @@ def retime(case: kernels.Case, where: str, configs: Sequence[Mapping[str, Any]],
     """Time configs (JSON; repeats are dropped) in turns; the record that `read_retimed` reads."""
     unique = list({config_text(c): c for c in configs}.values())
     data = case.make(where)
-    made = [config_from_json(c) for c in [*unique, unique[0]]]
-    calls = [partial(kernels.launch, case, data, config) for config in made]
+    results = [config_from_json(c) for c in [*unique, unique[0]]]
+    calls = [partial(kernels.launch, case, data, config) for config in results]
     for call in calls:
         call()
     times = time_in_turns(calls, rounds)

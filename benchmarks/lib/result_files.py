@@ -21,12 +21,16 @@ _ALIKE = ("device", "torch", "triton", "python")
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser with what every script takes: `--out FILE`, `--null`, and the children's own options."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--out", type=Path, help="the result file (JSON)")
-    made.add_argument("--null", action="store_true", help="dry run without a GPU; its times are invented")
-    made.add_argument("--child", default="", help=argparse.SUPPRESS)
-    made.add_argument("--given", type=json.loads, default={}, help=argparse.SUPPRESS)
-    return made
+    command_line = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command_line.add_argument("--out", type=Path, help="the result file (JSON)")
+    command_line.add_argument(
+        "--null", action="store_true", help="dry run without a GPU; its times are invented"
+    )
+    command_line.add_argument("--child", default="", help=argparse.SUPPRESS)
+    command_line.add_argument("--given", type=json.loads, default={}, help=argparse.SUPPRESS)
+    return command_line
 
 
 def parse_arguments(made: argparse.ArgumentParser, *, on_host: bool = False) -> argparse.Namespace:

@@ -100,7 +100,7 @@ def search_target(
             options.keep.mkdir(parents=True, exist_ok=True)
             shutil.copy(log, options.keep / f"{re.sub(r'[^a-z0-9_]+', '_', target.lower())}.jsonl")
     file = target.partition(":")[0]
-    found = told(ended, judged, spent) | {
+    result = told(ended, judged, spent) | {
         "target": Path(file).name if file.endswith((".py", ".cu")) else target,
         "path": path,
         "status": process.returncode,
@@ -112,8 +112,8 @@ def search_target(
         "events": events,
         "verdicts_s": [round(second, 1) for second in judged],
     }
-    say(f"{found['target']} by {path}: {found['judged']} judged, {found['a_minute']:.1f} a minute")
-    return found
+    say(f"{result['target']} by {path}: {result['judged']} judged, {result['a_minute']:.1f} a minute")
+    return result
 
 
 def told(state: SearchState | None, judged: list[float], spent: float) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def search_paths(
     """Search a target by each path, where caches are to be cold first for its seed alone."""
     for path in options.paths:
         cold = {} if options.warm else search_target(target, path, options, 1, environment)
-        found = search_target(target, path, options, environment=environment)
-        yield found | {"cold_first_verdict_s": cold.get("first_verdict_s")}
+        result = search_target(target, path, options, environment=environment)
+        yield result | {"cold_first_verdict_s": cold.get("first_verdict_s")}
 
 
 def search_library(name: str, options: Any) -> Iterator[dict[str, Any]]:
@@ -178,16 +178,16 @@ def search_library(name: str, options: Any) -> Iterator[dict[str, Any]]:
         calls = record_calls(kernel.place, kernel.program(), environment)
         say(f"{name}: {calls['problems']} problems in {calls['seconds']:.0f} s, {calls['configs']} configs")
         about = {"target": name, "kernel": kernel.place, "library": kernel.version(), "calls": calls}
-        for found in search_paths(kernel.place, options, environment):
-            yield found | about
+        for result in search_paths(kernel.place, options, environment):
+            yield result | about
 
 
 def _read_options() -> Any:
-    made = parser(__doc__)
-    made.add_argument(
+    command_line = parser(__doc__)
+    command_line.add_argument(
         "--targets", nargs="+", help="packs, or FILE.py:FN; by default ten kernels, none beside --libraries"
     )
-    made.add_argument(
+    command_line.add_argument(
         "--libraries",
         nargs="+",
         choices=tuple(LIBRARY_KERNELS),
@@ -195,21 +195,23 @@ def _read_options() -> Any:
         metavar="NAME",
         help=f"kernels of public libraries: {', '.join(LIBRARY_KERNELS)}",
     )
-    made.add_argument("--paths", nargs="+", choices=("machine-code", "host-code", "auto"), default=["auto"])
-    made.add_argument("--seconds", type=float, default=120.0)
-    made.add_argument("--trials", type=int, default=8, help="configs of one source")
-    made.add_argument("--surrogate", default="auto")
-    made.add_argument("--lanes", type=int, default=1, help="devices")
-    made.add_argument(
+    command_line.add_argument(
+        "--paths", nargs="+", choices=("machine-code", "host-code", "auto"), default=["auto"]
+    )
+    command_line.add_argument("--seconds", type=float, default=120.0)
+    command_line.add_argument("--trials", type=int, default=8, help="configs of one source")
+    command_line.add_argument("--surrogate", default="auto")
+    command_line.add_argument("--lanes", type=int, default=1, help="devices")
+    command_line.add_argument(
         "--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try the script itself"
     )
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--keep", type=Path, help="folder for the searches' logs")
-    made.add_argument(
+    command_line.add_argument("--seed", type=int, default=0)
+    command_line.add_argument("--keep", type=Path, help="folder for the searches' logs")
+    command_line.add_argument(
         "--warm", action="store_true", help="caches are warm: no search of the seed alone before"
     )
-    early, _ = made.parse_known_args()
-    arguments = parse_arguments(made, on_host=early.device == "cpu")
+    early, _ = command_line.parse_known_args()
+    arguments = parse_arguments(command_line, on_host=early.device == "cpu")
     if arguments.targets is None:
         kernels = [str(_KERNELS_FOLDER / kernel) for kernel in KERNELS]
         arguments.targets = [] if arguments.libraries else kernels
@@ -217,20 +219,20 @@ def _read_options() -> Any:
         try:
             LIBRARY_KERNELS[name].version()
         except ValueError as error:
-            made.error(str(error))
+            command_line.error(str(error))
     return arguments
 
 
 def main() -> None:
     arguments = _read_options()
     result = ResultFile(arguments, "sources that `search` judges a minute", arguments.seed)
-    found = []
+    results = []
     searches = [search_paths(target, arguments) for target in arguments.targets]
     searches += [search_library(name, arguments) for name in arguments.libraries]
     for one in itertools.chain.from_iterable(searches):
-        found.append(one)
+        results.append(one)
         result.add("searches", one)
-    by_path = {p: [f for f in found if f["path"] == p] for p in arguments.paths}
+    by_path = {p: [f for f in results if f["path"] == p] for p in arguments.paths}
     result.finish(
         {
             path: {

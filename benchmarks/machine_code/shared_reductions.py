@@ -144,14 +144,14 @@ def cases(kernel: str) -> list[kernels.Case]:
 def measure(case: kernels.Case, where: str, rounds: int) -> dict[str, Any]:
     """Everything about one kernel at one shape."""
     data = case.make("cpu", small=True) if where == "meta" else case.make(where)
-    made = rewrites_of_case(case, only=REWRITES, combine=False)
-    right = verified_variants(case, where, made, data)
+    result = rewrites_of_case(case, only=REWRITES, combine=False)
+    right = verified_variants(case, where, result, data)
     stores = Store(None), Store(None)
     options = {"reset_to_zero": list(case.reset_to_zero), "variants": right}
     tune = partial(autotune, kernels.configs(case), list(case.key), **options)
     exhaustive = tune(mode="exhaustive", store=stores[0])(case.kernel)
     default = tune(store=stores[1])(case.kernel)
-    found = [kernel_timing.tuned_call(case, tuner, data, lambda: None) for tuner in (exhaustive, default)]
+    results = [kernel_timing.tuned_call(case, tuner, data, lambda: None) for tuner in (exhaustive, default)]
     best: dict[str, Any] = {}
     for config, ms in sorted(exhaustive.configs_timings.items(), key=lambda pair: _first(pair[1])):
         if _first(ms) < float("inf"):
@@ -177,11 +177,11 @@ def measure(case: kernels.Case, where: str, rounds: int) -> dict[str, Any]:
     times = kernel_timing.time_in_turns(list(calls.values()), rounds)
     return {
         "case": case.name,
-        "candidates": found[1]["decision"]["candidates"],
-        "measured": found[1]["decision"]["measured"],
-        "seconds": [round(one["seconds"], 3) for one in found],
-        "made": [v.name for v in made],
-        "refused": [v.name for v in made if v.name not in {r.name for r in right}],
+        "candidates": results[1]["decision"]["candidates"],
+        "measured": results[1]["decision"]["measured"],
+        "seconds": [round(one["seconds"], 3) for one in results],
+        "made": [v.name for v in result],
+        "refused": [v.name for v in result if v.name not in {r.name for r in right}],
         "wrong": wrong,
         "failed": _failures(stores[0]),
         "configs": {name: str(config) for name, config in best.items()},
@@ -192,12 +192,12 @@ def measure(case: kernels.Case, where: str, rounds: int) -> dict[str, Any]:
 
 def _failures(store: Store) -> dict[str, list[str]]:
     """How each source's configs failed: how often, and what the first of them said."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for table in store.tables():
         for one in table.measurements:
             if not one.ok:
-                found.setdefault(one.candidate.variant, []).append(str(one.extra.get("message", ""))[:200])
-    return {source: [str(len(said)), said[0]] for source, said in found.items()}
+                result.setdefault(one.candidate.variant, []).append(str(one.extra.get("message", ""))[:200])
+    return {source: [str(len(text)), text[0]] for source, text in result.items()}
 
 
 def _first(ms: Any) -> float:
@@ -233,9 +233,9 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--only", default="", help="comma-separated kernels")
-    arguments = parse_arguments(made)
+    command_line = parser(__doc__)
+    command_line.add_argument("--only", default="", help="comma-separated kernels")
+    arguments = parse_arguments(command_line)
     result = ResultFile(arguments, "shared_reductions", 0)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, devices.device(arguments.null) as where:

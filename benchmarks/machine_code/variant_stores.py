@@ -48,19 +48,19 @@ def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
         command += ["--n", str(options.n), "--path", path, "--device", options.device, "--store", store]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         printed = TimedLines(process.stderr)
-        said = process.stdout.read() if process.stdout else ""
+        text = process.stdout.read() if process.stdout else ""
         process.wait()
         lines, spent = printed.all(), printed.seconds
-    told = json.loads(said) if said.strip() else {"new": [], "verified": []}
-    verdicts = Counter(str(v["judgement"]) for v in told["verified"])
+    result = json.loads(text) if text.strip() else {"new": [], "verified": []}
+    verdicts = Counter(str(v["judgement"]) for v in result["verified"])
     gaps = [b - a for (a, _), (b, _) in itertools.pairwise(lines)]
-    found = {
+    fields = {
         "kernel": kernel.rpartition("/")[2],
         "path": path,
         "status": process.returncode,
-        "new": len(told["new"]),
+        "new": len(result["new"]),
         "verdicts": dict(verdicts),
-        "refused": [r for v in told["verified"] for r in v["reasons"][:1]],
+        "refused": [r for v in result["verified"] for r in v["reasons"][:1]],
         "spent": [
             {
                 **v["facts"].get("steps", {}),
@@ -68,33 +68,37 @@ def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
                 "examine": v["facts"].get("examine", {}),
                 "all": v["seconds"],
             }
-            for v in told["verified"]
+            for v in result["verified"]
         ],
         "seconds": spent,
-        "command_seconds": told.get("seconds", {}),
+        "command_seconds": result.get("seconds", {}),
         "first_line_s": lines[0][0] if lines else None,
         "longest_silence_s": max(gaps, default=None),
         "told": [f"{second:.1f} s: {line[:120]}" for second, line in lines],
         "problem": "" if process.returncode == 0 else "\n".join(line for _, line in lines[-3:]),
     }
-    say(f"{found['kernel']} by {path}: {found['new']} made, {dict(verdicts)} in {spent:.1f} s")
-    return found
+    say(f"{fields['kernel']} by {path}: {fields['new']} made, {dict(verdicts)} in {spent:.1f} s")
+    return fields
 
 
 def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--kernels", nargs="+", default=KERNELS, metavar="FILE.py:FN")
-    made.add_argument("--n", type=int, default=16, help="variants asked for")
-    made.add_argument("--paths", nargs="+", choices=("machine-code", "host-code", "auto"), default=["auto"])
-    made.add_argument("--device", default="0", help="the driver's number, or cpu to try the script itself")
-    early, _ = made.parse_known_args()
-    arguments = parse_arguments(made, on_host=early.device == "cpu")
+    command_line = parser(__doc__)
+    command_line.add_argument("--kernels", nargs="+", default=KERNELS, metavar="FILE.py:FN")
+    command_line.add_argument("--n", type=int, default=16, help="variants asked for")
+    command_line.add_argument(
+        "--paths", nargs="+", choices=("machine-code", "host-code", "auto"), default=["auto"]
+    )
+    command_line.add_argument(
+        "--device", default="0", help="the driver's number, or cpu to try the script itself"
+    )
+    early, _ = command_line.parse_known_args()
+    arguments = parse_arguments(command_line, on_host=early.device == "cpu")
     result = ResultFile(arguments, "seconds until a kernel's variants are verified and stored", 0)
-    found = []
+    results = []
     for kernel in arguments.kernels:
         for path in arguments.paths:
-            found.append(make_variants(kernel, path, arguments))
-            result.add("kernels", found[-1])
+            results.append(make_variants(kernel, path, arguments))
+            result.add("kernels", results[-1])
     result.finish(
         {
             path: {
@@ -105,7 +109,7 @@ def main() -> None:
                 "within_20_s": sum(r["seconds"] <= 20 and r["status"] == 0 for r in rows),
             }
             for path in arguments.paths
-            for rows in [[f for f in found if f["path"] == path]]
+            for rows in [[f for f in results if f["path"] == path]]
         }
     )
 

@@ -42,20 +42,20 @@ class _Launch:
     """One source in one config at one call, on tensors of its own."""
 
     def __init__(self, source: str, config: Config, call: TimedCall, entry: str, device: str) -> None:
-        told = call.to_payload()
+        result = call.to_payload()
         generator = torch.Generator(device).manual_seed(7)
         self.tensors: dict[str, torch.Tensor] = {}
-        for one in told["tensors"]:
+        for one in result["tensors"]:
             flat = torch.zeros(one["span"], dtype=getattr(torch, one["dtype"]), device=device)
             if call.has_values:
                 flat.copy_(call.drawn.memory[one["name"]].reshape(-1))
             elif not one["zeroed"]:
-                fill_tensor(flat, told["least"], generator)
+                fill_tensor(flat, result["least"], generator)
             self.tensors[one["name"]] = flat.as_strided(one["shape"], one["stride"])
         how = call.launch(source, config)
         named = {**self.tensors, **how["scalars"]}
-        found = KernelEntry.of(import_text(source), entry)
-        self.run = partial(found.run, tuple(how["grid"]), named, how["meta"], how["options"])
+        answer = KernelEntry.of(import_text(source), entry)
+        self.run = partial(answer.run, tuple(how["grid"]), named, how["meta"], how["options"])
 
 
 def measure(log: Path, arguments: Any) -> dict[str, Any]:
@@ -75,16 +75,17 @@ def measure(log: Path, arguments: Any) -> dict[str, Any]:
 
 
 def _beside(state: SearchState, target: SearchTarget, call: TimedCall, arguments: Any) -> dict[str, Any]:
-    made = {}
+    result = {}
     for name, node in {"seed": state.seeds[0], "winner": state.best}.items():
         known = state.confirmed.get(node) if node != state.seeds[0] else None
         config = Config.from_json((known or state.judged[node]).config or state.judged[node].config)
-        made[name] = _Launch(state.nodes[node].source, config, call, target.entry, arguments.device)
-        made[name].run()
+        result[name] = _Launch(state.nodes[node].source, config, call, target.entry, arguments.device)
+        result[name].run()
     worst = max(
-        relative_error(made["winner"].tensors[n].float(), t.float()) for n, t in made["seed"].tensors.items()
+        relative_error(result["winner"].tensors[n].float(), t.float())
+        for n, t in result["seed"].tensors.items()
     )
-    runs = [made["seed"].run, made["winner"].run, made["seed"].run]
+    runs = [result["seed"].run, result["winner"].run, result["seed"].run]
     times = kernel_timing.time_in_turns(runs, arguments.rounds)
     ms = dict(zip(("seed", "winner", "again"), map(statistics.median, times), strict=True))
     return {**ms, "error": worst, "right": worst <= WRONG}
@@ -104,13 +105,13 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("folder", type=Path, help="with the logs that searches have kept")
-    made.add_argument("--rounds", type=int, default=200)
-    made.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    early, _ = made.parse_known_args()
+    command_line = parser(__doc__)
+    command_line.add_argument("folder", type=Path, help="with the logs that searches have kept")
+    command_line.add_argument("--rounds", type=int, default=200)
+    command_line.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    early, _ = command_line.parse_known_args()
     on_host = early.device == "cpu"
-    arguments = parse_arguments(made, on_host=on_host)
+    arguments = parse_arguments(command_line, on_host=on_host)
     result = ResultFile(arguments, CLAIM)
     rows = []
     with null_device() if on_host else contextlib.nullcontext():

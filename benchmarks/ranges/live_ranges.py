@@ -63,10 +63,10 @@ class KernelRange:
     def case(self, size: int) -> kernels.Case:
         """The kernel at one size."""
         first = kernels.cases([self.kernel])[0]
-        made = first.make
-        assert isinstance(made, partial), f"{self.kernel} makes its arguments in a way of its own"
+        result = first.make
+        assert isinstance(result, partial), f"{self.kernel} makes its arguments in a way of its own"
         name = f"{self.kernel}/{self.argument}={size}"
-        return replace(first, name=name, make=partial(made.func, self.shape(size), *made.args[1:]))
+        return replace(first, name=name, make=partial(result.func, self.shape(size), *result.args[1:]))
 
 
 RANGES: Sequence[KernelRange] = (
@@ -109,9 +109,9 @@ def slowdown(times: Times, config: str) -> float | None:
 def best_single(times: Times) -> tuple[str, float]:
     """The config with the least slow-down over all sizes, and that."""
     shared = [c for c in times[0] if all(c in at for at in times)]
-    found = {config: slowdown(times, config) for config in shared}
-    config = min(found, key=lambda c: found[c] or 0.0)
-    return config, found[config] or 0.0
+    result = {config: slowdown(times, config) for config in shared}
+    config = min(result, key=lambda c: result[c] or 0.0)
+    return config, result[config] or 0.0
 
 
 def interpolated_choice(times: Times, sizes: Sequence[int]) -> str:
@@ -127,16 +127,16 @@ def compared(times: Times, chosen: Mapping[str, str]) -> dict[str, Any]:
     """Slow-downs of what was chosen, of the best single config, and at the worst size of each."""
     single, least = best_single(times)
     configs = {"best_single": single, **chosen}
-    found: dict[str, Any] = {"best_single": round(least, 5)}
+    result: dict[str, Any] = {"best_single": round(least, 5)}
     for name, config in chosen.items():
         slow = slowdown(times, config)
-        found[name] = None if slow is None else round(slow, 5)
+        result[name] = None if slow is None else round(slow, 5)
     worst = {
         name: round(max(at[config] / min(at.values()) for at in times) - 1.0, 5)
         for name, config in configs.items()
         if all(config in at for at in times)
     }
-    return {**found, "worst": worst, "configs": configs}
+    return {**result, "worst": worst, "configs": configs}
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -194,14 +194,14 @@ class LiveRange:
         """Times of every config at every size, by the config's text; sizes in an order by lot."""
         order = list(self.sizes)
         random.Random(self.a.seed).shuffle(order)
-        found: dict[int, dict[str, float]] = {}
+        result: dict[int, dict[str, float]] = {}
         for size in order:
             tuner, _ = self._call("truth", size, mode="exhaustive")
             given = {
                 str(c): t[0] if isinstance(t, list | tuple) else t for c, t in tuner.configs_timings.items()
             }
-            found[size] = {c: ms for c, ms in given.items() if math.isfinite(ms)}
-        return [found[size] for size in self.sizes]
+            result[size] = {c: ms for c, ms in given.items() if math.isfinite(ms)}
+        return [result[size] for size in self.sizes]
 
     def row(self) -> dict[str, Any]:
         """Everything of this kernel. Raises `RuntimeError` where no range was decided."""
@@ -210,11 +210,11 @@ class LiveRange:
 
         entry, middle = self.entry, self.sizes[len(self.sizes) // 2]
         bucket = Robust(entry.argument, (entry.low, entry.high))
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as result:
             warnings.simplefilter("always")
             ranged, robust_s = self._call("robust", middle, bucket=bucket)
         if not str(ranged.decision.reason).startswith("one config for"):
-            raise RuntimeError(f"no range was decided: {[str(w.message)[:300] for w in told]}")
+            raise RuntimeError(f"no range was decided: {[str(w.message)[:300] for w in result]}")
         alone, middle_s = self._call("middle", middle)
         begin = time.perf_counter()
         times = self.truth()
@@ -294,15 +294,15 @@ def join(a: Namespace) -> int:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--only", nargs="*", default=[], metavar="KERNEL", help="of these kernels")
-    made.add_argument("--sizes", type=int, default=16, help="sizes of the truth")
-    made.add_argument("--configs", type=int, default=24, help="the most configs of a list, by lot")
-    made.add_argument("--seed", type=int, default=0, help="of the order of sizes")
-    made.add_argument("--seconds", type=float, default=1e9, help="begin no kernel after so many")
-    made.add_argument("--join", type=Path, nargs="+", help="files of other runs, to be put together")
-    early, _ = made.parse_known_args()
-    a = parse_arguments(made, on_host=bool(early.join))
+    command_line = parser(__doc__)
+    command_line.add_argument("--only", nargs="*", default=[], metavar="KERNEL", help="of these kernels")
+    command_line.add_argument("--sizes", type=int, default=16, help="sizes of the truth")
+    command_line.add_argument("--configs", type=int, default=24, help="the most configs of a list, by lot")
+    command_line.add_argument("--seed", type=int, default=0, help="of the order of sizes")
+    command_line.add_argument("--seconds", type=float, default=1e9, help="begin no kernel after so many")
+    command_line.add_argument("--join", type=Path, nargs="+", help="files of other runs, to be put together")
+    early, _ = command_line.parse_known_args()
+    a = parse_arguments(command_line, on_host=bool(early.join))
     return join(a) if a.join else run(a)
 
 

@@ -83,17 +83,17 @@ class LedgerPackJudge(NodeJudge):
 
     def judge(self, job: NodeJob) -> NodeResult:
         self._ledger.write(f"begin {job.id}")
-        found = self._judge.judge(job)
-        if found.outcome is not Outcome.INFRASTRUCTURE:
+        result = self._judge.judge(job)
+        if result.outcome is not Outcome.INFRASTRUCTURE:
             self._ledger.write(f"done {job.id}")
-        return _timeless(found, job.node, job.against)
+        return _timeless(result, job.node, job.against)
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         self._ledger.write(f"begin {action_key(confirm)}")
-        found = self._judge.confirm(confirm)
+        result = self._judge.confirm(confirm)
         self._ledger.write(f"done {action_key(confirm)}")
         nodes = {n.id: n for n in (*confirm.nodes, confirm.seed_node)}
-        return {n: _timeless(j, nodes[n], confirm.seed_node) for n, j in found.items()}
+        return {n: _timeless(j, nodes[n], confirm.seed_node) for n, j in result.items()}
 
     def close(self) -> None:
         self._judge.close()
@@ -117,9 +117,9 @@ class LedgerAuthor:
 
     def propose(self, request: ProposalRequest) -> Proposed:
         self._ledger.write(f"begin {request.id}")
-        found = self._proposer.propose(request)
+        result = self._proposer.propose(request)
         self._ledger.write(f"done {request.id}")
-        return found
+        return result
 
     def close(self) -> None:
         self._proposer.close()
@@ -246,8 +246,8 @@ class KilledSearch:
         child.communicate()
         if not hit and child.returncode:
             raise RuntimeError(f"the search failed with {child.returncode}: see above")
-        asked = Counter(name for word, name in ledger_lines(self.folder)[old:] if word == "begin")
-        self.counts["repeated"] += sum(n for name, n in asked.items() if name in before)
+        request = Counter(name for word, name in ledger_lines(self.folder)[old:] if word == "begin")
+        self.counts["repeated"] += sum(n for name, n in request.items() if name in before)
         if hit:
             done = answered_keys(self.folder)
             under_way = {name for word, name in ledger_lines(self.folder) if word == "begin"} - done
@@ -285,12 +285,12 @@ def run(a: argparse.Namespace) -> int:
             for _ in range(wanted):
                 begun = chance.random() < 0.9  # the others die while they are still starting
                 hits += killed.leg(chance.random() * (PACK_S if a.pack else TABLE_S), begun)
-            found = comparable_state(killed.finish())
+            result = comparable_state(killed.finish())
         counts += killed.counts
-        different += found != expected
+        different += result != expected
         kills, searches = kills + hits, searches + 1
         report.add(
-            "search", {"seed": searches - 1, "kills": hits, "same": found == expected, **killed.counts}
+            "search", {"seed": searches - 1, "kills": hits, "same": result == expected, **killed.counts}
         )
         result_files.say(f"{kills} kills in {searches} searches, {different} ended otherwise, {dict(counts)}")
     summary = {

@@ -91,9 +91,9 @@ def one_round(root: Path, round_: int, writers: int, chance: random.Random) -> l
             time.sleep(chance.random() * 0.04)
             child.send_signal(signal.SIGKILL)
             assert child.stdout is not None
-            said = child.stdout.read().decode()
+            text = child.stdout.read().decode()
             # A kill can cut the last number, too: only a whole line is a promise.
-            committed += [(round_, writer, int(n)) for n in said[: said.rfind("\n") + 1].split()]
+            committed += [(round_, writer, int(n)) for n in text[: text.rfind("\n") + 1].split()]
     finally:
         for child in children:
             child.kill()
@@ -129,7 +129,7 @@ def audit_log(root: Path, committed: list[tuple[int, int, int]], torn: int) -> d
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoreWarning)
         store = Store(root)
-        found = Counter(m.candidate for m in store.measurements(PROBLEM))
+        result = Counter(m.candidate for m in store.measurements(PROBLEM))
         corrupt = cut = 0
         for log in root.glob("v1/*/*/log-*.jsonl"):
             for raw in log.read_bytes().split(b"\n"):
@@ -148,9 +148,9 @@ def audit_log(root: Path, committed: list[tuple[int, int, int]], torn: int) -> d
     promised = {measurement(*name).candidate for name in committed}
     return {
         "committed": len(committed),
-        "found": sum(found.values()),
-        "lost": len(promised - found.keys()),
-        "duplicated": sum(n > 1 for n in found.values()),
+        "found": sum(result.values()),
+        "lost": len(promised - result.keys()),
+        "duplicated": sum(n > 1 for n in result.values()),
         "corrupt": corrupt,
         "torn": cut,
         "torn_on_purpose": torn,

@@ -106,8 +106,8 @@ def start_child(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
             if decision.measured or kernel_timing.config_to_json(tuner.best_config) != row["winner"]:
                 raise AssertionError(f"{row['shape']}: not served from the store: {decision}")
             times = {"first_ms": first, "again_ms": again, "plain_ms": base, "extra_ms": first - base}
-            found = {"measured": decision.measured, "evidence": str(decision.evidence)}
-            rows.append({"shape": row["shape"], **times, **found})
+            result = {"measured": decision.measured, "evidence": str(decision.evidence)}
+            rows.append({"shape": row["shape"], **times, **result})
     return {"role": role, "rows": rows}
 
 

@@ -78,38 +78,56 @@ def main() -> None:
 
 
 def _arguments() -> Namespace:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("stage", choices=("harvest", "pick", "retime", *JOINING))
-    made.add_argument("--out", type=Path, required=True, help="the folder of all stages' files, or the file")
-    made.add_argument("--folders", type=Path, nargs="+", default=[], help="report, pack: folders of stages")
-    made.add_argument("--arm", choices=ARMS, default="forecast")
-    made.add_argument("--wheels", type=Path, help="a folder of wheels, for a machine without network")
-    made.add_argument(
+    command_line = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command_line.add_argument("stage", choices=("harvest", "pick", "retime", *JOINING))
+    command_line.add_argument(
+        "--out", type=Path, required=True, help="the folder of all stages' files, or the file"
+    )
+    command_line.add_argument(
+        "--folders", type=Path, nargs="+", default=[], help="report, pack: folders of stages"
+    )
+    command_line.add_argument("--arm", choices=ARMS, default="forecast")
+    command_line.add_argument("--wheels", type=Path, help="a folder of wheels, for a machine without network")
+    command_line.add_argument(
         "--before", type=Path, help="a checkout of this project, whose packages this stage takes"
     )
-    made.add_argument("--only", nargs="+", default=[], metavar="NAME", help="workloads, or how they begin")
-    made.add_argument("--seconds", type=float, default=480.0, help="no workload starts later than this")
-    made.add_argument("--workers", type=int, default=0, help="compilations at a time (default: one a core)")
-    made.add_argument("--cores", type=int, default=0, help="cores that the arm may use (default: all)")
-    made.add_argument(
+    command_line.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="workloads, or how they begin"
+    )
+    command_line.add_argument(
+        "--seconds", type=float, default=480.0, help="no workload starts later than this"
+    )
+    command_line.add_argument(
+        "--workers", type=int, default=0, help="compilations at a time (default: one a core)"
+    )
+    command_line.add_argument(
+        "--cores", type=int, default=0, help="cores that the arm may use (default: all)"
+    )
+    command_line.add_argument(
         "--sample",
         type=float,
         default=0.0,
         help="decide a lot of contexts that takes `triton.autotune` so many s",
     )
-    made.add_argument("--seed", type=int, default=0, help="of that sample")
-    made.add_argument("--rounds", type=int, default=15, help="retime: launches of each config")
-    made.add_argument("--keep-texts", type=Path, help="harvest: a private table file with source and IR, too")
-    made.add_argument("--scratch", type=Path, help="where stores and caches go (default: a temporary folder)")
-    a = made.parse_args()
+    command_line.add_argument("--seed", type=int, default=0, help="of that sample")
+    command_line.add_argument("--rounds", type=int, default=15, help="retime: launches of each config")
+    command_line.add_argument(
+        "--keep-texts", type=Path, help="harvest: a private table file with source and IR, too"
+    )
+    command_line.add_argument(
+        "--scratch", type=Path, help="where stores and caches go (default: a temporary folder)"
+    )
+    a = command_line.parse_args()
     if a.stage == "pick" and a.arm == "before" and a.before is None:
-        made.error("--arm before needs --before FOLDER, a checkout to compare with")
+        command_line.error("--arm before needs --before FOLDER, a checkout to compare with")
     unserved = a.stage == "pick" and a.arm in UNSERVED
     if (a.sample or unserved) and not (a.out / "harvest.jsonl").is_file():
         needs = f"--arm {a.arm}" if unserved else "--sample"
-        made.error(f"{needs} needs harvest.jsonl in {a.out}: run the stage harvest first")
+        command_line.error(f"{needs} needs harvest.jsonl in {a.out}: run the stage harvest first")
     if a.stage in JOINING and not a.folders:
-        made.error(f"{a.stage} needs --folders FOLDER..., the --out of other stages")
+        command_line.error(f"{a.stage} needs --folders FOLDER..., the --out of other stages")
     return a
 
 
@@ -118,7 +136,7 @@ def report(a: Namespace) -> None:
     from benchmarks.lib.libraries.comparison import compact_rows, compare_arms, read_arms
 
     arms = read_arms(a.folders)
-    found = ResultFile(Namespace(out=a.out, stage=a.stage, folders=a.folders), "libraries")
+    result = ResultFile(Namespace(out=a.out, stage=a.stage, folders=a.folders), "libraries")
     runs = {
         f"{folder.name}/{path.name.removesuffix(ENVIRONMENT)}": json.loads(path.read_text(encoding="utf-8"))
         for folder in a.folders
@@ -127,9 +145,9 @@ def report(a: Namespace) -> None:
     ours = [
         run["environment"] for name, run in runs.items() if name.rpartition("/")[2].startswith("forecast")
     ]
-    found.data["environment"] |= ours[-1] if ours else {}
-    found.data["raw"] = {"runs": runs, "contexts": compact_rows(arms)}
-    found.finish(compare_arms(arms))
+    result.data["environment"] |= ours[-1] if ours else {}
+    result.data["raw"] = {"runs": runs, "contexts": compact_rows(arms)}
+    result.finish(compare_arms(arms))
 
 
 def run_arm(a: Namespace, arm: str, scratch: Path, site: Path) -> Path:

@@ -82,13 +82,13 @@ def known_winner(case: kernels.Case, data: kernels.Data, config: Any) -> dict[st
             return lambda *_, **__: kernels.launch(case, data, config)
 
     bench = triton.runtime.driver.active.get_benchmarker()
-    found: dict[str, Any] = kernel_timing.tuned_call(
+    result: dict[str, Any] = kernel_timing.tuned_call(
         case,
         Known(),
         data,
         lambda: bench(lambda: kernels.launch(case, data, config), quantiles=(0.5, 0.2, 0.8)),
     )
-    return found
+    return result
 
 
 def retime_winners(given: dict[str, Any], null: bool) -> dict[str, Any]:
@@ -149,14 +149,14 @@ def run(a: Namespace, report: result_files.ResultFile) -> None:
 
 def summary(raw: dict[str, list[dict[str, Any]]], times: dict[str, Any]) -> dict[str, Any]:
     """Per shape: seconds, speedups and regrets; medians over repeats, and all of them."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for place, shape in enumerate(("first", "next")):
         side = kernel_timing.read_retimed(next(t for t in times["shapes"] if t["case"] == CASES[place]))
         runs = {role: [r["shapes"][place] for r in done] for role, done in raw.items()}
         seconds = {role: statistics.median(r["seconds"] for r in done) for role, done in runs.items()}
         regrets = {role: [round(side.regret(r["winner"]), 5) for r in done] for role, done in runs.items()}
         decisions = [r["decision"] for r in runs["forecast"]]
-        found[shape] = {
+        figures[shape] = {
             "case": CASES[place],
             "seconds": {role: round(s, 3) for role, s in seconds.items()},
             "forecast_seconds": [round(r["seconds"], 3) for r in runs["forecast"]],
@@ -170,7 +170,7 @@ def summary(raw: dict[str, list[dict[str, Any]]], times: dict[str, Any]) -> dict
             "measured": [d["measured"] for d in decisions],
             "stated_risk": [round(d["stated_risk"], 4) for d in decisions],
         }
-    return found
+    return figures
 
 
 def main() -> int:

@@ -83,15 +83,15 @@ _TIMEOUT_S = 400
 
 def outcomes_of(report: Path) -> dict[str, str]:
     """Outcome by test, of a JUnit report: `passed`, `skipped: WHY`, or `failed: WHY`."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         outcome = "passed"
         for kind, word in (("skipped", "skipped"), ("failure", "failed"), ("error", "failed")):
             if (node := case.find(kind)) is not None:
                 first = (node.get("message") or "").strip().splitlines()
                 outcome = f"{word}: {first[0][:160] if first else ''}"
-        found[str(case.get("name"))] = outcome
-    return found
+        result[str(case.get("name"))] = outcome
+    return result
 
 
 def run_suite(tests: Sequence[Path], runner: str, null: bool, site: Path | None = None) -> dict[str, str]:
@@ -124,18 +124,18 @@ def run_suite(tests: Sequence[Path], runner: str, null: bool, site: Path | None 
             check=False,
         )
         if done.returncode not in (0, 1) or not report.exists():  # neither all passed nor some failed
-            said = (done.stdout + done.stderr)[-2000:]
-            raise RuntimeError(f"pytest ended with {done.returncode} under {runner}:\n{said}")
+            text = (done.stdout + done.stderr)[-2000:]
+            raise RuntimeError(f"pytest ended with {done.returncode} under {runner}:\n{text}")
         return outcomes_of(report)
 
 
 def table(outcomes: dict[str, dict[str, str]]) -> list[str]:
     """Lines of a table: a test, and its outcome under each runner."""
-    names = list(dict.fromkeys(name for found in outcomes.values() for name in found))
+    names = list(dict.fromkeys(name for result in outcomes.values() for name in result))
     width = max(map(len, names), default=4)
     lines = [f"{'test':{width}}  " + "  ".join(f"{runner:8}" for runner in outcomes)]
     for name in names:
-        words = [found.get(name, "missing").split(":")[0] for found in outcomes.values()]
+        words = [result.get(name, "missing").split(":")[0] for result in outcomes.values()]
         lines.append(f"{name:{width}}  " + "  ".join(f"{word:8}" for word in words))
     return lines
 
@@ -156,23 +156,23 @@ def find_tests(given: Path | None, version: str, scratch: Path) -> list[Path]:
         return [given]
     own = given / release_of(version).rpartition(".")[0]
     folder = own if own.is_dir() else given
-    if not (found := [folder / name for name in _FILES if (folder / name).is_file()]):
+    if not (results := [folder / name for name in _FILES if (folder / name).is_file()]):
         raise OSError(f"none of {', '.join(_FILES)} is in {folder}")
-    return found
+    return results
 
 
 def _fetch_tests(release: str, folder: Path) -> list[Path]:
-    found = []
+    results = []
     for name in _FILES:
         try:
             with urllib.request.urlopen(_SOURCE.format(version=release, name=name), timeout=30) as answer:
                 (folder / name).write_bytes(answer.read())
         except urllib.error.HTTPError as error:
-            if error.code != 404 or not found:  # an older release lacks the second
+            if error.code != 404 or not results:  # an older release lacks the second
                 raise
         else:
-            found.append(folder / name)
-    return found
+            results.append(folder / name)
+    return results
 
 
 def installed_tritons(folder: Path | None) -> dict[str, Path | None]:
@@ -181,13 +181,13 @@ def installed_tritons(folder: Path | None) -> dict[str, Path | None]:
         import triton
 
         return {triton.__version__: None}
-    found = {
+    result = {
         path.name[len("triton-") : -len(".dist-info")]: path.parent
         for path in folder.glob("*/triton-*.dist-info")
     }
-    if not found:
+    if not result:
         raise OSError(f"no folder in {folder} holds a Triton")
-    return dict(sorted(found.items()))
+    return dict(sorted(result.items()))
 
 
 def compare_runners(outcomes: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
@@ -206,10 +206,14 @@ def compare_runners(outcomes: Mapping[str, Mapping[str, str]]) -> dict[str, Any]
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    made = parser(__doc__)
-    made.add_argument("--tests", type=Path, help="Triton's test file, or a folder of them (default: fetched)")
-    made.add_argument("--tritons", type=Path, help="a folder of releases (default: the one installed)")
-    return parse_arguments(made)
+    command_line = parser(__doc__)
+    command_line.add_argument(
+        "--tests", type=Path, help="Triton's test file, or a folder of them (default: fetched)"
+    )
+    command_line.add_argument(
+        "--tritons", type=Path, help="a folder of releases (default: the one installed)"
+    )
+    return parse_arguments(command_line)
 
 
 def main() -> int:

@@ -86,16 +86,16 @@ def fitted_without(cases: Sequence[kernels.Case], paths: Sequence[Path]) -> Lear
 
 def recorded_oracles(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """Of recorded cases, by name: the list (`configs`) and its fastest (`best`), as JSON."""
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for table in sorted(load(paths), key=lambda t: len(t.by_candidate())):  # of several, the longest list
         rows = table.by_candidate()
         ran = sorted((c for c, m in rows.items() if m.ok), key=lambda c: rows[c].ms)
         if len({c.variant for c in rows}) == 1 and len(ran) > TOP:
-            found[str(table.problem.extra.get("label"))] = {
+            result[str(table.problem.extra.get("label"))] = {
                 "configs": [c.config.to_json() for c in rows],
                 "best": [c.config.to_json() for c in ran[:TOP]],
             }
-    return found
+    return result
 
 
 def unseen_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
@@ -195,11 +195,11 @@ def run(a: Namespace, report: result_files.ResultFile) -> None:
         )
     sizes: dict[str, float] = {}
     for size, seed in itertools.product(a.sizes, range(a.repeats)):
-        found = once("sized", {"size": size, "seed": seed})
-        if found is not None:
-            sizes[f"{size} #{seed}"] = round(found["seconds"], 3)
+        answer = once("sized", {"size": size, "seed": seed})
+        if answer is not None:
+            sizes[f"{size} #{seed}"] = round(answer["seconds"], 3)
             result_files.say(
-                f"{size} configs: {found['seconds']:.2f} s, {found['decision']['measured']} measured"
+                f"{size} configs: {answer['seconds']:.2f} s, {answer['decision']['measured']} measured"
             )
     if a.model is None:
         model.unlink()

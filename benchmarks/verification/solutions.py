@@ -169,8 +169,8 @@ def _row_text(row: Row) -> str:
 
 def exploits(place: CandidatePlace) -> list[corpus.CorpusEntry]:
     """The corpus; without a device, what needs none."""
-    found = corpus.read_corpus(CORPORA / "exploits")
-    return [e for e in found if place.device == "cuda" or e.backend == "cpu"]
+    result = corpus.read_corpus(CORPORA / "exploits")
+    return [e for e in result if place.device == "cuda" or e.backend == "cpu"]
 
 
 def needs_clock(entry: corpus.CorpusEntry) -> bool:
@@ -209,8 +209,8 @@ def _exploit(entry: corpus.CorpusEntry, place: CandidatePlace) -> Callable[[Sand
 
 def summarize_exploits(rows: Sequence[Row]) -> Row:
     """An exploit counts where its trick is meant to bite; what a device makes of the others is told apart."""
-    told = [r for r in rows if "found" in r]
-    home, away = ([r for r in told if _on_intended_device(r) == where] for where in (True, False))
+    results = [r for r in rows if "found" in r]
+    home, away = ([r for r in results if _on_intended_device(r) == where] for where in (True, False))
     accepted = [r for r in home if r["accepted"]]
     return {
         "exploits": len(home),
@@ -223,7 +223,7 @@ def summarize_exploits(rows: Sequence[Row]) -> Row:
         "accepted_on_device": [r["name"] for r in away if r["accepted"]],
         "as_expected_on_device": sum(r["as_expected"] for r in away),
         "refused_otherwise_on_device": _unintended_rows(away),
-        "infrastructure": [f"{r['name']} on {r['where']}" for r in told if _at_fault(r)],
+        "infrastructure": [f"{r['name']} on {r['where']}" for r in results if _at_fault(r)],
         **_failed(rows),
     }
 
@@ -243,11 +243,11 @@ def _at_fault(row: Row) -> bool:
 
 def fingerprint() -> str:
     """Of the harness and the corpora on disk: an exploit that escapes could change who judges the next."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for folder in (ROOT / "harness", CORPORA):
         for file in sorted(folder.rglob("*.py")):
-            found.update(file.read_bytes())
-    return found.hexdigest()
+            result.update(file.read_bytes())
+    return result.hexdigest()
 
 
 # --- honest solutions ---
@@ -258,11 +258,11 @@ def honest_tasks(place: CandidatePlace) -> list[Task]:
     entries = [
         e for e in corpus.read_corpus(CORPORA / "honest") if place.device == "cuda" or e.backend == "cpu"
     ]
-    found = [(f"honest/{e.name}", _honest(e.pack, e.solution, place)) for e in entries]
+    results = [(f"honest/{e.name}", _honest(e.pack, e.solution, place)) for e in entries]
     for pack in map(load_pack, builtin_names()):
         kept = [s for s in pack.solutions if place.device == "cuda" or not _is_cut_on_cpu(pack, s)]
-        found += [(f"{pack.definition.name}/{s.name}", _honest(pack, s, place)) for s in kept]
-    return found
+        results += [(f"{pack.definition.name}/{s.name}", _honest(pack, s, place)) for s in kept]
+    return results
 
 
 def _is_cut_on_cpu(pack: Pack, solution: Solution) -> bool:
@@ -300,13 +300,13 @@ def _short(text: str) -> str:
 
 def summarize_honest(rows: Sequence[Row]) -> Row:
     """Counts by judgement, and who was refused."""
-    told = [r for r in rows if "judgement" in r]
-    refused = [r for r in told if r["judgement"] in (Judgement.REJECTED, Judgement.SUSPICIOUS)]
+    results = [r for r in rows if "judgement" in r]
+    refused = [r for r in results if r["judgement"] in (Judgement.REJECTED, Judgement.SUSPICIOUS)]
     return {
-        "judged": sum(r["judgement"] != Judgement.INFRASTRUCTURE for r in told),
-        "accepted": sum(r["judgement"] == Judgement.ACCEPTED for r in told),
+        "judged": sum(r["judgement"] != Judgement.INFRASTRUCTURE for r in results),
+        "accepted": sum(r["judgement"] == Judgement.ACCEPTED for r in results),
         "refused": {r["name"]: r["reasons"] for r in refused},
-        "infrastructure": [r["name"] for r in told if r["judgement"] == Judgement.INFRASTRUCTURE],
+        "infrastructure": [r["name"] for r in results if r["judgement"] == Judgement.INFRASTRUCTURE],
         **_failed(rows),
     }
 
@@ -344,25 +344,31 @@ def claims_held(sums: dict[str, Row], rate: Row | None) -> dict[str, bool]:
 
 
 def main() -> int:
-    made = result_files.parser(__doc__)
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="where candidates run")
-    made.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
-    made.add_argument("--gpu", type=int, default=0, help="the driver's number of the device that is used")
+    command_line = result_files.parser(__doc__)
+    command_line.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda", help="where candidates run"
+    )
+    command_line.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
+    command_line.add_argument(
+        "--gpu", type=int, default=0, help="the driver's number of the device that is used"
+    )
     cores = len(os.sched_getaffinity(0))
-    made.add_argument("--lanes", type=int, default=max(1, min(12, cores - 2)), help="at once")
-    made.add_argument("--only", default="", help="entries whose names contain this")
-    made.add_argument("--limit", type=int, help="so many entries of every stage")
-    made.add_argument("--seconds", type=float, default=1e9, help="a stage begins no entry after so many")
-    early, _ = made.parse_known_args()
-    made.set_defaults(stub_only=early.device == "cpu")
-    a = result_files.parse_arguments(made)
+    command_line.add_argument("--lanes", type=int, default=max(1, min(12, cores - 2)), help="at once")
+    command_line.add_argument("--only", default="", help="entries whose names contain this")
+    command_line.add_argument("--limit", type=int, help="so many entries of every stage")
+    command_line.add_argument(
+        "--seconds", type=float, default=1e9, help="a stage begins no entry after so many"
+    )
+    early, _ = command_line.parse_known_args()
+    command_line.set_defaults(stub_only=early.device == "cpu")
+    a = result_files.parse_arguments(command_line)
     if a.null:
         a.device, a.limit = "cpu", a.limit or 2
     os.environ.pop("TRITON_INTERPRET", None)  # lanes on a CPU set it for themselves; on a device none may
     try:
         place = CandidatePlace.of(a.device, a.gpu)
     except LookupError as error:
-        made.error(str(error))
+        command_line.error(str(error))
     report = result_files.ResultFile(a, "verification")
     bench, sums, took, failed = VerificationStages(a, place, report), {}, {}, {}
     for stage in a.stages:

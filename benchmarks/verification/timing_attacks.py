@@ -96,29 +96,35 @@ def summarize_attacks(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "called_faster": [
             f"{r['pack']}: {r['family']}: {r['variant']}" for r in rows if r["found"] == "faster"
         ],
-        "by_family": {name: dict(Counter(r["found"] for r in found)) for name, found in families.items()},
+        "by_family": {name: dict(Counter(r["found"] for r in result)) for name, result in families.items()},
         "median_verify_s": sorted(r["verify_s"] for r in rows)[len(rows) // 2] if rows else None,
     }
 
 
 def main() -> int:
     """Run the benchmark."""
-    made = parser(__doc__)
-    made.add_argument("--packs", nargs="+", default=list(PACKS))
-    made.add_argument(
+    command_line = parser(__doc__)
+    command_line.add_argument("--packs", nargs="+", default=list(PACKS))
+    command_line.add_argument(
         "--only", nargs="+", default=[""], metavar="TEXT", help="attacks whose family or variant contains one"
     )
-    made.add_argument("--variants", type=int, default=1000, help="most attacks of a family, the first ones")
-    made.add_argument("--blocks", type=int, default=60, help="most blocks of an attack's contest")
-    made.add_argument("--seconds", type=float, default=1e9, help="no further attack is begun after so many")
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where candidates run")
-    made.add_argument("--gpu", type=int, default=0, help="the driver's number of the device that is used")
-    made.add_argument(
+    command_line.add_argument(
+        "--variants", type=int, default=1000, help="most attacks of a family, the first ones"
+    )
+    command_line.add_argument("--blocks", type=int, default=60, help="most blocks of an attack's contest")
+    command_line.add_argument(
+        "--seconds", type=float, default=1e9, help="no further attack is begun after so many"
+    )
+    command_line.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where candidates run")
+    command_line.add_argument(
+        "--gpu", type=int, default=0, help="the driver's number of the device that is used"
+    )
+    command_line.add_argument(
         "--reveal-late", action="store_true", help="on a device: inputs with the question alone"
     )
-    early, _ = made.parse_known_args()
-    made.set_defaults(stub_only=early.device == "cpu")
-    a = parse_arguments(made)
+    early, _ = command_line.parse_known_args()
+    command_line.set_defaults(stub_only=early.device == "cpu")
+    a = parse_arguments(command_line)
     report = ResultFile(a, "no cheat of the clock is called faster")
     summary: dict[str, Any] = {}
     begin, left_out = time.perf_counter(), 0
@@ -140,8 +146,8 @@ def main() -> int:
                 if time.perf_counter() - begin > a.seconds:
                     left_out += 1
                     continue
-                found = try_attack(pack, variant, source, place, StoppingRules(most=a.blocks))
-                row = {"pack": pack.definition.name, "family": family, "variant": variant, **found}
+                result = try_attack(pack, variant, source, place, StoppingRules(most=a.blocks))
+                row = {"pack": pack.definition.name, "family": family, "variant": variant, **result}
                 rows.append(row)
                 report.add("attacks", row)
                 say(

@@ -106,12 +106,12 @@ def exit_codes_page() -> str:
     from forecast_autotune.commands import grammar
 
     listed = re.findall(r"(\d+): ([^;.]+)", commands.main.__doc__ or "")
-    said = []
+    message = []
     for name, command in _commands(grammar.build(), ()):
         module, _, function = command.get_default("entry").partition(":")
         text = _docstring(module, function)
         if re.search(r"\b\d+ (if|when)|status", text):
-            said.append((f"`{' '.join(name)}`", _cell(" ".join(text.split()))))
+            message.append((f"`{' '.join(name)}`", _cell(" ".join(text.split()))))
     return "\n".join(
         [
             "# Exit codes",
@@ -121,7 +121,7 @@ def exit_codes_page() -> str:
             "",
             "Errors are one line on stderr: the rule, the values seen, and what to do. Commands that say more:",
             "",
-            *_table(("command", "status"), said),
+            *_table(("command", "status"), message),
             "",
         ]
     )
@@ -323,11 +323,11 @@ def _argument_row(action: argparse.Action) -> tuple[str, str, str] | None:
 def _rule(parse: Any) -> str:
     """What a variable's parser says of a text that is no value."""
     try:
-        found = parse("?")
+        result = parse("?")
     except ValueError as error:
         return _cell(str(error).removeprefix("must be "))
     return {"PosixPath": "a path", "WindowsPath": "a path", "bool": "a text", "str": "a text"}[
-        type(found).__name__
+        type(result).__name__
     ]
 
 
@@ -373,7 +373,7 @@ def _enum_rows(module: str, name: str) -> list[tuple[str, str]]:
 
 def _attribute_docs(module: str, name: str) -> dict[str, str]:
     """The docstrings below a class's attributes, by name."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     last = ""
     for statement in _class(module, name).body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
@@ -381,11 +381,11 @@ def _attribute_docs(module: str, name: str) -> dict[str, str]:
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             last = statement.targets[0].id
         elif last and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            found[last] = " ".join(str(statement.value.value).split())
+            result[last] = " ".join(str(statement.value.value).split())
             last = ""
         else:
             last = ""
-    return found
+    return result
 
 
 def _module(name: str) -> ast.Module:

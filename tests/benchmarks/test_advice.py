@@ -40,11 +40,11 @@ def _row(kernel: str, arm: str, regret: float, measured: float) -> dict[str, Any
 def test_differences_are_taken_on_the_same_problems() -> None:
     rows = [_row(k, "learned", 0.02, 8) for k in "abc"]
     rows += [_row("a", "advice", 0.0, 6), _row("b", "advice", 0.0, 6)]
-    found = paired_figures(rows)["advice"]
-    assert found["kernels"] == 2
-    assert found["measured_difference"] == {"value": -2.0, "low": -2.0, "high": -2.0}
-    assert found["regret_learned"] == pytest.approx(0.02)
-    assert found["regret"] == 0.0
+    result = paired_figures(rows)["advice"]
+    assert result["kernels"] == 2
+    assert result["measured_difference"] == {"value": -2.0, "low": -2.0, "high": -2.0}
+    assert result["regret_learned"] == pytest.approx(0.02)
+    assert result["regret"] == 0.0
 
 
 def test_an_interval_holds_its_mean_and_widens_with_spread() -> None:
@@ -63,7 +63,7 @@ def test_recorded_answers_are_cost_functions_of_every_kernel_of_the_corpus() -> 
 
 
 def test_recorded_advice_can_be_evaluated_on_the_shipped_tables() -> None:
-    every, told = advice_by_source(), 0
+    every, result = advice_by_source(), 0
     for table in load(shipped_tables()):
         advice = every.get(table.problem.kernel.source_sha256)
         if advice is None:
@@ -73,8 +73,8 @@ def test_recorded_advice_can_be_evaluated_on_the_shipped_tables() -> None:
         subject = AdviceSubject.of(table.problem, rows, grids)
         for function in advice.functions:
             assert np.isfinite(function.evaluate(subject).log2).all()
-            told += 1
-    assert told > 20
+            result += 1
+    assert result > 20
 
 
 def test_wanted_problems_come_first_and_the_draw_repeats() -> None:

@@ -31,15 +31,15 @@ def test_kernels_are_counted_by_option_and_gains_are_over_the_plain_config() -> 
         timed("b", "", 3.0, 3.0, 3.0, 3.0),
         timed("b", "--opt-level=1", 4.0),
     ]
-    found = summary_of(rows, times)
-    assert found["best"] == {
+    result = summary_of(rows, times)
+    assert result["best"] == {
         "a": {"option": "--opt-level=1", "gain": 1.25, "noise": 1.05},
         "b": {"option": "", "gain": 1.0, "noise": 1.0},
     }
-    assert found["median_gain"] == 1.125
+    assert result["median_gain"] == 1.125
 
 
 def test_the_recorded_best_config_of_each_kernel_is_taken() -> None:
-    found = list(best_configs(3))
-    assert len({case.family for case, _ in found}) >= 2
-    assert all("ptx_options" not in config.kwargs for _, config in found)
+    result = list(best_configs(3))
+    assert len({case.family for case, _ in result}) >= 2
+    assert all("ptx_options" not in config.kwargs for _, config in result)

@@ -28,9 +28,9 @@ def test_a_child_has_caches_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "skip")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("HOME", "/somewhere")
-    found = child_environment(tmp_path, WANTED="1")
-    assert "FORECAST_AUTOTUNE_MODE" not in found
-    assert "TRITON_INTERPRET" not in found
-    assert (found["HOME"], found["WANTED"]) == ("/somewhere", "1")
+    result = child_environment(tmp_path, WANTED="1")
+    assert "FORECAST_AUTOTUNE_MODE" not in result
+    assert "TRITON_INTERPRET" not in result
+    assert (result["HOME"], result["WANTED"]) == ("/somewhere", "1")
     for name in ("TRITON_CACHE_DIR", "FORECAST_AUTOTUNE_CACHE_DIR"):
-        assert Path(found[name]).is_relative_to(tmp_path)
+        assert Path(result[name]).is_relative_to(tmp_path)

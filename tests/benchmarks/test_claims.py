@@ -63,8 +63,8 @@ def repository(tmp_path: Path) -> Path:
 
 
 def problem(root: Path) -> str:
-    (found,) = check_all(root)
-    return found
+    (result,) = check_all(root)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -141,16 +141,16 @@ def test_a_link_shows_an_estimate_and_no_end_of_an_interval(
     more = """figures.gain = "27.7 -> {:.1f}"\nfigures.gain_low = "26.5 -> {:.1f}x"\n"""
     manifest.write_text(CLAIM + more)
     (repository / "README.md").write_text(f"The gain is [{number}](docs/claims.md#first-call).\n")
-    told = [p for p in check_all(repository) if "a link shows an estimate" in p]
-    assert bool(told) is not right
+    rows = [p for p in check_all(repository) if "a link shows an estimate" in p]
+    assert bool(rows) is not right
 
 
 def test_a_new_result_makes_the_figures_shown_wrong(repository: Path) -> None:
     path = repository / "benchmarks/results/first.json"
     path.write_text(path.read_text().replace("2.168", "1.9"))
-    found = check_all(repository)
-    assert "README.md:1: no claim backs the figure 2.17 s" in found[0]
-    assert sum("run python -m benchmarks page" in line for line in found) == 2
+    result = check_all(repository)
+    assert "README.md:1: no claim backs the figure 2.17 s" in result[0]
+    assert sum("run python -m benchmarks page" in line for line in result) == 2
 
 
 def test_a_result_that_no_claim_uses_is_told(repository: Path) -> None:
@@ -195,11 +195,11 @@ def test_sources_are_followed_through_a_move(repository: Path, code: str, stale:
     (repository / "package/other.py").write_text(code)
     if code != CODE:
         commit(repository, "Edit")
-    found = History(repository).staleness(claim)
-    assert found is not None
-    assert found.stale == stale
-    assert len(found.commits) == (code != CODE), "a move by itself is no change"
-    assert found.paths == (("package/other.py",) if code != CODE else ())
+    result = History(repository).staleness(claim)
+    assert result is not None
+    assert result.stale == stale
+    assert len(result.commits) == (code != CODE), "a move by itself is no change"
+    assert result.paths == (("package/other.py",) if code != CODE else ())
 
 
 @pytest.mark.parametrize("edited", [False, True])
@@ -220,9 +220,9 @@ def test_what_was_measured_on_a_merged_branch_is_known(repository: Path, edited:
     history = History(repository)
     assert history.knows(claim.origin.base_commit)
     assert not history.knows("0123456789abcdef")
-    found = history.staleness(claim)
-    assert found is not None
-    assert (found.stale, len(found.commits)) == (edited, int(edited))
+    result = history.staleness(claim)
+    assert result is not None
+    assert (result.stale, len(result.commits)) == (edited, int(edited))
 
 
 def test_new_and_deleted_sources_are_changes(repository: Path) -> None:
@@ -233,10 +233,10 @@ def test_new_and_deleted_sources_are_changes(repository: Path) -> None:
     commit(repository, "Edit")
     (repository / "package/code.py").unlink()
     commit(repository, "Delete")
-    found = History(repository).staleness(claim)
-    assert found is not None
-    assert found.stale
-    assert len(found.commits) == 2
+    result = History(repository).staleness(claim)
+    assert result is not None
+    assert result.stale
+    assert len(result.commits) == 2
 
 
 def test_the_pages_show_a_claim_and_its_headline(repository: Path) -> None:

@@ -17,8 +17,8 @@ HOST_S = 0.0004
 
 @pytest.fixture
 def device() -> Any:
-    with null_device() as found:
-        yield found
+    with null_device() as result:
+        yield result
 
 
 def flushes_before(
@@ -39,14 +39,14 @@ def flushes_before(
 
     monkeypatch.setattr(device, "clear_cache", clear_cache)
     kernel_timing.time_in_turns([partial(noted, i) for i in range(len(calls))], rounds)
-    return [found[-rounds + 1 :] for found in seen]  # the first launches have more before them
+    return [result[-rounds + 1 :] for result in seen]  # the first launches have more before them
 
 
 def test_the_device_has_work_until_the_slowest_call_is_queued(
     device: NullDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = flushes_before(device, monkeypatch, [lambda: None, lambda: time.sleep(HOST_S)], 6)
-    (count,) = set(found[0][1:] + found[1][1:])
+    result = flushes_before(device, monkeypatch, [lambda: None, lambda: time.sleep(HOST_S)], 6)
+    (count,) = set(result[0][1:] + result[1][1:])
     assert count * 0.05 >= 1e3 * HOST_S
     assert count <= kernel_timing.MOST_FLUSHES
 
@@ -55,8 +55,8 @@ def test_a_host_that_cannot_be_outrun_is_not_waited_for(
     device: NullDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = 2 * kernel_timing.MOST_FLUSHES * 0.05 / 1e3
-    (found,) = flushes_before(device, monkeypatch, [lambda: time.sleep(slow)], 3)
-    assert set(found) == {kernel_timing.MOST_FLUSHES}
+    (result,) = flushes_before(device, monkeypatch, [lambda: time.sleep(slow)], 3)
+    assert set(result) == {kernel_timing.MOST_FLUSHES}
 
 
 def test_times_are_those_of_the_device(device: NullDevice) -> None:

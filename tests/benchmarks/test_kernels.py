@@ -62,11 +62,11 @@ def start(mode: str, names: list[str], folder: Path) -> subprocess.Popen[bytes]:
 def results_of(worker: subprocess.Popen[bytes], folder: Path) -> dict[str, list[dict[str, Any]]]:
     """What a worker reports, by case."""
     assert worker.wait(600) == 0, (folder / "errors").read_text()[-4000:]
-    found: dict[str, list[dict[str, Any]]] = {}
+    fields: dict[str, list[dict[str, Any]]] = {}
     for line in (folder / "lines").read_text().splitlines():
         result = json.loads(line)
-        found.setdefault(result["case"], []).append(result)
-    return found
+        fields.setdefault(result["case"], []).append(result)
+    return fields
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +151,10 @@ def test_every_kernel_is_traced_and_read(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_space_is_a_plausible_list_without_duplicates(case: Case) -> None:
-    found = configs(case)
-    assert 24 <= len(found) <= 110
-    assert len({str(c) for c in found}) == len(found)
-    assert {name for c in found for name in c.kwargs} <= set(case.kernel.arg_names)
+    result = configs(case)
+    assert 24 <= len(result) <= 110
+    assert len({str(c) for c in result}) == len(result)
+    assert {name for c in result for name in c.kwargs} <= set(case.kernel.arg_names)
 
 
 def test_matmul_space_is_the_product_that_published_numbers_refer_to() -> None:

@@ -43,13 +43,13 @@ A, B, C = context("a"), context("b"), context("c")
 def test_ratios_are_of_contexts_that_both_arms_decided(tmp_path: Path) -> None:
     write_arm(tmp_path, "forecast", decisions({A: 1.0, B: 2.0}))
     write_arm(tmp_path, "before", decisions({A: 4.0, B: 5.0, C: 100.0}))
-    found = compare_arms(read_arms([tmp_path]))
-    ratio = found["ratios"]["before/forecast"]
+    result = compare_arms(read_arms([tmp_path]))
+    ratio = result["ratios"]["before/forecast"]
     assert (ratio["contexts"], ratio["other_s"], ratio["ours_s"], ratio["ratio"]) == (2, 9.0, 3.0, 3.0)
     assert (ratio["low"], ratio["high"]) == (2.5, 4.0), "the ends are those of either kernel drawn twice"
     assert ratio["slower_contexts"] == 0
-    assert found["contexts_in_common"] == {"before & forecast": 2}
-    assert found["arms"]["before"]["median_s"] == 5.0
+    assert result["contexts_in_common"] == {"before & forecast": 2}
+    assert result["arms"]["before"]["median_s"] == 5.0
 
 
 def test_ratios_are_told_apart_by_the_length_of_lists(tmp_path: Path) -> None:
@@ -116,16 +116,16 @@ def test_regret_is_of_times_taken_side_by_side(tmp_path: Path) -> None:
         {"id": C, "ms": [3.0], "again_ms": 3.0, "arms": {"forecast": 0}},  # its best is not known
     ]
     write_arm(tmp_path, "retime", rows)
-    found = compare_arms(read_arms([tmp_path]))
-    regret = found["arms"]["forecast"]["regret"]
+    result = compare_arms(read_arms([tmp_path]))
+    regret = result["arms"]["forecast"]["regret"]
     assert regret["geomean"] == pytest.approx(0.1)
     assert (regret["beyond_share"], regret["stated_risk"]) == (0.5, 0.25)
     assert (regret["low"], regret["high"]) == (0.0, pytest.approx(0.21))
-    assert found["arms"]["exhaustive"]["regret"]["geomean"] == 0.0
-    assert "regret" not in found["arms"]["floor"]
-    assert found["noise"] == 0.0
-    assert found["arms"]["forecast"]["over_floor"]["geomean"] == pytest.approx(math.sqrt(8), abs=1e-5)
-    assert found["arms"]["forecast"]["forecast_s"] == 0.75
+    assert result["arms"]["exhaustive"]["regret"]["geomean"] == 0.0
+    assert "regret" not in result["arms"]["floor"]
+    assert result["noise"] == 0.0
+    assert result["arms"]["forecast"]["over_floor"]["geomean"] == pytest.approx(math.sqrt(8), abs=1e-5)
+    assert result["arms"]["forecast"]["forecast_s"] == 0.75
     row = compact_rows(read_arms([tmp_path]))[0]
     assert json.loads(row["retimed"])["ms"] == [1.0, 1.21]
     assert json.loads(row["arms"]["forecast"])["wall_s"] == 1.0

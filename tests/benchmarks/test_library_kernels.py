@@ -99,13 +99,13 @@ def test_a_search_of_a_kernel_says_of_which_library_and_what_its_run_recorded(
     monkeypatch.setitem(LIBRARY_KERNELS, "double", small_library)
     options = argparse.Namespace(device="cuda", seconds=1.0, trials=2, surrogate="none", seed=0, lanes=1)
     options.warm, options.paths, options.keep = True, ["auto"], None
-    (found,) = search_library("double", options)
-    assert (found["target"], found["kernel"]) == ("double", "small_library.ops:double")
-    assert found["library"] == f"pytest {pytest.__version__}"
-    assert (found["calls"]["problems"], found["calls"]["status"]) == (0, 1)
-    assert "no device" in found["calls"]["told"]
-    assert found["status"] != 0, "a search that does not know how the kernel is called is refused"
-    assert (found["judged"], found["cold_first_verdict_s"]) == (0, None)
+    (result,) = search_library("double", options)
+    assert (result["target"], result["kernel"]) == ("double", "small_library.ops:double")
+    assert result["library"] == f"pytest {pytest.__version__}"
+    assert (result["calls"]["problems"], result["calls"]["status"]) == (0, 1)
+    assert "no device" in result["calls"]["told"]
+    assert result["status"] != 0, "a search that does not know how the kernel is called is refused"
+    assert (result["judged"], result["cold_first_verdict_s"]) == (0, None)
 
 
 def test_a_library_that_is_not_installed_is_named_with_a_remedy() -> None:

@@ -28,10 +28,10 @@ def test_a_slowdown_is_the_geometric_mean_over_sizes() -> None:
 def test_the_best_single_config_runs_everywhere() -> None:
     config, least = best_single(TIMES)
     assert config == "b"
-    found = compared(TIMES, {"robust": "b", "middle": "c"})
-    assert found["robust"] == found["best_single"] == round(least, 5)
-    assert found["middle"] is None
-    assert found["worst"] == {"best_single": 0.1, "robust": 0.1}
+    result = compared(TIMES, {"robust": "b", "middle": "c"})
+    assert result["robust"] == result["best_single"] == round(least, 5)
+    assert result["middle"] is None
+    assert result["worst"] == {"best_single": 0.1, "robust": 0.1}
 
 
 def test_a_few_sizes_speak_for_those_between() -> None:
@@ -54,11 +54,11 @@ def test_means_are_over_kernels_in_which_all_choices_ran() -> None:
             **{"measurements": measurements, "seconds": seconds},
         }
 
-    found = summarise([row("one", 0.0, 0.0), row("two", 0.21, 0.21), row("three", 0.0, None)])
-    assert found["left_out"] == ["three"]
-    assert found["slowdown"]["robust"] == pytest.approx(0.1)
-    assert found["within_5_percent"] == {"best_single": 1, "interpolated": 1, "robust": 1, "middle": 0}
-    assert found["where_best_single_within_5_percent"]["kernels"] == 1
+    result = summarise([row("one", 0.0, 0.0), row("two", 0.21, 0.21), row("three", 0.0, None)])
+    assert result["left_out"] == ["three"]
+    assert result["slowdown"]["robust"] == pytest.approx(0.1)
+    assert result["within_5_percent"] == {"best_single": 1, "interpolated": 1, "robust": 1, "middle": 0}
+    assert result["where_best_single_within_5_percent"]["kernels"] == 1
 
 
 @pytest.mark.parametrize("entry", RANGES, ids=lambda e: e.kernel)
@@ -70,7 +70,7 @@ def test_sizes_of_a_range_reach_from_end_to_end(entry) -> None:  # type: ignore[
     assert all(size % 16 == 0 for size in sizes)
     case = entry.case(sizes[3])
     assert entry.argument in case.key
-    made = case.make("meta")
-    values = {**dict(zip(case.kernel.arg_names, made["args"], strict=False)), **made["kwargs"]}
+    result = case.make("meta")
+    values = {**dict(zip(case.kernel.arg_names, result["args"], strict=False)), **result["kwargs"]}
     assert values[entry.argument] == sizes[3]
     assert kernels.cases([entry.kernel])[0].kernel is case.kernel

@@ -32,8 +32,8 @@ def times(of: Table) -> list[float]:
 def test_what_is_close_to_the_best_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write_tables(path, [table([1.0, 1.05, 1.09, 1.2, 3.0])])
-    found = retime_near_best.close_configs([path], 0.1)
-    assert [len(close) for close in found.values()] == [3]
+    result = retime_near_best.close_configs([path], 0.1)
+    assert [len(close) for close in result.values()] == [3]
     assert retime_near_best.close_configs([path], 0.01) == {}, "one config has no rival"
 
 
@@ -48,6 +48,6 @@ def test_another_hosts_constant_is_taken_off() -> None:
 def test_luck_is_what_the_first_timing_cost() -> None:
     old, new = table([1.0, 1.01, 2.0]), table([1.05, 1.0])
     assert retime_near_best.lucky_choice_regret([(old, new)]) == pytest.approx(0.05)
-    (found,) = retime_near_best.timing_differences([(old, new)])
-    assert found["configs"] == 2
-    assert found["median"] == pytest.approx(0.03, abs=0.005)
+    (result,) = retime_near_best.timing_differences([(old, new)])
+    assert result["configs"] == 2
+    assert result["median"] == pytest.approx(0.03, abs=0.005)

@@ -26,8 +26,8 @@ def test_a_script_says_how_it_is_called(
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(script).main()
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert f"python -m {script}" in said, "the help shows the command as it is run from the repository's root"
+    text = capsys.readouterr().out
+    assert f"python -m {script}" in text, "the help shows the command as it is run from the repository's root"
 
 
 def test_areas_share_code_through_lib_alone() -> None:
@@ -44,12 +44,12 @@ def test_areas_share_code_through_lib_alone() -> None:
 
 def benchmark_imports(path: Path) -> list[str]:
     """`benchmarks.X...` modules that a file imports, anywhere in it."""
-    found = []
+    results = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module == "benchmarks":
-            found += [f"benchmarks.{alias.name}" for alias in node.names]
+            results += [f"benchmarks.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmarks."):
-            found.append(node.module or "")
+            results.append(node.module or "")
         elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.startswith("benchmarks.")]
-    return found
+            results += [alias.name for alias in node.names if alias.name.startswith("benchmarks.")]
+    return results

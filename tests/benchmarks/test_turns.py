@@ -19,9 +19,9 @@ def test_ratios_are_of_medians_over_repeats_and_of_what_both_have() -> None:
         row("b", "theirs", 9.0, 0.5),
         row("c", "theirs", 1.0, 1.0),
     ]
-    found = ratios_to(rows, subject="kernel", ours="ours", others=("theirs", "nobody"))
-    assert list(found) == ["theirs"]
-    assert found["theirs"] == {
+    result = ratios_to(rows, subject="kernel", ours="ours", others=("theirs", "nobody"))
+    assert list(result) == ["theirs"]
+    assert result["theirs"] == {
         "kernels": 2,
         "seconds_ratio": pytest.approx(6.0),  # of 4 and 9
         "latency_ratio": pytest.approx(1.0),  # of 0.5 and 2

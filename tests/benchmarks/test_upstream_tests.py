@@ -88,18 +88,18 @@ def options(only: str | None = None, devices: list[str] | None = None) -> argpar
 def test_a_file_is_run_in_both_arms_to_its_end(tmp_path: Path, devices: list[str] | None) -> None:
     """What takes a process down costs itself alone; what differs is run again and named."""
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
-    found = upstream.run_file("test_cases.py", options(devices=devices), tmp_path, 3600.0, {})
-    assert (found["collected"], found["came_to"], found["compared"]) == (6, {"plain": 6, "ours": 6}, 6)
-    assert found["passed"] == {"plain": 4, "ours": 2}
-    assert found["skipped"] == found["died"] == {"plain": 1, "ours": 1}
-    assert found["failed"] == {"plain": 0, "ours": 2}
-    assert found["lost"] == ["test_cases.py::test_passes_alone"]
-    assert found["left_out"] == ["test_cases.py::test_wants_every_choice"]
-    assert (found["gained"], found["chance"], found["open"]) == ([], [], [])
-    assert upstream.summary([found])["left_out"] == found["left_out"]
-    assert all(seconds > 0 for arm in ("plain", "ours") for seconds in found["ready_s"][arm])
-    assert len(found["ready_s"]["plain"]) >= 3, "of all processes, that which collects among them"
-    assert "lost: test_cases.py::test_passes_alone: AssertionError" in upstream.table([found])
+    result = upstream.run_file("test_cases.py", options(devices=devices), tmp_path, 3600.0, {})
+    assert (result["collected"], result["came_to"], result["compared"]) == (6, {"plain": 6, "ours": 6}, 6)
+    assert result["passed"] == {"plain": 4, "ours": 2}
+    assert result["skipped"] == result["died"] == {"plain": 1, "ours": 1}
+    assert result["failed"] == {"plain": 0, "ours": 2}
+    assert result["lost"] == ["test_cases.py::test_passes_alone"]
+    assert result["left_out"] == ["test_cases.py::test_wants_every_choice"]
+    assert (result["gained"], result["chance"], result["open"]) == ([], [], [])
+    assert upstream.summary([result])["left_out"] == result["left_out"]
+    assert all(seconds > 0 for arm in ("plain", "ours") for seconds in result["ready_s"][arm])
+    assert len(result["ready_s"]["plain"]) >= 3, "of all processes, that which collects among them"
+    assert "lost: test_cases.py::test_passes_alone: AssertionError" in upstream.table([result])
 
 
 def test_an_earlier_run_is_gone_on_with(tmp_path: Path) -> None:
@@ -117,15 +117,15 @@ def test_an_earlier_run_is_gone_on_with(tmp_path: Path) -> None:
         "repeated": {"plain": _told({choice: "passed"}), "ours": _told({choice: "failed"})},
     }
     rows: list[dict[str, Any]] = []
-    found = upstream.run_file(
+    result = upstream.run_file(
         "test_cases.py", options(only="comes_last"), tmp_path, 3600.0, earlier, rows.append
     )
-    assert (found["compared"], found["sampled"]) == (4, 4)
-    assert found["died"] == {"plain": 1, "ours": 1}  # not run again
-    rerun = found["outcomes"]["ours"][last]  # as the plain arm had not come to it
+    assert (result["compared"], result["sampled"]) == (4, 4)
+    assert result["died"] == {"plain": 1, "ours": 1}  # not run again
+    rerun = result["outcomes"]["ours"][last]  # as the plain arm had not come to it
     assert rerun["outcome"] == "passed"
-    assert set(found["repeated"]["plain"]) == {alone, choice}
-    assert (found["lost"], found["left_out"], found["open"]) == ([alone], [choice], [])
+    assert set(result["repeated"]["plain"]) == {alone, choice}
+    assert (result["lost"], result["left_out"], result["open"]) == ([alone], [choice], [])
     assert [(row["compared"], row["lost"], row["open"]) for row in rows] == [
         (4, [choice], [alone]),  # kept before anything is repeated, should the run be cut short
         (4, [alone, choice], []),
@@ -144,13 +144,13 @@ def test_what_was_late_or_has_changed_is_run_anew() -> None:
         "complete": _told({"b": "passed", "c": "failed"}),
     }
     kept = upstream.kept_outcomes(earlier, None)
-    assert {arm: list(found) for arm, found in kept["outcomes"].items()} == {
+    assert {arm: list(result) for arm, result in kept["outcomes"].items()} == {
         "plain": ["b", "c"],
         "ours": ["b", "c"],
     }
     assert list(kept["complete"]["ours"]) == ["b", "c"]
     kept = upstream.kept_outcomes(earlier, "^b$")
-    assert [list(found) for found in kept["outcomes"].values()] == [["c"], ["c"]]
+    assert [list(result) for result in kept["outcomes"].values()] == [["c"], ["c"]]
     assert list(kept["complete"]["ours"]) == ["c"]
     nothing = {"plain": {}, "ours": {}}
     assert upstream.kept_outcomes({}, "b") == {"outcomes": nothing, "repeated": nothing, "complete": nothing}
@@ -163,8 +163,8 @@ def test_a_run_is_gone_on_with_on_the_same_device_and_release(tmp_path: Path) ->
     data = {"null": False, "environment": there, "options": {"each": 60}, "raw": {"files": rows}}
     path = tmp_path / "earlier.json"
     path.write_text(json.dumps(data), encoding="utf-8")
-    told = {"date": "2026-11-29", "commit": "abc", "options": {"each": 60}}
-    assert upstream.earlier_run(path, here) == {"files": {"test_a.py": rows[0]}, "runs": [told]}
+    result = {"date": "2026-11-29", "commit": "abc", "options": {"each": 60}}
+    assert upstream.earlier_run(path, here) == {"files": {"test_a.py": rows[0]}, "runs": [result]}
     assert upstream.earlier_run(None, here) == {"files": {}, "runs": []}
     with pytest.raises(SystemExit, match=r"this torch, '2\.12\.1'; earlier\.json has '2\.13\.0'"):
         upstream.earlier_run(path, {**here, "torch": "2.12.1"})
@@ -214,9 +214,9 @@ def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: P
     (tmp_path / "test_late.py").write_text(HANGS, encoding="utf-8")
     run = TestRun("plain", tmp_path, sys.executable, 1)
     late, after = (f"test_late.py::test_{name}" for name in ("hangs", "comes_after"))
-    found = run.outcomes("test_late.py", [late, after], time.monotonic() + 3600.0)
-    assert (found[late]["outcome"], found[late]["why"]) == ("failed", "not done after 1 s")
-    assert found[after]["outcome"] == "passed"
+    result = run.outcomes("test_late.py", [late, after], time.monotonic() + 3600.0)
+    assert (result[late]["outcome"], result[late]["why"]) == ("failed", "not done after 1 s")
+    assert result[after]["outcome"] == "passed"
     (tmp_path / "test_late.py").write_text("import a_module_that_nobody_has\n", encoding="utf-8")
     with pytest.raises(RuntimeError, match="a_module_that_nobody_has"):
         run.collect("test_late.py")
@@ -232,13 +232,13 @@ def test_what_a_processor_can_do_is_found_out_by_one_process(tmp_path: Path) -> 
         run = TestRun("plain", tmp_path, sys.executable, 600)
         run.environment |= {"PROBES": expected}
         outcomes.append(run.outcomes("test_cases.py", ["test_cases.py::test_probes"], time.monotonic() + 600))
-    assert [told["outcome"] for found in outcomes for told in found.values()] == ["passed", "passed"]
+    assert [result["outcome"] for answer in outcomes for result in answer.values()] == ["passed", "passed"]
 
 
 def test_messages_name_no_folder_of_this_machine() -> None:
-    said = "('/a/b-1/test_x.py', 3, 'Skipped: 1/2, https://a.example/b/c') in /opt/lib/python3.11/torch/x.py"
+    text = "('/a/b-1/test_x.py', 3, 'Skipped: 1/2, https://a.example/b/c') in /opt/lib/python3.11/torch/x.py"
     want = "('test_x.py', 3, 'Skipped: 1/2, https://a.example/b/c') in x.py"
-    assert without_folders(said) == want
+    assert without_folders(text) == want
 
 
 def test_a_share_is_seeded_and_keeps_the_order() -> None:
@@ -274,8 +274,8 @@ def test_only_what_both_came_to_is_compared() -> None:
     }
     assert upstream.differences(outcomes) == (["t1"], ["t2"])
     assert upstream.compared(outcomes) == ["t0", "t1", "t2"]
-    found = upstream.counts(outcomes)
-    assert (found["passed"], found["died"]) == ({"plain": 2, "ours": 2}, {"plain": 0, "ours": 1})
+    result = upstream.counts(outcomes)
+    assert (result["passed"], result["died"]) == ({"plain": 2, "ours": 2}, {"plain": 0, "ours": 1})
 
 
 def test_tests_are_chosen_by_their_names() -> None:

@@ -54,8 +54,8 @@ def docstring(path: Path) -> str:
 
 def expected_lines(path: Path) -> list[str]:
     """The indented lines below `Output` in an example's docstring."""
-    _, found, block = docstring(path).partition("\nOutput ")
-    assert found, f"{path.name}: its docstring shows no output"
+    _, result, block = docstring(path).partition("\nOutput ")
+    assert result, f"{path.name}: its docstring shows no output"
     lines = [line for line in block.splitlines()[1:] if line.startswith("    ")]
     return textwrap.dedent("\n".join(lines)).splitlines()
 
@@ -127,9 +127,9 @@ def test_facts_are_of_examples() -> None:
 
 def test_tutorials_include_examples_that_exist_and_examples_are_used() -> None:
     included = {
-        found
+        result
         for page in (*TUTORIALS, ROOT / "docs" / "quickstart.md")
-        for found in re.findall(r'--8<-- "([^":]+)"', page.read_text(encoding="utf-8"))
+        for result in re.findall(r'--8<-- "([^":]+)"', page.read_text(encoding="utf-8"))
     }
     missing = [name for name in included if not (ROOT / name).is_file()]
     assert not missing

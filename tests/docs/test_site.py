@@ -85,10 +85,10 @@ def _links(path: Path) -> list[str]:
 def _anchors(path: Path) -> set[str]:
     """What a link into a page may name: its headings, as GitHub and MkDocs spell them, and explicit ids."""
     text = path.read_text(encoding="utf-8")
-    found = {match["id"] or match["attribute"] for match in _ANCHOR.finditer(text)}
+    names = {match["id"] or match["attribute"] for match in _ANCHOR.finditer(text)}
     for match in _HEADING.finditer(_FENCE.sub("", text)):
         if match["id"]:
-            found.add(match["id"])
+            names.add(match["id"])
         words = re.sub(r"[^\w\s-]", "", match["text"].lower()).strip()
-        found |= {re.sub(r"\s", "-", words), re.sub(r"[-\s]+", "-", words)}
-    return found
+        names |= {re.sub(r"\s", "-", words), re.sub(r"[-\s]+", "-", words)}
+    return names

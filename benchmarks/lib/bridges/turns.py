@@ -102,7 +102,7 @@ def retime_choices(
 
     `script --child retime` is given the subject and `configs`, and prints `ms`, one for each.
     """
-    found = []
+    results = []
     for name in dict.fromkeys(row[subject] for row in rows):
         own = [row for row in rows if row[subject] == name]
         given = {subject: name, "configs": [row["config"] for row in own]}
@@ -110,8 +110,8 @@ def retime_choices(
         result.add("retimed", {subject: name, **times})
         timed = with_times(own, times["ms"])
         say(f"{name} in turns: " + ", ".join(f"{row['arm']} {row['ms']:.4f} ms" for row in timed))
-        found += timed
-    return found
+        results += timed
+    return results
 
 
 def medians_in_turns(calls: Sequence[Callable[[], object]], rounds: int) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def ratios_to(
 
     Medians over repeats, geometric means over the subjects that both have; an arm without any is left out.
     """
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for other in others:
         seconds: list[float] = []
         times: dict[str, float] = {}
@@ -158,11 +158,11 @@ def ratios_to(
                 seconds.append(middle(theirs, "tune_s") / middle(mine, "tune_s"))
                 times[name] = middle(mine, "ms") / middle(theirs, "ms")
         if seconds:
-            found[other] = {
+            figures[other] = {
                 f"{subject}s": len(seconds),
                 "seconds_ratio": round(statistics.geometric_mean(seconds), 3),
                 "latency_ratio": round(statistics.geometric_mean(times.values()), 4),
                 "worst_latency_ratio": round(max(times.values()), 4),
                 "latency_ratios": {name: round(ratio, 4) for name, ratio in times.items()},
             }
-    return found
+    return figures

@@ -83,9 +83,9 @@ def redirect(connection: socket.socket) -> None:
 
 def full(connection: socket.socket) -> None:
     """Has no memory left for anything."""
-    while asked := connection.recv(65536):
+    while request := connection.recv(65536):
         connection.sendall(
-            b"-OOM command not allowed when used memory > 'maxmemory'.\r\n" * asked.count(b"*")
+            b"-OOM command not allowed when used memory > 'maxmemory'.\r\n" * request.count(b"*")
         )
 
 
@@ -121,8 +121,8 @@ def proxy(
         with socket.create_connection(("127.0.0.1", target)) as server:
             spoiled_at, answers = chance.randrange(12), 0
             connection.settimeout(30.0)
-            while asked := connection.recv(1 << 20):
-                server.sendall(asked)
+            while request := connection.recv(1 << 20):
+                server.sendall(request)
                 server.settimeout(0.05)
                 answer = b""
                 with contextlib.suppress(TimeoutError):

@@ -79,8 +79,8 @@ class FlexBlock(TransformerBlock):
         )
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        found = flex_attention(q, k, v, block_mask=self.mask)
-        return found if isinstance(found, torch.Tensor) else found[0]
+        result = flex_attention(q, k, v, block_mask=self.mask)
+        return result if isinstance(result, torch.Tensor) else result[0]
 
 
 class ResidualBlock(nn.Module):
@@ -110,8 +110,10 @@ def _convnet(small: bool, device: str) -> CompiledModel:
 
 def _block(small: bool, device: str, *, flex: bool = False) -> CompiledModel:
     width, heads, hidden, tokens = (64, 2, 128, 128) if small else (4096, 32, 14336, 4096)
-    made = FlexBlock(width, heads, hidden, tokens, device) if flex else TransformerBlock(width, heads, hidden)
-    return CompiledModel(made, (torch.randn(1, tokens, width),))
+    result = (
+        FlexBlock(width, heads, hidden, tokens, device) if flex else TransformerBlock(width, heads, hidden)
+    )
+    return CompiledModel(result, (torch.randn(1, tokens, width),))
 
 
 # --- models of transformers ---
@@ -125,16 +127,16 @@ class FirstOutput(nn.Module):
         self.module, self.names = module, names
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.module(**dict(zip(self.names, tensors, strict=True)))[0]
-        return found
+        result: torch.Tensor = self.module(**dict(zip(self.names, tensors, strict=True)))[0]
+        return result
 
 
 def _from_transformers(kind: str, **sizes: Any) -> nn.Module:
     import transformers
 
     config = transformers.AutoConfig.for_model(kind, **sizes)
-    made: nn.Module = transformers.AutoModel.from_config(config)
-    return made
+    result: nn.Module = transformers.AutoModel.from_config(config)
+    return result
 
 
 _LANGUAGE_MODELS: Mapping[str, tuple[int, int, int, int]] = {
@@ -174,8 +176,8 @@ def _language_model(
     if small:
         batch, tokens = min(batch, 4), min(tokens, 16)
         other = other and (min(other[0], 3), min(other[1], 24))
-    made = CompiledModel(module, (torch.randn(batch, tokens, width),), training=training)
-    return made if other is None else replace(made, other_inputs=(torch.randn(*other, width),))
+    result = CompiledModel(module, (torch.randn(batch, tokens, width),), training=training)
+    return result if other is None else replace(result, other_inputs=(torch.randn(*other, width),))
 
 
 def _bert(small: bool, *, training: bool = False) -> CompiledModel:
@@ -266,15 +268,15 @@ def model_of(name: str, device: str) -> CompiledModel:
     small = device == "cpu"
     dtype = torch.float32 if small else torch.float16 if name in _CONVOLUTIONS else torch.bfloat16
     with torch.device(device):  # weights are drawn where they stay
-        made = _MODELS[name](small, device)
+        result = _MODELS[name](small, device)
     layout = torch.channels_last if name in _CONVOLUTIONS else torch.preserve_format
 
     def placed(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
         return None if tensors is None else tuple(t.to(device, dtype, memory_format=layout) for t in tensors)
 
-    inputs = placed(made.inputs)
+    inputs = placed(result.inputs)
     assert inputs is not None
-    module = made.module.to(device, dtype).eval()
+    module = result.module.to(device, dtype).eval()
     if name in _CONVOLUTIONS:
         module = module.to(memory_format=torch.channels_last)
-    return replace(made, module=module, inputs=inputs, other_inputs=placed(made.other_inputs))
+    return replace(result, module=module, inputs=inputs, other_inputs=placed(result.other_inputs))

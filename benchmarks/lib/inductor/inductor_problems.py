@@ -96,8 +96,8 @@ class _FlexAttention(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, causal: bool, queries: int, keys: int, device: str) -> None:
         super().__init__()
-        made = create_block_mask(_below, None, None, queries, keys, device=device) if causal else None
-        self.mask = made
+        result = create_block_mask(_below, None, None, queries, keys, device=device) if causal else None
+        self.mask = result
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out = flex_attention(q, k, v, block_mask=self.mask, enable_gqa=q.shape[1] != k.shape[1])
@@ -175,8 +175,8 @@ _ATTENTIONS = [
 
 def all_problems(split: str | None = None) -> list[InductorProblem]:
     """All problems in a fixed order, or those of one split."""
-    found = [*_linears(), *_others()]
-    return [p for p in found if split is None or p.split == split]
+    results = [*_linears(), *_others()]
+    return [p for p in results if split is None or p.split == split]
 
 
 def _linears() -> Iterator[InductorProblem]:

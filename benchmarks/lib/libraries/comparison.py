@@ -69,25 +69,25 @@ def compare_arms(arms: Mapping[str, ArmRows]) -> Figures:
     """All figures: `arms`, `ratios` (others' wall seconds / ours), `contexts_in_common`, `noise`."""
     deciding = {name: rows for name, rows in arms.items() if not name.startswith(RETIME) and rows}
     retimed = arms.get(RETIME, {})
-    found: Figures = {"arms": {}, "ratios": {}, "contexts_in_common": {}}
+    result: Figures = {"arms": {}, "ratios": {}, "contexts_in_common": {}}
     floor = deciding.get(FLOOR, {})
     for name, rows in deciding.items():
-        found["arms"][name] = arm_figures(rows)
+        result["arms"][name] = arm_figures(rows)
         if name != FLOOR and (common := sorted(set(rows) & set(floor))):
-            found["arms"][name]["over_floor"] = _over_floor(rows, floor, common)
+            result["arms"][name]["over_floor"] = _over_floor(rows, floor, common)
         if regret := regret_figures(name, rows, retimed):
-            found["arms"][name]["regret"] = regret
+            result["arms"][name]["regret"] = regret
     for name, rows in deciding.items():
         for other, others in deciding.items():
             if name < other:
-                found["contexts_in_common"][f"{name} & {other}"] = len(set(rows) & set(others))
+                result["contexts_in_common"][f"{name} & {other}"] = len(set(rows) & set(others))
         for ours in deciding:
             if _compares(name, ours) and set(rows) & set(deciding[ours]):
-                found["ratios"][f"{name}/{ours}"] = wall_ratio(rows, deciding[ours])
+                result["ratios"][f"{name}/{ours}"] = wall_ratio(rows, deciding[ours])
     if retimed:
         again = [abs(math.log(row["again_ms"] / row["ms"][0])) for row in retimed.values()]
-        found["noise"] = round(math.exp(statistics.median(again)) - 1, _PLACES)
-    return found
+        result["noise"] = round(math.exp(statistics.median(again)) - 1, _PLACES)
+    return result
 
 
 def _compares(name: str, ours: str) -> bool:
@@ -101,7 +101,7 @@ def arm_figures(rows: ArmRows) -> Figures:
     """Of one arm by itself: wall seconds, the longest parts of the cost, and how much was measured."""
     walls = [float(row["wall_s"]) for row in rows.values()]
     costs = [row["cost"] for row in rows.values() if row.get("cost")]
-    found: Figures = {
+    figures: Figures = {
         "contexts": len(rows),
         "kernels": len({kernel_of(c) for c in rows}),
         "candidates": sum(row["n"] for row in rows.values()),
@@ -110,11 +110,11 @@ def arm_figures(rows: ArmRows) -> Figures:
         "median_s": round(statistics.median(walls), 4),
     }
     if costs:
-        found["measured"] = sum(row.get("measured") or 0 for row in rows.values())
-        found |= {part: round(sum(cost.get(part) or 0.0 for cost in costs), 3) for part in COST_PARTS}
+        figures["measured"] = sum(row.get("measured") or 0 for row in rows.values())
+        figures |= {part: round(sum(cost.get(part) or 0.0 for cost in costs), 3) for part in COST_PARTS}
     if parts := wall_parts(rows):
-        found["parts"] = parts
-    return found
+        figures["parts"] = parts
+    return figures
 
 
 def wall_parts(rows: ArmRows) -> Figures:
@@ -141,13 +141,13 @@ def wall_parts(rows: ArmRows) -> Figures:
 def wall_ratio(others: ArmRows, ours: ArmRows) -> Figures:
     """Wall seconds of another arm over ours in the contexts of both: all, and by the length of the list."""
     common = sorted(set(others) & set(ours))
-    found = _ratio(others, ours, common)
-    found["by_length"] = {}
+    result = _ratio(others, ours, common)
+    result["by_length"] = {}
     for low, high in CLASSES:
         chosen = [c for c in common if low <= ours[c]["n"] <= high]
         if chosen:
-            found["by_length"][list_class(low)] = _ratio(others, ours, chosen)
-    return found
+            result["by_length"][list_class(low)] = _ratio(others, ours, chosen)
+    return result
 
 
 def _ratio(others: ArmRows, ours: ArmRows, common: Sequence[ContextId]) -> Figures:
@@ -185,7 +185,7 @@ def regret_figures(arm: str, rows: ArmRows, retimed: ArmRows) -> Figures:
     common = sorted(regrets)
     values = np.array([regrets[c] for c in common])
     risks = [rows[c]["risk"] for c in common if rows[c].get("risk") is not None]
-    found: Figures = {
+    figures: Figures = {
         "contexts": len(common),
         "worst": round(float(values.max()), _PLACES),
         **_interval("geomean", lambda chosen: float(np.expm1(np.log1p(values[chosen]).mean())), common),
@@ -197,8 +197,8 @@ def regret_figures(arm: str, rows: ArmRows, retimed: ArmRows) -> Figures:
         },
     }
     if risks:
-        found["stated_risk"] = round(statistics.mean(risks), _PLACES)
-    return found
+        figures["stated_risk"] = round(statistics.mean(risks), _PLACES)
+    return figures
 
 
 def _walls(rows: ArmRows, contexts: Sequence[ContextId]) -> _Floats:
@@ -209,16 +209,16 @@ def _interval(
     name: str, statistic: Callable[[npt.NDArray[np.intp]], float], contexts: Sequence[ContextId]
 ) -> Figures:
     """`name`, and its interval as `low` and `high`: None where there is but one kernel."""
-    made = cluster_bootstrap(statistic, [kernel_of(c) for c in contexts])
-    found: Figures = {name: round(made.value, _PLACES)}
-    for end, value in (("low", made.low), ("high", made.high)):
-        found[end] = None if math.isnan(value) else round(value, _PLACES)
-    return found
+    result = cluster_bootstrap(statistic, [kernel_of(c) for c in contexts])
+    figures: Figures = {name: round(result.value, _PLACES)}
+    for end, value in (("low", result.low), ("high", result.high)):
+        figures[end] = None if math.isnan(value) else round(value, _PLACES)
+    return figures
 
 
 def compact_rows(arms: Mapping[str, ArmRows]) -> list[Figures]:
     """A row per context with what each arm took and chose, and the times side by side."""
-    found = []
+    results = []
     for context in sorted({c for rows in arms.values() for c in rows}):
         workload, kernel, key = json.loads(context)
         row: Figures = {"workload": workload, "kernel": kernel, "key": " ".join(key), "arms": {}}
@@ -236,5 +236,5 @@ def compact_rows(arms: Mapping[str, ArmRows]) -> list[Figures]:
             shown |= {part: cost.get(part) for part in COST_PARTS} | {"config": own["config"]}
             kept = {k: round(v, 4) if isinstance(v, float) else v for k, v in shown.items() if v is not None}
             row["arms"][name] = json.dumps(kept)
-        found.append(row)
-    return found
+        results.append(row)
+    return results

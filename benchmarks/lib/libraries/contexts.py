@@ -55,8 +55,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def by_context(rows: Iterable[Mapping[str, Any]]) -> dict[ContextId, Mapping[str, Any]]:
     """Rows of decisions by their context, the first of each."""
-    found: dict[ContextId, Mapping[str, Any]] = {}
+    result: dict[ContextId, Mapping[str, Any]] = {}
     for row in rows:
         if "id" in row:
-            found.setdefault(str(row["id"]), row)
-    return found
+            result.setdefault(str(row["id"]), row)
+    return result

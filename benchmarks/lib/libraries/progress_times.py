@@ -35,10 +35,10 @@ class ProgressTimes:
 
         @wraps(measure)
         def noting_measure(measurer: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            for found in measure(measurer, *args, **kwargs):
+            for answer in measure(measurer, *args, **kwargs):
                 spent = measurer.spent().timing_s
-                self.timed.append([str(found.candidate.config), self._now(), round(spent, 4)])
-                yield found
+                self.timed.append([str(answer.candidate.config), self._now(), round(spent, 4)])
+                yield answer
 
         measurer_class: Any = TritonMeasurer
         measurer_class.measure = noting_measure

@@ -26,14 +26,14 @@ HARVEST = "harvest"
 
 def chosen_configs(files: Mapping[str, Path]) -> dict[str, dict[str, Mapping[str, Any]]]:
     """By context: the config that each arm chose, and the harvest's best few as `best 0`, `best 1`, ..."""
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    result: dict[str, dict[str, Mapping[str, Any]]] = {}
     for arm, path in files.items():
         for row in read_rows(path):
-            chosen = found.setdefault(str(row["id"]), {})
+            chosen = result.setdefault(str(row["id"]), {})
             chosen[arm] = row["config"]
             if arm == HARVEST:
                 chosen |= {f"best {i}": config for i, config in enumerate(row.get("best", []))}
-    return found
+    return result
 
 
 class RetimedChoices:

@@ -48,11 +48,11 @@ def one_row_per_candidate(table: Table) -> list[Measurement]:
     for m in table.measurements:
         if m.compile_s is not None:
             compiled.setdefault(m.candidate, m)
-    found = []
+    rows = []
     for candidate, m in table.by_candidate().items():
         first = compiled.get(candidate, m)
-        found.append(replace(m, compile_s=first.compile_s, extra={**first.extra, **m.extra}))
-    return found
+        rows.append(replace(m, compile_s=first.compile_s, extra={**first.extra, **m.extra}))
+    return rows
 
 
 def _without_text(m: Measurement) -> Measurement:

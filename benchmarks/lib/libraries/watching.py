@@ -80,16 +80,16 @@ class WatchedDecisions:
         torch.cuda.synchronize()
         self.times.start()
         begin = time.perf_counter()
-        found = self._run(tuner, *args, **kwargs)
+        result = self._run(tuner, *args, **kwargs)
         torch.cuda.synchronize()
         wall = time.perf_counter() - begin
         if len(tuner.cache) > before:  # else another workload had the same key
             self._write(name, wall, len(configs), tuner.best_config, self._decision(tuner))
-        return found
+        return result
 
     def _seen(self, tuner: Any) -> set[str]:
-        found: set[str] = tuner.__dict__.setdefault("_watched_contexts", set())
-        return found
+        names: set[str] = tuner.__dict__.setdefault("_watched_contexts", set())
+        return names
 
     def _take_winner(
         self,
@@ -107,13 +107,13 @@ class WatchedDecisions:
         taken[name] = config
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        found = self._launch(tuner, config, args, kwargs)
+        result = self._launch(tuner, config, args, kwargs)
         torch.cuda.synchronize()
         if self.given["arm"] == "floor" and row is not None:
             again = partial(self._launch, tuner, config, args, kwargs)
             triton.testing.do_bench(again, warmup=2, rep=10)
             self._write(name, time.perf_counter() - begin, len(configs), config, {})
-        return found
+        return result
 
     def _launch(self, tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch one config; a list of one is launched without a decision, whoever serves."""

@@ -80,5 +80,5 @@ def compile_sums(workers: CompileWorkers, count: int = COUNT) -> tuple[dict[str,
         for name, (body, _) in BODIES.items()
     }
     built = {name: future.result() for name, future in futures.items()}
-    made = {n: b.programs[0] for n, b in built.items() if b.programs}
-    return made, {n: b.error or b.host_code or b.infrastructure for n, b in built.items() if not b.programs}
+    result = {n: b.programs[0] for n, b in built.items() if b.programs}
+    return result, {n: b.error or b.host_code or b.infrastructure for n, b in built.items() if not b.programs}

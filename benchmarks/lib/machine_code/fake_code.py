@@ -34,10 +34,10 @@ def has_compiler() -> bool:
 
 def build_driver(folder: Path) -> Path:
     """The fake driver as a shared library. Raises `CalledProcessError` where it does not compile."""
-    made = folder / "libfakecuda.so"
-    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(made), str(_DRIVER_SOURCE)]
+    result = folder / "libfakecuda.so"
+    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(result), str(_DRIVER_SOURCE)]
     subprocess.run(command, check=True)
-    return made
+    return result
 
 
 # --- operations; parameters are numbers, offsets and sizes bytes ---

@@ -66,13 +66,13 @@ def objection(runner: RunnerClient, program: Program, call: SumCall, incumbent: 
         answer = runner.check(program, call.given, 3)
         if answer.violations:
             return answer.violations[0].rule
-        if said := call.wrong(program, answer.launches):
-            return said
+        if text := call.wrong(program, answer.launches):
+            return text
         rival = incumbent or addition("incumbent", honest(), call.count)
-        found = runner.time([replace(rival, candidate="incumbent"), program], call.given, TimingLimits())
-        if found.violations:
-            return found.violations[0].rule
-        return call.wrong(program, found.launches)
+        result = runner.time([replace(rival, candidate="incumbent"), program], call.given, TimingLimits())
+        if result.violations:
+            return result.violations[0].rule
+        return call.wrong(program, result.launches)
     except ProgramFault as fault:
         if fault.candidate != program.candidate:
             return f"blamed {fault.candidate}"

@@ -67,8 +67,8 @@ def last_object(text: str) -> dict[str, Any]:
     lines = [line for line in text.splitlines() if line.startswith("{")]
     if not lines:
         raise ValueError(f"the child printed no JSON object, but {text[-400:]!r}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
 
 
 def copy_missing(source: str, to: str) -> str:

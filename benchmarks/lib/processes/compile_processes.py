@@ -33,8 +33,8 @@ class RowFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        found = [json.loads(line) for line in text.splitlines()]
-        self.rows: list[Row] = [row for row in found if "error" not in row]
+        results = [json.loads(line) for line in text.splitlines()]
+        self.rows: list[Row] = [row for row in results if "error" not in row]
 
     def add(self, row: Row) -> None:
         """Keep a row, and say it."""
@@ -103,10 +103,10 @@ class RowProcess:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        found = self.row()
-        if found is None:
+        result = self.row()
+        if result is None:
             raise RuntimeError(f"the child ended when it was asked for {line!r}: see its messages above")
-        return found
+        return result
 
 
 def stream(command: Sequence[str], env: Mapping[str, str], patience_s: float) -> Iterator[Row]:
@@ -200,13 +200,13 @@ def timed_in_turns(calls: Sequence[Callable[[], object]], rounds: int, device: s
         call()
     if device == "cuda":
         return [statistics.median(times) for times in time_in_turns(calls, rounds)]
-    found: list[list[float]] = [[] for _ in calls]
+    results: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
-        for call, times in zip(calls, found, strict=True):
+        for call, times in zip(calls, results, strict=True):
             begin = time.perf_counter()
             call()
             times.append(1e3 * (time.perf_counter() - begin))
-    return [statistics.median(times) for times in found]
+    return [statistics.median(times) for times in results]
 
 
 def inductor_seconds(suffix: str, before: Mapping[str, float]) -> float:

@@ -51,13 +51,13 @@ def _read_named_configs(path: str) -> dict[str, set[str]]:
 
 def harvested_configs(case: kernels.Case) -> list[Any]:
     """The configs of a case that this harvest times."""
-    found = kernels.thinned(
+    result = kernels.thinned(
         case, int(os.environ.get(EACH_VARIABLE, 1_000_000)), int(os.environ.get(AFTER_VARIABLE, 0))
     )
     if path := os.environ.get(NEAR_VARIABLE):
         close = _read_named_configs(path).get(case.name, ())
-        return [c for c in found if str(describe.to_config(c)) in close]
-    return found
+        return [c for c in result if str(describe.to_config(c)) in close]
+    return result
 
 
 def harvested_cases(kernel: str) -> list[kernels.Case]:

@@ -101,9 +101,9 @@ def record_calls(place: str, program: Sequence[str], environment: dict[str, str]
             timeout=_LONGEST_S,
             check=False,
         )
-        status, told = done.returncode, done.stdout.splitlines()[-_LINES_TOLD:]
+        status, result = done.returncode, done.stdout.splitlines()[-_LINES_TOLD:]
     except subprocess.TimeoutExpired:
-        status, told = -1, [f"it was ended after {_LONGEST_S:.0f} s"]
+        status, result = -1, [f"it was ended after {_LONGEST_S:.0f} s"]
     store = Store(Path(environment["FORECAST_AUTOTUNE_CACHE_DIR"]))
     tables = list(store.tables(place.rpartition(":")[2], None))
     return {
@@ -111,7 +111,7 @@ def record_calls(place: str, program: Sequence[str], environment: dict[str, str]
         "seconds": time.perf_counter() - begin,
         "problems": len(tables),
         "configs": max((len(table.by_candidate()) for table in tables), default=0),
-        "told": told,
+        "told": result,
     }
 
 

@@ -127,18 +127,18 @@ class LandscapeJudge(NodeJudge):
         here, there = parse_point(job.node.source), parse_point(job.against.source)
         spent = 0.5 + chance.random()
         if does_fail(*here) and job.node.id != SEEDS[0].id:
-            found = NodeResult(Outcome.INCORRECT, job.against.id, device_seconds=spent, stage="verify")
+            result = NodeResult(Outcome.INCORRECT, job.against.id, device_seconds=spent, stage="verify")
         else:
             ratio = log2_seconds(*here) - log2_seconds(*there) + chance.gauss(0.0, NOISE)
-            found = NodeResult(Outcome.OK, job.against.id, ratio, NOISE, stage="time")
-            found = replace(found, device_seconds=spent, wall_seconds=2 * spent)
+            result = NodeResult(Outcome.OK, job.against.id, ratio, NOISE, stage="time")
+            result = replace(result, device_seconds=spent, wall_seconds=2 * spent)
         self._ledger.write(f"done {job.id}")
-        return found
+        return result
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         there = log2_seconds(*parse_point(confirm.seed_node.source))
         self._ledger.write(f"begin {action_key(confirm)}")
-        found = {
+        result = {
             n.id: NodeResult(
                 Outcome.OK,
                 confirm.seed_node.id,
@@ -149,7 +149,7 @@ class LandscapeJudge(NodeJudge):
             for n in confirm.nodes
         }
         self._ledger.write(f"done {action_key(confirm)}")
-        return found
+        return result
 
     def close(self) -> None:
         pass

@@ -21,7 +21,7 @@ def workloads(only: Sequence[str] = ()) -> dict[str, Workload]:
     `only` are names, or beginnings of names. Raises `ValueError` for one that fits nothing.
     """
     listed = {name: dict(_library(name)) for name in LIBRARIES}
-    found: dict[str, Workload] = {}
+    result: dict[str, Workload] = {}
     longest = max(len(entries) for entries in listed.values())
     # In proportion: every library's last workload comes about last.
     places = sorted(
@@ -31,15 +31,15 @@ def workloads(only: Sequence[str] = ()) -> dict[str, Workload]:
     )
     assert longest
     for _, library, name in places:
-        found[f"{library}/{name}"] = listed[library][name]
+        result[f"{library}/{name}"] = listed[library][name]
     if not only:
-        return found
-    unknown = [text for text in only if not any(name.startswith(text) for name in found)]
+        return result
+    unknown = [text for text in only if not any(name.startswith(text) for name in result)]
     if unknown:
-        raise ValueError(f"no workload is called {', '.join(unknown)}; there are: {', '.join(found)}")
-    return {name: work for name, work in found.items() if any(name.startswith(text) for text in only)}
+        raise ValueError(f"no workload is called {', '.join(unknown)}; there are: {', '.join(result)}")
+    return {name: work for name, work in result.items() if any(name.startswith(text) for text in only)}
 
 
 def _library(name: str) -> dict[str, Workload]:
-    made: dict[str, Workload] = importlib.import_module(f"{__name__}.{name}").WORKLOADS
-    return made
+    result: dict[str, Workload] = importlib.import_module(f"{__name__}.{name}").WORKLOADS
+    return result

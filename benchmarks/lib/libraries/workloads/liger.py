@@ -39,9 +39,9 @@ def gated_mlp(tokens: int, width: int, inner: int, training: bool) -> None:
     gate = random_tensor(inner, width, scale=0.02, grad=training)
     up = random_tensor(inner, width, scale=0.02, grad=training)
     down = random_tensor(width, inner, scale=0.02, grad=training)
-    found = LigerMLPFunction.apply(x, gate, up, down)
+    result = LigerMLPFunction.apply(x, gate, up, down)
     if training:
-        run_backward(found)
+        run_backward(result)
 
 
 WORKLOADS = {

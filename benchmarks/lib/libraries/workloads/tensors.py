@@ -14,8 +14,8 @@ def random_tensor(
     *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0, grad: bool = True
 ) -> torch.Tensor:
     """Normal numbers of a standard deviation of `scale`; a leaf that wants its gradient if `grad`."""
-    made = torch.randn(*shape, device=DEVICE, dtype=dtype)
-    return (made if scale == 1.0 else made * scale).requires_grad_(grad)
+    result = torch.randn(*shape, device=DEVICE, dtype=dtype)
+    return (result if scale == 1.0 else result * scale).requires_grad_(grad)
 
 
 def random_floats(*shape: int, scale: float = 1.0, grad: bool = True) -> torch.Tensor:
@@ -36,8 +36,8 @@ def strengths(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def unit_vectors(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Vectors of length one along the last dimension."""
-    made = torch.nn.functional.normalize(torch.randn(*shape, device=DEVICE), dim=-1)
-    return made.to(dtype).requires_grad_()
+    result = torch.nn.functional.normalize(torch.randn(*shape, device=DEVICE), dim=-1)
+    return result.to(dtype).requires_grad_()
 
 
 def run_backward(result: object) -> None:
