@@ -155,7 +155,7 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def chosen_of(row: dict[str, Any]) -> dict[str, str]:
-    """What the tuners of a run chose, by name."""
+    """Return what the tuners of a run chose, by name."""
     return {name: tuner["chosen"] for name, tuner in row["tuners"].items()}
 
 

@@ -133,7 +133,7 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tune_in_turns(result: ResultFile, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """What the searches of all arms choose, each in a process of its own."""
+    """Return what the searches of all arms choose, each in a process of its own."""
     return run_in_turns(
         result,
         arguments,

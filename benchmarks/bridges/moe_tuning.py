@@ -49,7 +49,7 @@ LAYERS = {
     "qwen3-30b-a3b": MoeLayer(experts=128, width=768, hidden=2048, top_k=8),
     "mixtral-8x7b-tp2": MoeLayer(experts=8, width=7168, hidden=4096, top_k=2),
 }
-"""Of public models, the second one split over two devices; both packages ship files for an H200."""
+"""Layers of public models, the second one split over two devices; both packages ship files for an H200."""
 _HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n"
 _FUNCTIONS = ("write_zeros_to_output", "tanh", "_apply_activation", "fused_moe_kernel")
 _KERNEL_FILES = {
@@ -123,7 +123,7 @@ def config_entry(config: triton.Config) -> dict[str, Any]:
 
 
 def nearest(shipped: dict[int, triton.Config], tokens: int) -> triton.Config:
-    """What the packages' own readers take for a batch: the entry of the nearest number of tokens."""
+    """Return what the packages' own readers take for a batch: the entry of the nearest number of tokens."""
     return shipped[min(shipped, key=lambda n: abs(n - tokens))]
 
 
@@ -140,7 +140,7 @@ TIMEOUT_S = 500.0
 ROUNDS = 100
 """Launches of each choice when they are timed in turns."""
 GRAPH_RUNS, REPLAYS, WARM_REPLAYS = 10, 100, 5
-"""Of vLLM's tuner."""
+"""The space of vLLM's tuner."""
 
 
 def tune(given: dict[str, Any], device: str) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def _turns(arguments: Any, packages: Sequence[MoePackage]) -> Iterator[tuple[Moe
 def retime_all(
     result: ResultFile, arguments: Any, packages: Sequence[MoePackage], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """What each arm chose at each batch, in turns, with what the package ships."""
+    """Return what each arm chose at each batch, in turns, with what the package ships."""
     results = []
     device = current_device() if torch.cuda.is_available() else None
     for package in packages:

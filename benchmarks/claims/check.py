@@ -11,7 +11,7 @@ from benchmarks.claims.manifest import MANIFEST, RESULTS, Claim, load_claims
 from benchmarks.claims.page import AREAS, render_claims, render_results
 
 PAGES = {RESULTS_PAGE: render_results, CLAIMS_PAGE: render_claims}
-"""What writes each generated page."""
+"""The writer of each generated page."""
 
 
 def check_all(root: Path) -> list[str]:

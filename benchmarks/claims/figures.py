@@ -96,7 +96,7 @@ def split_units(markdown: str) -> Iterator[Unit]:
 
 
 def check_page(markdown: str, name: str, claims: Mapping[str, Claim]) -> list[str]:
-    """What is wrong with the figures of one page."""
+    """Return what is wrong with the figures of one page."""
     problems = []
     for unit in split_units(markdown):
         where = f"{name}:{unit.line}"
@@ -123,7 +123,7 @@ def check_page(markdown: str, name: str, claims: Mapping[str, Claim]) -> list[st
 
 
 def _wrong_quotes(text: str, claims: Mapping[str, Claim]) -> Iterator[str]:
-    """What is wrong with numbers that are links; figures that no claim displays are told elsewhere."""
+    """Return what is wrong with numbers that are links; figures that no claim displays are told elsewhere."""
     for number, unit, name in _QUOTE.findall(text):
         figures = claims[name].figures if name in claims else {}
         numbers = {label: re.findall(_NUMBER, text) for label, text in figures.items()}
@@ -134,7 +134,7 @@ def _wrong_quotes(text: str, claims: Mapping[str, Claim]) -> Iterator[str]:
 
 
 def check_pages(claims: list[Claim], root: Path = ROOT) -> list[str]:
-    """What is wrong with the figures of README.md and of the pages below docs/, but those written from code."""
+    """Return what is wrong with the figures of README.md and of the pages below docs/, but those written from code."""
     by_id = {c.id: c for c in claims}
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     problems = []

@@ -1,4 +1,4 @@
-"""What has changed in a claim's sources since it was measured.
+"""The history of a claim's sources since it was measured.
 
 A source is what it was at the commit of the measurement, under whatever name it had then: renames are followed
 commit by commit. Python files are compared as syntax trees without docstrings and imports, so that a file that was
@@ -21,7 +21,7 @@ from benchmarks.claims.manifest import Claim
 
 @dataclass(frozen=True)
 class Change:
-    """What one commit did to one file: `old` and `new` are its names; None where it did not or does not exist."""
+    """A change of one file by one commit: `old` and `new` are its names; None where it did not or does not exist."""
 
     old: str | None
     new: str | None
@@ -30,7 +30,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Staleness:
-    """What happened to a claim's sources since it was measured."""
+    """The state of a claim's sources since it was measured."""
 
     stale: bool
     commits: tuple[str, ...]
@@ -98,7 +98,7 @@ class History:
         return subprocess.run(command, cwd=self.root, capture_output=True, check=False).returncode == 0
 
     def staleness(self, claim: Claim) -> Staleness | None:
-        """What happened since; None if the commit of the measurement is not in the history."""
+        """Return the state of its sources; None if the commit of the measurement is not in the history."""
         since = self._index(claim.origin.base_commit)
         if since is None:
             return None
@@ -160,7 +160,7 @@ def _below(file: str, sources: tuple[str, ...]) -> bool:
 
 
 def _parse_changes(part: str) -> Iterator[Change]:
-    """Of `HASH NUL [newline STATUS NUL PATH NUL [PATH NUL]]...`, which is what `-z --name-status` prints."""
+    """Parse `HASH NUL [newline STATUS NUL PATH NUL [PATH NUL]]...`, which is what `-z --name-status` prints."""
     fields = iter(part.split("\0")[1:])
     for field in fields:
         status = field.strip()

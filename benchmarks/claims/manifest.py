@@ -44,7 +44,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "set": set,
     "sum": sum,
 }
-"""What an expression of the manifest may call."""
+"""Functions that an expression of the manifest may call."""
 
 
 class ManifestError(Exception):
@@ -53,7 +53,7 @@ class ManifestError(Exception):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where and when a result was measured, as its file says; empty where it does not."""
+    """The place and time of a measurement, as its file says; empty where it does not."""
 
     commit: str
     date: str

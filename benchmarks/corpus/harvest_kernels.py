@@ -60,7 +60,7 @@ def problem_of_case(case: kernels.Case) -> tuple[Problem, dict[str, Any]]:
 
 
 def binary_digests(case: kernels.Case) -> list[str]:
-    """What each config's binary depends on: a digest that other shapes may share."""
+    """Return what each config's binary depends on: a digest that other shapes may share."""
     problem, named = problem_of_case(case)
     kind = describe.call_kind(problem, innermost(case.kernel))
     computed = describe.heuristic_values(case.kernel)

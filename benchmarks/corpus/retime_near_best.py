@@ -47,7 +47,7 @@ def close_configs(paths: Iterable[Path], within: float) -> dict[str, list[str]]:
 
 
 def problem_label(table: Table) -> str:
-    """What a problem is called, whatever its id."""
+    """Return what a problem is called, whatever its id."""
     return str(table.problem.extra["label"])
 
 

@@ -113,12 +113,12 @@ def best_configs(count: int) -> Iterator[tuple[kernels.Case, triton.Config]]:
 
 
 def option_of(config: triton.Config) -> str:
-    """What a config has the assembler told; "" for nothing."""
+    """Return what a config has the assembler told; "" for nothing."""
     return str(config.kwargs.get("ptx_options", ""))
 
 
 def compiled_rows(case: kernels.Case, configs: list[triton.Config]) -> list[dict[str, Any]]:
-    """What the assembler makes of a kernel under each of these configs, the plain one first."""
+    """Return what the assembler makes of a kernel under each of these configs, the plain one first."""
     rows: list[dict[str, Any]] = []
     for config in configs:
         result, facts = compile_config(case, config, case.make("meta"))

@@ -32,7 +32,7 @@ from forecast_autotune.tuning.replays.replay import replay_one
 
 TABLES = Path(__file__).resolve().parents[1] / "data" / "libraries_h200.jsonl.gz"
 MODELS = ("h200", "mi300x", "b200", "rtx 5090", "gpu max 1550")
-"""Whose times they are, and four that they are not."""
+"""The device whose times they are, and four that they are not."""
 LEAST = 8
 """Candidates of a table that has anything to decide."""
 

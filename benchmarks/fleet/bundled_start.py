@@ -53,11 +53,11 @@ WORKLOADS = (
     "liger/dynamic_tanh",
     "liger/gated_mlp",
 )
-"""Of `--libraries`: how the names of its operations begin."""
+"""With `--libraries`: how the names of its operations begin."""
 
 
 def phase(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What a child does; see the module."""
+    """Return what a child does; see the module."""
     from forecast_integrations.triton.null_device import null_device
     from forecast_integrations.triton.patch import patch_triton
 

@@ -41,7 +41,7 @@ CORPUS = (
 )
 LIBRARIES = DATA / "libraries_h200.jsonl.gz"
 LEAST_CONFIGS = 5
-"""Of a list whose order is looked at."""
+"""Least configs of a list whose order is looked at."""
 
 
 def order_and_error(rows: list[RecordedCompilation], said: npt.NDArray[np.float64]) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class InductorHarvest:
         self.until = time.monotonic() + arguments.seconds
 
     def known(self) -> dict[str, dict[str, Any]]:
-        """What earlier runs noted, by the problem's name."""
+        """Return what earlier runs noted, by the problem's name."""
         if not self.log.is_file():
             return {}
         return {line["name"]: line for _, line in read_lines(self.log)}

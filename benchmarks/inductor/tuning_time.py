@@ -94,7 +94,7 @@ class FeedbackTimings:
 
     @property
     def timings(self) -> dict[Candidate, float]:
-        """Of the operation that was heard last."""
+        """Timings of the operation that was heard last."""
         return self.found.get(self.last, {})
 
 
@@ -257,7 +257,7 @@ def oracle_rows(paths: Sequence[Path], names: Sequence[str]) -> Iterator[Row]:
 
 
 def picks(rows: RowFile, name: str) -> list[Row]:
-    """What was chosen for a problem, with the space that has it."""
+    """Return what was chosen for a problem, with the space that has it."""
     results = []
     for row in rows.pick(row="tune", problem=name):
         space = "exhaustive" if row["arm"] in ("wide", ORACLE_ARM) else "default"

@@ -50,9 +50,9 @@ from benchmarks.lib.processes.child_processes import child_environment
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
 
 RUNNERS = {"plain": ["-m", "pytest"], "ours": ["-m", "forecast_autotune", "run", "-m", "pytest"]}
-"""What an interpreter is given, by arm."""
+"""Options of an interpreter, by arm."""
 LATE = "not done after"
-"""What is said of a test that took too long, and its process with it."""
+"""The reason of a test that took too long, and its process with it."""
 _NO_TESTS = 5
 """Exit status of pytest where there is nothing to run."""
 _CONFTEST = """
@@ -143,7 +143,7 @@ empty cache: each of these builds imports torch, and a processor may have eight.
 
 @functools.cache
 def _builds() -> tempfile.TemporaryDirectory[str]:
-    """Where all test processes note what builds; it goes with this process."""
+    """Return where all test processes note what builds; it goes with this process."""
     return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 
 
@@ -277,7 +277,7 @@ def without_folders(text: str) -> str:
 FILES = ("test_max_autotune.py", "test_cpu_select_algorithm.py", "test_autoheuristic.py")
 _SOURCE = "https://raw.githubusercontent.com/pytorch/pytorch/v{release}/test/inductor/{name}"
 _FIRST_SHARE, _SECOND_SHARE = 0.75, 0.15
-"""Of a file's seconds, for both arms, and for what came out differently; the rest is for what is left out."""
+"""Shares of a file's seconds, for both arms, and for what came out differently; the rest is for what is left out."""
 _NOTHING_LEFT_OUT = {"FORECAST_AUTOTUNE_MODE": "exhaustive"}
 _LESS_BESIDE = 3
 """So many times fewer processes run what came out differently: what failed for want of time or memory passes then."""
@@ -323,7 +323,7 @@ def sample(names: Sequence[str], share: float, seed: int) -> list[str]:
 
 
 def named(names: Sequence[str], only: str | None, without: str | None) -> list[str]:
-    """Of these tests, those in whose name the pattern `only` is found and `without` is not."""
+    """Return those tests in whose name the pattern `only` is found and `without` is not."""
     kept = [name for name in names if only is None or re.search(only, name)]
     return [name for name in kept if without is None or not re.search(without, name)]
 
@@ -356,7 +356,7 @@ def differences(outcomes: Outcomes) -> tuple[list[str], list[str]]:
 
 
 def standing(first: Outcomes, repeated: Outcomes) -> dict[str, list[str]]:
-    """What is `lost` and `gained` both times, and what has shown to be `chance`: a difference the other way, too.
+    """Return what is `lost` and `gained` both times, and what is `chance`: a difference the other way, too.
 
     `open` is what differed and was not repeated in both arms.
     """
@@ -476,7 +476,7 @@ def run_file(
 
 
 def kept_outcomes(earlier: Mapping[str, Any], again: str | None) -> dict[str, dict[str, dict[str, Any]]]:
-    """Of a file's earlier row: outcomes by phase and arm, without tests that are run anew."""
+    """Take a file's earlier row: outcomes by phase and arm, without tests that are run anew."""
     phases = {phase: dict(earlier.get(phase, {})) for phase in ("outcomes", "repeated")}
     phases["complete"] = {"ours": earlier.get("complete", {})}
     late = {
@@ -500,7 +500,7 @@ def kept_outcomes(earlier: Mapping[str, Any], again: str | None) -> dict[str, di
 
 
 def known_seconds(earlier: Mapping[str, Any]) -> dict[str, float]:
-    """Of a file's earlier row: how long each test took, in the arm where it took longer."""
+    """Take from a file's earlier row how long each test took, in the arm where it took longer."""
     seconds: dict[str, float] = {}
     for answer in earlier.get("outcomes", {}).values():
         for test, result in answer.items():
@@ -607,7 +607,7 @@ def main() -> int:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all files came to."""
+    """Return what all files came to."""
     return {
         **{word: sum(row[word] for row in rows) for word in ("collected", "sampled", "compared")},
         **{w: {arm: sum(row[w][arm] for row in rows) for arm in RUNNERS} for w in ("passed", "skipped")},

@@ -79,7 +79,7 @@ FOLLOWING = {f"{arm}_again": arm for arm in ("untuned", "plain", "ours")} | {"ou
 """Arms of a second process, and whose caches or store they find."""
 DEFAULT_ARMS = ("untuned", "plain", "shared", "ours")
 TIMED = ("plain", "ours", "untuned", "wide", "exhaustive")
-"""Whose passes are timed, the first of them twice: to share an assembler chooses no other kernels."""
+"""Arms whose passes are timed, the first of them twice: to share an assembler chooses no other kernels."""
 _RATIOS = (
     "beyond_plain_over_ours",
     "first_call_over_untuned",
@@ -87,7 +87,7 @@ _RATIOS = (
     "latency_over_untuned",
     "ours_again_over_untuned_again",
 )
-"""Of a model's summary, of which the geometric mean over models is told."""
+"""Ratios of a model's summary, of which the geometric mean over models is told."""
 PASSES = 10
 """Passes of a turn."""
 _FEW_CHOICES = "^(bias_addmm|triton_mm_0|cpp_.*)$"
@@ -98,7 +98,7 @@ _FEW_CHOICES = "^(bias_addmm|triton_mm_0|cpp_.*)$"
 
 
 def compile_options(arm: str, mode: str, device: str) -> dict[str, Any]:
-    """What the mode stands for, as all arms but the untuned get it."""
+    """Return what the mode stands for, as all arms but the untuned get it."""
     result = {} if FOLLOWING.get(arm, arm) == "untuned" else dict(torch._inductor.list_mode_options(mode))
     if arm == "exhaustive":
         result["max_autotune_gemm_search_space"] = "EXHAUSTIVE"
@@ -106,7 +106,7 @@ def compile_options(arm: str, mode: str, device: str) -> dict[str, Any]:
 
 
 def warm_up(mode: str, device: str, *, compiles: bool) -> None:
-    """What any arm may have done before its clock starts: worker processes, libraries, one compilation.
+    """Return what any arm may have done before its clock starts: worker processes, libraries, one compilation.
 
     What finds all in caches `compiles` nothing, and starts no workers.
     """

@@ -1,4 +1,4 @@
-"""Where candidates of the verification's benchmarks run: on this host's CPU, or on a device."""
+"""Places where candidates of the verification's benchmarks run: on this host's CPU, or on a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.harness.small import checked_only
 
 @dataclass(frozen=True)
 class CandidatePlace:
-    """Where candidates run."""
+    """A place where candidates run."""
 
     device: str
     """`cpu` or `cuda`."""

@@ -36,6 +36,6 @@ def _touch_kernel(x_ptr, BLOCK: tl.constexpr):
 
 
 def warm_up_device(where: str) -> None:
-    """What every contender may have done before its clock starts: a context and one trivial launch."""
+    """Return what every contender may have done before its clock starts: a context and one trivial launch."""
     _touch_kernel[(1,)](torch.empty(32, device=where), BLOCK=32)
     synchronize()

@@ -1,4 +1,4 @@
-"""What every result file says of where it came from: device, versions, date, seed, commit."""
+"""The origin of a result, as its file says: device, versions, date, seed, commit."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ DATA = ROOT / "benchmarks" / "data"
 ADVICE_TABLE = DATA / "advice.jsonl.gz"
 """Answers on every kernel: a line that says who wrote them and how, then one per answer."""
 FITTED_TABLES = (*shipped_tables(), DATA / "corpus_h200.jsonl.xz", DATA / "corpus_h200_2.jsonl.xz")
-"""What surrogates are fitted to."""
+"""Tables that surrogates are fitted to."""
 NEAR_TABLE = DATA / "corpus_h200_near.jsonl.gz"
 _AS_SHIPPED = "nothing: as shipped"
 _DRAWS = 1000

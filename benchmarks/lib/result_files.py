@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.lib.environment import environment
 
 _ALIKE = ("device", "torch", "triton", "python")
-"""Of an environment: what parts of one report have in common."""
+"""Fields of an environment that parts of one report have in common."""
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:

@@ -48,13 +48,13 @@ KERNELS = (
     "causal_conv1d.py:causal_conv1d_fwd",
     "transpose.py:transpose_kernel",
 )
-"""Of `benchmarks/kernels`, with 72 to 100 configs each."""
+"""Targets of `benchmarks/kernels`, with 72 to 100 configs each."""
 _KERNELS_FOLDER = Path("benchmarks/kernels")
 _WARM_UP_S = 10.0
-"""Of a search, which its rate leaves out."""
+"""Seconds of a search that its rate leaves out."""
 _POLL_S = 0.1
 _KIND = re.compile(rb'^\{"type":"([a-z ]+)"', re.MULTILINE)
-"""Of an event, in a line of a search's log."""
+"""The kind of an event, in a line of a search's log."""
 
 
 def search_target(

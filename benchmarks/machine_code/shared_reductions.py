@@ -32,7 +32,7 @@ from forecast_integrations.triton.variants.loading import LoadedVariant
 from forecast_integrations.triton.variants.loading import load_variant as load_for_kernel
 
 NEVER_RAN = "no config could be launched"
-"""What is wrong with a variant that never ran."""
+"""The fault of a variant that never ran."""
 
 
 def rewrites_of_case(case: kernels.Case, **options: Any) -> list[Variant]:
@@ -61,7 +61,7 @@ def launch_variant(case: kernels.Case, data: kernels.Data, function: LoadedVaria
 
 
 def variant_failure(case: kernels.Case, variant: Variant, data: kernels.Data, expected: Any) -> str:
-    """What is wrong with a variant under its first and its last config; empty for one that is right."""
+    """Return what is wrong with a variant under its first and its last config; empty for one that is right."""
     function = load_variant(case, variant)
     listed = function.configs(kernels.configs(case))
     ran = 0
@@ -125,7 +125,7 @@ FEW_TILES: kernels.Space = {
     "num_stages": [3, 4],
     "where": lambda p: p["BLOCK_M"] * p["BLOCK_N"] >= 256 * p["num_warps"],
 }
-"""Of the plain product, whose own list has no tile as small as such shapes want."""
+"""Configs of the plain product, whose own list has no tile as small as such shapes want."""
 ROUNDS = 100
 """Launches of each when they are timed in turns."""
 
@@ -205,7 +205,7 @@ def _first(ms: Any) -> float:
 
 
 def _source(config: Any) -> str:
-    """Whose config it is: a variant's name, or `base`."""
+    """Return whose config it is: a variant's name, or `base`."""
     function = getattr(config, "function", None)
     return "base" if function is None else str(function.name)
 

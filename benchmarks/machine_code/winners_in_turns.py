@@ -35,7 +35,7 @@ from forecast_integrations.triton.variants.loading import import_text
 
 CLAIM = "machine_code_winners_in_turns"
 WRONG = 0.02
-"""Of the seed's largest value, which outputs in half precision stay far within."""
+"""Share of the seed's largest value, which outputs in half precision stay far within."""
 
 
 class _Launch:

@@ -91,7 +91,7 @@ RANGES: Sequence[KernelRange] = (
 
 NEAR_BEST = 0.05
 NULL_RATIO = 8
-"""Of a range's ends, in a dry run."""
+"""Ends of a range in a dry run."""
 COMPARED = ("best_single", "interpolated", "robust", "middle")
 INTERPOLATED_SIZES = 4
 

@@ -133,7 +133,7 @@ def settings(pack: str, seed: int) -> SearchSettings:
 
 
 def work(folder: Path, seed: int, pack: str, delay_s: float = DELAY_S, announce: bool = False) -> SearchState:
-    """What a process does: begin the search, or go on with it."""
+    """Return what a process does: begin the search, or go on with it."""
     ledger = CallLedger(folder / LEDGER)
     target: SearchTarget = TARGET
     seeds: Sequence[Node] = SEEDS

@@ -216,7 +216,7 @@ def arm_environment(a: Namespace, arm: str, home: Path, site: Path) -> dict[str,
 
 
 TIMING_S = 0.15
-"""What `triton.autotune` takes to time a config, about."""
+"""Seconds, about, in which `triton.autotune` times a config."""
 
 
 def affordable_sample(harvested: Mapping[str, Mapping[str, Any]], seconds: float, seed: int) -> list[str]:

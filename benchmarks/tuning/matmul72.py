@@ -71,7 +71,7 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
 
 
 def known_winner(case: kernels.Case, data: kernels.Data, config: Any) -> dict[str, Any]:
-    """What is left when the winner is known: compile it, time it once, launch it."""
+    """Return what is left when the winner is known: compile it, time it once, launch it."""
 
     class Known:
         """Looks like a tuner that has nothing to search."""

@@ -57,7 +57,7 @@ def unseen_cases(count: int, recorded: Collection[str] | None) -> list[kernels.C
 
 
 def model_for(cases: Sequence[kernels.Case], paths: Sequence[Path], path: Path) -> dict[str, Any]:
-    """What `path` was fitted to; fits it where there is none.
+    """Return what `path` was fitted to; fits it where there is none.
 
     Raises `SystemExit` if it may know the kernel of a case.
     """
@@ -85,7 +85,7 @@ def fitted_without(cases: Sequence[kernels.Case], paths: Sequence[Path]) -> Lear
 
 
 def recorded_oracles(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """Of recorded cases, by name: the list (`configs`) and its fastest (`best`), as JSON."""
+    """Read recorded cases by name: the list (`configs`) and its fastest (`best`), as JSON."""
     result: dict[str, dict[str, Any]] = {}
     for table in sorted(load(paths), key=lambda t: len(t.by_candidate())):  # of several, the longest list
         rows = table.by_candidate()

@@ -154,7 +154,7 @@ class VerificationStages:
 
 
 def _row_text(row: Row) -> str:
-    """What became of it, in a few words."""
+    """Return what became of it, in a few words."""
     if "error" in row:
         return f"error: {row['error'][:160]}"
     if "left_out" in row:
@@ -242,7 +242,7 @@ def _at_fault(row: Row) -> bool:
 
 
 def fingerprint() -> str:
-    """Of the harness and the corpora on disk: an exploit that escapes could change who judges the next."""
+    """Digest the harness and the corpora on disk: an exploit that escapes could change who judges the next."""
     result = hashlib.sha256()
     for folder in (ROOT / "harness", CORPORA):
         for file in sorted(folder.rglob("*.py")):

@@ -35,7 +35,7 @@ _REFUSED = "refused"
 
 @dataclass(frozen=True)
 class ContestPlace:
-    """Where contests are held, and how."""
+    """A place of contests, and its rules."""
 
     lane: SandboxLane
     plan: VerificationPlan
@@ -64,7 +64,7 @@ def contest(
 def try_attack(
     pack: Pack, name: str, source: str, place: ContestPlace, rules: StoppingRules
 ) -> dict[str, Any]:
-    """What becomes of one attack: refused with its reasons, or how its contests with the plain solution end."""
+    """Return what becomes of one attack: refused with its reasons, or how its contests with the plain solution end."""
     begin = time.perf_counter()
     attack = make_solution(name, source)
     verdict = verify(pack, attack, place.lane, plan=place.plan)

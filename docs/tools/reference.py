@@ -321,7 +321,7 @@ def _argument_row(action: argparse.Action) -> tuple[str, str, str] | None:
 
 
 def _rule(parse: Any) -> str:
-    """What a variable's parser says of a text that is no value."""
+    """Return what a variable's parser says of a text that is no value."""
     try:
         result = parse("?")
     except ValueError as error:

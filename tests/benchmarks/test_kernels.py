@@ -60,7 +60,7 @@ def start(mode: str, names: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def results_of(worker: subprocess.Popen[bytes], folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What a worker reports, by case."""
+    """Return what a worker reports, by case."""
     assert worker.wait(600) == 0, (folder / "errors").read_text()[-4000:]
     fields: dict[str, list[dict[str, Any]]] = {}
     for line in (folder / "lines").read_text().splitlines():

@@ -75,7 +75,7 @@ class Block:
     title: str = ""
     is_run: bool = True
     output: str | None = None
-    """What a Python block has to print."""
+    """The text that a Python block has to print."""
 
 
 def blocks_of(document: Document) -> Iterator[Region]:
@@ -170,7 +170,7 @@ def missing_line(expected: str, actual: str) -> str | None:
 
 
 def check_unrun(block: Block) -> str | None:
-    """What is wrong with a block that is not run; None if nothing is."""
+    """Return what is wrong with a block that is not run; None if nothing is."""
     if block.language == "python":
         try:
             ast.parse(block.text)

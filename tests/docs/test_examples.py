@@ -72,7 +72,7 @@ def fits(expected: str, printed: str) -> bool:
 
 
 def run(path: Path, folder: Path) -> str:
-    """What an example prints, stdout and stderr in order; it must succeed."""
+    """Return what an example prints, stdout and stderr in order; it must succeed."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FORECAST_AUTOTUNE", "TRITON"))}
     environment |= {
         "FORECAST_AUTOTUNE_CACHE_DIR": str(folder / "store"),

@@ -83,7 +83,7 @@ def _links(path: Path) -> list[str]:
 
 
 def _anchors(path: Path) -> set[str]:
-    """What a link into a page may name: its headings, as GitHub and MkDocs spell them, and explicit ids."""
+    """Return what a link into a page may name: its headings, as GitHub and MkDocs spell them, and explicit ids."""
     text = path.read_text(encoding="utf-8")
     names = {match["id"] or match["attribute"] for match in _ANCHOR.finditer(text)}
     for match in _HEADING.finditer(_FENCE.sub("", text)):

@@ -122,7 +122,7 @@ class Example:
     build: Callable[..., Any]
     space: Space
     shapes: tuple[tuple[int, ...], ...]
-    """Of its inputs, in float16."""
+    """Shapes of its inputs, in float16."""
     out: tuple[tuple[int, ...], torch.dtype]
     reference: Callable[..., torch.Tensor]
 

@@ -22,7 +22,7 @@ def run_apart(
     *,
     timeout_s: float,
 ) -> dict[str, Any]:
-    """What `script --child role` prints, in a process with empty caches and what `environment` makes of its folder.
+    """Return what `script --child role` prints, with empty caches and what `environment` makes of its folder.
 
     Raises what `run_child` does.
     """
@@ -115,7 +115,7 @@ def retime_choices(
 
 
 def medians_in_turns(calls: Sequence[Callable[[], object]], rounds: int) -> dict[str, Any]:
-    """What `--child retime` prints: median milliseconds of each, in turns, and of the first once more."""
+    """Return what `--child retime` prints: median milliseconds of each, in turns, and of the first once more."""
     from benchmarks.lib.kernel_timing import time_in_turns
 
     for call in calls:

@@ -25,7 +25,7 @@ class CompiledModel:
     module: nn.Module
     inputs: tuple[torch.Tensor, ...]
     other_inputs: tuple[torch.Tensor, ...] | None = None
-    """Of another size, for a graph that is compiled for all sizes."""
+    """Inputs of another size, for a graph that is compiled for all sizes."""
     training: bool = False
     """Whether a call is a forward and a backward pass."""
 

@@ -1,4 +1,4 @@
-"""Where the seconds of a compiled model's first call go: by Inductor's own clock, and operation by operation."""
+"""The parts of a compiled model's first call: by Inductor's own clock, and operation by operation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHOWN_S = 0.05
 
 @dataclass
 class FirstCall:
-    """What was seen of one first call."""
+    """The record of one first call."""
 
     began: float = field(default_factory=time.perf_counter)
     before: Mapping[str, float] = field(default_factory=inductor_clock)
@@ -43,7 +43,7 @@ class FirstCall:
     operations: list[Row] = field(default_factory=list)
     """Our decisions, in their order."""
     saved_s: float = 0.0
-    """What the summary line says."""
+    """Seconds that the summary line says."""
 
     def begin(self) -> None:
         """Start the clock."""

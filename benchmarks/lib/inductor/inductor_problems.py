@@ -1,4 +1,4 @@
-"""What Inductor is asked to tune in real models: GEMMs, batched GEMMs, convolutions and flex attention.
+"""Operations that Inductor tunes in real models: GEMMs, batched GEMMs, convolutions and flex attention.
 
 Shapes are those of the models' published configurations. The split is by model: no shape of a held-out
 model is fitted, unless another model happens to have it, which `leaking_pairs` finds.

@@ -1,4 +1,4 @@
-"""Where a thread's wall time goes: its stack, looked at again and again from another thread.
+"""Samples of a thread's wall time: its stack, looked at again and again from another thread.
 
 Waiting is seen as well as work, and nothing of it is slowed down as by a tracing profiler.
 """

@@ -1,4 +1,4 @@
-"""What the arms' files say together: wall seconds in common contexts, parts of the cost, and regret side by side.
+"""Figures of all arms' files together: wall seconds in common contexts, parts of the cost, and regret side by side.
 
 Ratios are of sums of wall seconds over the contexts that both arms decided. Intervals are 95 %, by bootstrap over
 kernels: contexts of one kernel hang together.
@@ -98,7 +98,7 @@ def _compares(name: str, ours: str) -> bool:
 
 
 def arm_figures(rows: ArmRows) -> Figures:
-    """Of one arm by itself: wall seconds, the longest parts of the cost, and how much was measured."""
+    """Figures of one arm by itself: wall seconds, the longest parts of the cost, and how much was measured."""
     walls = [float(row["wall_s"]) for row in rows.values()]
     costs = [row["cost"] for row in rows.values() if row.get("cost")]
     figures: Figures = {
@@ -118,7 +118,7 @@ def arm_figures(rows: ArmRows) -> Figures:
 
 
 def wall_parts(rows: ArmRows) -> Figures:
-    """Where the wall seconds of decisions went, in sum, as the clock outside the tuner saw it.
+    """Return where the wall seconds of decisions went, in sum, as the clock outside the tuner saw it.
 
     Until the first compilation ended, from there until the last timing (but those in turns) ended, and from there until
     the call returned. Of decisions that compiled and timed something; empty without.

@@ -1,4 +1,4 @@
-"""What a harvest's store says of library kernels, without a line of their source or IR: facts and times."""
+"""Tables of a harvest of library kernels, without a line of their source or IR: facts and times."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class SumCall:
         self.arguments = CallCase({"x": tensor, "y": tensor})
 
     def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
-        """What is wrong with these outputs; '' for nothing."""
+        """Return what is wrong with these outputs; '' for nothing."""
         same = [one.outputs for one in launches if not any(one.rotation.values())]
         if any(outputs != same[0] for outputs in same[1:]):
             return "two launches on equal inputs gave different bits"

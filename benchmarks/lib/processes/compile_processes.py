@@ -1,4 +1,4 @@
-"""What the torch.compile benchmarks share: children with fresh caches, their rows, Inductor's own clock."""
+"""Parts of the torch.compile benchmarks: children with fresh caches, their rows, Inductor's own clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BLOCK = 1 << 24
 
 
 class RowFile:
-    """What children have found, one line each, kept between runs; what failed is tried again."""
+    """Rows of children, one line each, kept between runs; what failed is tried again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -135,7 +135,7 @@ def print_row(row: Row) -> None:
 
 
 def device_of(arguments: argparse.Namespace) -> str:
-    """Where a child works; a dry run needs constant weights for C++ templates."""
+    """Return where a child works; a dry run needs constant weights for C++ templates."""
     if not arguments.null:
         return "cuda"
     torch._inductor.config.freezing = True

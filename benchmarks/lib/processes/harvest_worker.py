@@ -73,7 +73,7 @@ def harvested_cases(kernel: str) -> list[kernels.Case]:
 
 @dataclass
 class HarvestWorker:
-    """What one lane process knows: where it writes, and how."""
+    """One lane process: where it writes, and how."""
 
     stores: Path
     """One store per kernel: reading it back must not take longer as the harvest grows."""
@@ -175,7 +175,7 @@ def _labelled_table(table: Table, case: kernels.Case, hung: dict[str, list[int]]
 
 
 def table_facts(table: Table) -> dict[str, Any]:
-    """What the extractor reads of each TTIR and launch grid, so that a refit need not parse any IR.
+    """Return what the extractor reads of each TTIR and launch grid, so that a refit need not parse any IR.
 
     `rows` maps `<assignment> <grid>` to the numbers of `names`; the dots' shapes are not among them.
     """

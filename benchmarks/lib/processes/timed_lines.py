@@ -1,4 +1,4 @@
-"""What a process prints, and when."""
+"""Lines that a process prints, with their times."""
 
 from __future__ import annotations
 

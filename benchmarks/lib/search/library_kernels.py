@@ -33,9 +33,9 @@ class LibraryKernel:
     place: str
     """`package.module:fn`."""
     workload: str
-    """Of `benchmarks.lib.libraries.workloads`; it may call other kernels, too."""
+    """A workload of `benchmarks.lib.libraries.workloads`; it may call other kernels, too."""
     distribution: str
-    """What pip calls the library."""
+    """The library's name for pip."""
 
     def version(self) -> str:
         """The distribution and its version. Raises `ValueError` where it is not installed."""
@@ -49,7 +49,7 @@ class LibraryKernel:
             ) from error
 
     def program(self) -> list[str]:
-        """What `forecast-autotune run` is to run."""
+        """Return what `forecast-autotune run` is to run."""
         return ["-m", "benchmarks.lib.search.library_kernels", self.workload]
 
 

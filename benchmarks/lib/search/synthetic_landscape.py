@@ -49,7 +49,7 @@ def program_text(a: int, b: int) -> str:
 
 
 def parse_point(text: str) -> tuple[int, int]:
-    """Where a program lies."""
+    """Return where a program lies."""
     a, b = re.findall(r"\d+", text)
     return int(a), int(b)
 
@@ -76,7 +76,7 @@ CONTEXT = SearchContext(TARGET.id, (), "table", {"table": "1"}, "none", "harness
 
 
 class CallLedger:
-    """Who was paid for what, in a file that outlives any kill."""
+    """A ledger of paid answers, in a file that outlives any kill."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

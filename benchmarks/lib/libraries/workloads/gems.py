@@ -181,7 +181,7 @@ def stacking(rows: int, width: int) -> None:
 
 
 def stream_mixing(tokens: int, streams: int, width: int) -> None:
-    """What a layer writes back into several residual streams."""
+    """Return what a layer writes back into several residual streams."""
     from flag_gems.fused.mhc.mhc_post import mhc_post
 
     x, residual = random_tensor(tokens, width, grad=False), random_tensor(tokens, streams, width, grad=False)
