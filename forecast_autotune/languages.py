@@ -23,7 +23,7 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
-from forecast_autotune.records.measurement import IN_TURNS
+from forecast_autotune.records.candidate import IN_TURNS
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for

@@ -1,11 +1,12 @@
-"""A setting of the interpreter that is changed for as long as anybody asks for it, in whatever thread."""
+"""A setting of the interpreter that is changed for as long as anybody asks for it; and rare collections of garbage."""
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -51,3 +52,24 @@ class SharedSetting(Generic[T]):
         if self._users:
             self._restore()
         self._lock, self._users = threading.Lock(), 0
+
+
+_RARE = (50_000, 20, 1_000)
+"""Thresholds as `gc.set_threshold` takes them: new objects between young collections, of which there are 700 by
+default, and young and middle ones between those that visit all objects."""
+
+
+def _rarer(usual: tuple[int, int, int]) -> tuple[int, int, int]:
+    return _RARE if 0 < usual[0] < _RARE[0] else usual
+
+
+_THRESHOLDS = SharedSetting(gc.get_threshold, lambda them: gc.set_threshold(*them), _rarer)
+
+
+def rare_collections() -> AbstractContextManager[None]:
+    """Collect seldom, and never everything. Several threads may ask for it at once.
+
+    What a program has set itself is left alone: collections that are rarer or switched off, and thresholds that it
+    sets meanwhile.
+    """
+    return _THRESHOLDS.changed()

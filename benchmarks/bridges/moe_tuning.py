@@ -39,7 +39,7 @@ from benchmarks.lib.bridges.turns import medians_in_turns, run_apart
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
 from forecast_autotune import Store
 from forecast_autotune.records import Device
-from forecast_autotune.store.exchange.exports import ExpertLayer, sglang_file_name, vllm_file_name
+from forecast_autotune.store.exports import ExpertLayer, sglang_file_name, vllm_file_name
 from forecast_integrations.device import current_device
 from forecast_integrations.fused_moe.layer import MoeLayer, drawn_weights, products
 from forecast_integrations.fused_moe.tuning import MoeCall, moe_configs, tune_moe

@@ -21,16 +21,19 @@ from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.directory import StoredCounts, imported_name
-from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, write_export
-from forecast_autotune.store.exchange.flaggems import import_flaggems, is_flaggems_cache
-from forecast_autotune.store.exchange.helion import import_helion, is_helion_log
-from forecast_autotune.store.exchange.kernel_tuner import (
+from forecast_autotune.store.exports import EXPORT_FORMATS, write_export
+from forecast_autotune.store.files import VERSION, StoreWarning, is_bundle
+from forecast_autotune.store.importers import (
     device_from_name,
+    holds_timings,
+    import_flaggems,
+    import_helion,
     import_kernel_tuner,
+    import_triton_cache,
+    is_flaggems_cache,
+    is_helion_log,
     is_kernel_tuner_cache,
 )
-from forecast_autotune.store.exchange.triton_cache import holds_timings, import_triton_cache
-from forecast_autotune.store.files import VERSION, StoreWarning, is_bundle
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Variant
 
@@ -117,7 +120,7 @@ def export(options: argparse.Namespace, output: Output) -> int:
         filtered = " that --kernel and --device choose" if options.kernel or options.device else ""
         raise CommandError(f"nothing to export: the store at {store.root} holds no measurement{filtered}")
     if form == "parquet":
-        from forecast_autotune.store.exchange.exports import write_parquet
+        from forecast_autotune.store.exports import write_parquet
 
         count = write_parquet(path, tables)
     else:

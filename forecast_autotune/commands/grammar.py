@@ -41,7 +41,7 @@ ORDER = (
 )
 """As `--help` lists them; commands of other packages follow by name."""
 OTHER_TOOLS = ("kernel-tuner", "kernel-tuner-t4", "sglang-moe", "vllm-moe")
-"""`store.exchange.exports.EXPORT_FORMATS`, which would take long to load for a line of help."""
+"""`store.exports.EXPORT_FORMATS`, which would take long to load for a line of help."""
 
 
 def build() -> argparse.ArgumentParser:

@@ -6,13 +6,13 @@ again, so a table survives a round trip through an older release. Nothing here i
 or triton: the records must be cheap to load and safe to read on any machine.
 """
 
-from forecast_autotune.records.base import SCHEMA, Extra, Scalar, check_line, digest, to_scalar
 from forecast_autotune.records.candidate import (
     HOOK_VARIANT_PREFIX,
     OVERRIDE_DIGEST,
     Candidate,
     Config,
     Evidence,
+    Measurement,
     Outcome,
     is_base_variant,
 )
@@ -24,7 +24,7 @@ from forecast_autotune.records.decision import (
     Plan,
     RiskVerdict,
 )
-from forecast_autotune.records.measurement import Measurement
+from forecast_autotune.records.json_fields import SCHEMA, Extra, Scalar, check_line, digest, to_scalar
 from forecast_autotune.records.problem import Argument, Device, Kernel, Problem
 
 __all__ = [

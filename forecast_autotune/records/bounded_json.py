@@ -8,8 +8,12 @@ import re
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.base import LARGEST_INTEGER
-from forecast_autotune.records.json_fields import decode_json, parse_finite, refuse_constant
+from forecast_autotune.records.json_fields import (
+    LARGEST_PARAMETER,
+    decode_json,
+    parse_finite,
+    refuse_constant,
+)
 
 MAX_DEPTH = 64
 """Lists and objects within each other. Records have eight levels; whatever walks them recurses once a level."""
@@ -24,7 +28,7 @@ _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 def _parse_bounded(digits: str) -> int:
     # Forty places are enough; to convert thousands takes its time, and Python refuses it.
-    if len(digits) > 40 or abs(value := int(digits)) > LARGEST_INTEGER:
+    if len(digits) > 40 or abs(value := int(digits)) > LARGEST_PARAMETER:
         raise RecordError(
             f"an integer must have 128 bits at most, got {digits:.24}... of {len(digits)} characters"
         )
@@ -78,8 +82,8 @@ def decode_document(text: str) -> Any:
 
 
 def _parse_or_nan(digits: str) -> int | float:
-    value = int(digits) if len(digits) <= 40 else LARGEST_INTEGER + 1
-    return value if abs(value) <= LARGEST_INTEGER else math.nan
+    value = int(digits) if len(digits) <= 40 else LARGEST_PARAMETER + 1
+    return value if abs(value) <= LARGEST_PARAMETER else math.nan
 
 
 def _finite_or_nan(text: str) -> float:

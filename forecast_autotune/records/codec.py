@@ -21,13 +21,13 @@ from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.base import check_line
 from forecast_autotune.records.json_fields import (
     MALFORMED,
     SCALARS,
     Reader,
     Writer,
     annotation_reader,
+    check_line,
     hint_of,
     reason,
 )

@@ -9,10 +9,16 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.base import LARGEST_MS, LARGEST_S, SCHEMA
 from forecast_autotune.records.candidate import Candidate, Evidence
 from forecast_autotune.records.codec import Record, json_option
-from forecast_autotune.records.json_fields import number_within, or_null, read_share
+from forecast_autotune.records.json_fields import (
+    LARGEST_MS,
+    LARGEST_S,
+    SCHEMA,
+    number_within,
+    or_null,
+    read_share,
+)
 
 _SHARE = json_option(read=read_share)
 _AMOUNT = json_option(read=number_within(0.0, LARGEST_S))

@@ -9,9 +9,17 @@ from operator import attrgetter
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.base import SCHEMA, Extra, Scalar, digest, to_scalar
 from forecast_autotune.records.codec import Record, json_option
-from forecast_autotune.records.json_fields import read_name, read_signed_integers, read_text
+from forecast_autotune.records.json_fields import (
+    SCHEMA,
+    Extra,
+    Scalar,
+    digest,
+    read_name,
+    read_signed_integers,
+    read_text,
+    to_scalar,
+)
 
 FACTS = "facts"
 """A field of a problem line: `{"version": ..., "units": [[assignment, grid, {fact: value}], ...]}`."""

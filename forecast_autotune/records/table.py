@@ -13,8 +13,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records.bounded_json import decode_bounded, without_halves
-from forecast_autotune.records.candidate import Candidate
-from forecast_autotune.records.measurement import Measurement
+from forecast_autotune.records.candidate import Candidate, Measurement
 from forecast_autotune.records.named_lines import Refuse, bounded_refusals, numbered_lines, refuse_row
 from forecast_autotune.records.problem import Problem
 

@@ -12,9 +12,8 @@ from typing import Any
 from forecast_autotune.errors import NewerRecordError, RecordError, StoreError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
 from forecast_autotune.records import Candidate, Problem
-from forecast_autotune.records.base import SCHEMA
 from forecast_autotune.records.codec import Record, json_option
-from forecast_autotune.records.json_fields import MALFORMED, read_list, read_text
+from forecast_autotune.records.json_fields import MALFORMED, SCHEMA, read_list, read_text
 from forecast_autotune.records.problem import OPTIONS
 from forecast_autotune.store.files import (
     MISSES,

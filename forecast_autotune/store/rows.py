@@ -14,8 +14,8 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Measurement, Problem
+from forecast_autotune.records.candidate import IN_TURNS
 from forecast_autotune.records.json_fields import MALFORMED
-from forecast_autotune.records.measurement import IN_TURNS
 from forecast_autotune.store.files import KernelName, decode, kernel_of
 
 PROBLEM, MEASUREMENT, DECISION = "problem", "measurement", "decision"

@@ -29,7 +29,6 @@ from forecast_autotune.errors import (
 )
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.stored_facts import collect_facts, merge_facts
-from forecast_autotune.garbage_collection import rare_collections
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import (
     REFUSED,
@@ -59,6 +58,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.shared_setting import rare_collections
 from forecast_autotune.store.misses import Miss
 from forecast_autotune.surrogates.protocol import (
     Array,

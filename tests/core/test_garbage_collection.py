@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from forecast_autotune.garbage_collection import rare_collections
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Settings
+from forecast_autotune.shared_setting import rare_collections
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table

@@ -20,7 +20,7 @@ import pytest
 
 from forecast_autotune.commands import grammar, main
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.store import Store, bundle_discovery
+from forecast_autotune.store import Store, layers
 from forecast_autotune.store.bundles import Bundle, write_bundle
 from forecast_autotune.store.merging import StoreFolder
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -159,7 +159,7 @@ def test_a_librarys_bundle_is_found_through_its_package(
     (project,) = re.findall(r'```toml title="pyproject.toml"\n(.*?)```', text, re.DOTALL)
     points = tomllib.loads(project)["project"]["entry-points"]
     site = machine / "site"
-    for value in points[bundle_discovery.GROUP].values():
+    for value in points[layers.GROUP].values():
         shutil.copytree(bundle, site.joinpath(*value.split(".")))
     (site / "my_kernels" / "__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     installed = site / "my_kernels-1.0.dist-info"  # as an installer writes it

@@ -21,8 +21,8 @@ from forecast_autotune.records import (
     Problem,
 )
 from forecast_autotune.records.table import Table
-from forecast_autotune.store.exchange.exports import write_export
-from forecast_autotune.store.exchange.kernel_tuner import import_kernel_tuner, is_kernel_tuner_cache
+from forecast_autotune.store.exports import write_export
+from forecast_autotune.store.importers import import_kernel_tuner, is_kernel_tuner_cache
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
 

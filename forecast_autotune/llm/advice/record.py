@@ -8,9 +8,8 @@ from functools import lru_cache
 from forecast_autotune.llm.advice.language import CostFunction, parse_cost_function
 from forecast_autotune.llm.advice.question import ADVICE_VERSION
 from forecast_autotune.llm.advice.subject import AdviceError
-from forecast_autotune.records.base import SCHEMA, Extra
 from forecast_autotune.records.codec import Record, json_option
-from forecast_autotune.records.json_fields import read_text
+from forecast_autotune.records.json_fields import SCHEMA, Extra, read_text
 
 MAX_FUNCTIONS = 8
 """Of one record: each is evaluated in every decision."""

@@ -51,7 +51,7 @@ EXIT_S = 1.0
 WORKER = (
     *(sys.executable, "-P", "-c"),
     # A core that the program wants is the program's: first of all, as loading a client takes a second.
-    "import os; os.nice(10); from forecast_autotune.store.remote.worker import main; raise SystemExit(main())",
+    "import os; os.nice(10); from forecast_autotune.store.remote.backends import main; raise SystemExit(main())",
 )
 """Its argument is the descriptor of its end of the connection."""
 

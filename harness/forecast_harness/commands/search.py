@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from forecast_autotune import frameworks
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.file_access import misplaced_file, open_named_output
-from forecast_autotune.garbage_collection import rare_collections
+from forecast_autotune.shared_setting import rare_collections
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE
 from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE
 

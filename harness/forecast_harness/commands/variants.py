@@ -14,10 +14,10 @@ from forecast_autotune import frameworks
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
-from forecast_autotune.garbage_collection import rare_collections
 from forecast_autotune.printable import printable, utc_now
 from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.records.table import read_tables
+from forecast_autotune.shared_setting import rare_collections
 from forecast_autotune.store import Store
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Check, Origin, Provenance, Variant

@@ -39,7 +39,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.store.exchange.helion import PROTOCOL
+from forecast_autotune.store.importers import HELION_PROTOCOL
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.loop import TuningTask, tune
@@ -301,8 +301,10 @@ def _has_run(status: str, ms: float) -> bool:
 
 def _measurement(problem: str, candidate: Candidate, status: str, ms: float) -> Measurement:
     if _has_run(status, ms):
-        return Measurement(problem, candidate, Outcome.OK, ms, protocol=PROTOCOL)
-    return Measurement(problem, candidate, _OUTCOMES.get(status, Outcome.RUNTIME_ERROR), protocol=PROTOCOL)
+        return Measurement(problem, candidate, Outcome.OK, ms, protocol=HELION_PROTOCOL)
+    return Measurement(
+        problem, candidate, _OUTCOMES.get(status, Outcome.RUNTIME_ERROR), protocol=HELION_PROTOCOL
+    )
 
 
 def _make_search_class() -> Any:

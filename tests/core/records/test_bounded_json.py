@@ -9,12 +9,12 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
-from forecast_autotune.records.base import LARGEST_INTEGER, to_scalar
 from forecast_autotune.records.bounded_json import MAX_DEPTH, decode_bounded, decode_document, without_halves
+from forecast_autotune.records.json_fields import LARGEST_PARAMETER, to_scalar
 
 
 @pytest.mark.parametrize(
-    "value", [LARGEST_INTEGER, -LARGEST_INTEGER, 10**37, 0, 1e300, "9" * 400, [{"a": 1.5}]]
+    "value", [LARGEST_PARAMETER, -LARGEST_PARAMETER, 10**37, 0, 1e300, "9" * 400, [{"a": 1.5}]]
 )
 def test_what_is_within_bounds_is_read_as_it_is(value: Any) -> None:
     assert decode_bounded(json.dumps(value)) == value

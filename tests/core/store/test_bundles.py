@@ -17,7 +17,7 @@ import pytest
 from forecast_autotune.errors import StoreError
 from forecast_autotune.records import Decision, Device, Evidence
 from forecast_autotune.settings import Settings
-from forecast_autotune.store import Store, StoreWarning, bundle_discovery
+from forecast_autotune.store import Store, StoreWarning, layers
 from forecast_autotune.store.bundles import (
     Bundle,
     BundledFile,
@@ -265,7 +265,7 @@ def test_bundles_are_asked_in_order_and_a_refused_one_is_left_out(
 def test_a_folder_beside_the_program_and_packages_are_found(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside = tmp_path / "app" / bundle_discovery.BESIDE / "h200"
+    beside = tmp_path / "app" / layers.BESIDE / "h200"
     bundle(tmp_path).rename(tmp_path / "made")
     shutil.copytree(tmp_path / "made", beside)
     shutil.copytree(tmp_path / "made", tmp_path / "shelf" / "kernels_of_mine" / "tuned")
@@ -275,11 +275,11 @@ def test_a_folder_beside_the_program_and_packages_are_found(
         sys.modules["__main__"], "__file__", str(tmp_path / "app" / "serve.py"), raising=False
     )
     entries = [
-        EntryPoint(name, value, bundle_discovery.GROUP)
+        EntryPoint(name, value, layers.GROUP)
         for name, value in (("mine", "kernels_of_mine.tuned"), ("gone", "no_such_package.tuned"))
     ]
-    monkeypatch.setattr(bundle_discovery, "entry_points", lambda group: EntryPoints(entries))
-    result = bundle_discovery.bundle_folders()
+    monkeypatch.setattr(layers, "entry_points", lambda group: EntryPoints(entries))
+    result = layers.bundle_folders()
     assert result[0] == beside
     assert result[2] == tmp_path / "shelf" / "kernels_of_mine" / "tuned"
     assert "the bundle gone" in str(result[1])
@@ -297,9 +297,9 @@ def test_a_kernel_of_the_hub_brings_its_bundle_when_it_is_loaded(
     assert Store.default().decision(problem()) is None
     variant = tmp_path / "build" / "torch-cuda"
     bundle(tmp_path).rename(tmp_path / "made")
-    shutil.copytree(tmp_path / "made", variant / bundle_discovery.BESIDE / "h200")
+    shutil.copytree(tmp_path / "made", variant / layers.BESIDE / "h200")
     loaded.append(SimpleNamespace(module=SimpleNamespace(__file__=str(variant / "__init__.py"))))
-    assert bundle_discovery.bundle_folders() == [variant / bundle_discovery.BESIDE / "h200"]
+    assert layers.bundle_folders() == [variant / layers.BESIDE / "h200"]
     assert Store.default().decision(problem()) is not None
 
 
@@ -314,7 +314,7 @@ def test_a_kernel_of_the_hub_brings_its_bundle_when_it_is_loaded(
 )
 def test_another_package_of_that_name_brings_nothing(other: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kernels", other)
-    assert bundle_discovery.loaded_kernel_files() == []
+    assert layers.loaded_kernel_files() == []
 
 
 def test_a_bundled_decision_is_used_without_a_measurement(

@@ -21,8 +21,8 @@ from forecast_autotune.records import (
     Scalar,
 )
 from forecast_autotune.records.table import Table
-from forecast_autotune.store.exchange.exports import EXPORT_FORMATS, ExportReport, write_export
-from forecast_autotune.store.exchange.kernel_tuner import import_kernel_tuner
+from forecast_autotune.store.exports import EXPORT_FORMATS, ExportReport, write_export
+from forecast_autotune.store.importers import import_kernel_tuner
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
 EXPERTS, HIDDEN, INNER = 8, 4096, 14336

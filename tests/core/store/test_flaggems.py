@@ -10,7 +10,7 @@ import pytest
 from forecast_autotune.commands.exchange import read_any_table
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Device, Outcome
-from forecast_autotune.store.exchange.flaggems import import_flaggems, is_flaggems_cache
+from forecast_autotune.store.importers import import_flaggems, is_flaggems_cache
 
 NAME = "TunedConfig_NVIDIA_H200_triton_3_6.db"
 TABLE = f"mm_kernel_{'a' * 64}_benchmark-{'b' * 32}"

@@ -9,7 +9,7 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Device, Outcome
-from forecast_autotune.store.exchange.helion import import_helion, is_helion_log
+from forecast_autotune.store.importers import import_helion, is_helion_log
 from tests.core.captured_output import command
 
 DEVICE = Device("NVIDIA H100")

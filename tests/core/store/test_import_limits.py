@@ -18,10 +18,12 @@ from forecast_autotune.records import Device, Measurement
 from forecast_autotune.records import named_lines as limits
 from forecast_autotune.records.table import read_tables, table_lines
 from forecast_autotune.store import Store, StoreWarning
-from forecast_autotune.store.exchange.flaggems import import_flaggems
-from forecast_autotune.store.exchange.helion import import_helion
-from forecast_autotune.store.exchange.kernel_tuner import import_kernel_tuner
-from forecast_autotune.store.exchange.triton_cache import import_triton_cache
+from forecast_autotune.store.importers import (
+    import_flaggems,
+    import_helion,
+    import_kernel_tuner,
+    import_triton_cache,
+)
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture
 from tests.core.store.test_flaggems import NAME, database

@@ -14,7 +14,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Device
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
-from forecast_autotune.store.exchange.kernel_tuner import (
+from forecast_autotune.store.importers import (
     device_from_name,
     import_kernel_tuner,
     is_kernel_tuner_cache,

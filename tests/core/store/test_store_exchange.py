@@ -14,8 +14,8 @@ from forecast_autotune.errors import StoreError
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.store import Store, StoreWarning
-from forecast_autotune.store.exchange.exports import write_parquet
-from forecast_autotune.store.exchange.triton_cache import import_triton_cache
+from forecast_autotune.store.exports import write_parquet
+from forecast_autotune.store.importers import import_triton_cache
 from tests.core.store.stored import A100, H200, decided, measured, problem
 
 # --- everything: tables, clear, import ---
@@ -187,7 +187,7 @@ import sys
 sys.modules["pyarrow"] = None  # as good as not installed
 from pathlib import Path
 from forecast_autotune.errors import StoreError
-from forecast_autotune.store.exchange.exports import write_parquet
+from forecast_autotune.store.exports import write_parquet
 try:
     write_parquet(Path(sys.argv[1]), [])
 except StoreError as error:

@@ -9,7 +9,7 @@ import pytest
 
 from forecast_autotune.policy import Exhaustive
 from forecast_autotune.records import Candidate, Measurement, Outcome
-from forecast_autotune.records.measurement import IN_TURNS
+from forecast_autotune.records.candidate import IN_TURNS
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.results import FINALIST_MARGIN

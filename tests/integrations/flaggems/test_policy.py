@@ -21,7 +21,7 @@ pytest.importorskip("flag_gems", reason="needs the package flag_gems")
 
 from forecast_autotune.records import Evidence
 from forecast_autotune.store import Store
-from forecast_autotune.store.exchange.flaggems import import_flaggems
+from forecast_autotune.store.importers import import_flaggems
 from forecast_integrations.flaggems.policy import POLICY, disable_flaggems, enable_flaggems
 from forecast_integrations.triton.engine import DecoratorOptions
 from tests.integrations.null import double, fresh, launch

@@ -11,7 +11,7 @@ import triton
 
 from forecast_autotune.features.devices import datasheet_device
 from forecast_autotune.store import Store
-from forecast_autotune.store.exchange.exports import write_export
+from forecast_autotune.store.exports import write_export
 from forecast_integrations.fused_moe.layer import MoeLayer, assignment, chosen_experts
 from forecast_integrations.fused_moe.tuning import MoeCall, moe_configs, tune_moe, usual_config
 from forecast_integrations.triton.null_device import null_device

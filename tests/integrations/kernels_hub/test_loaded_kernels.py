@@ -16,8 +16,8 @@ from kernels import importer
 
 from forecast_autotune import Decision, Evidence
 from forecast_autotune.store import Store
-from forecast_autotune.store.bundle_discovery import BESIDE
 from forecast_autotune.store.bundles import write_bundle
+from forecast_autotune.store.layers import BESIDE
 from forecast_autotune.store.merging import StoreFolder
 from forecast_integrations.triton import publication
 

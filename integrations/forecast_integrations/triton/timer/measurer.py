@@ -20,7 +20,7 @@ from forecast_autotune.errors import (
 from forecast_autotune.features.ptx import ptx_facts
 from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
-from forecast_autotune.records.measurement import IN_TURNS
+from forecast_autotune.records.candidate import IN_TURNS
 from forecast_autotune.telemetry.spans import record, span
 from forecast_integrations.triton.compile.pool import CompilePool, CompileResult, make_pool
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of
