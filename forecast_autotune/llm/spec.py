@@ -100,7 +100,7 @@ _GENERATION_OPTIONS: dict[str, OptionParser] = {
     "temperature": _number(0.0, 2.0),
     "max_tokens": _count(1, 10**6),
 }
-_CHAT_OPTIONS: dict[str, OptionParser] = {**_GENERATION_OPTIONS, "samples": _count(1, 64), "effort": _word}
+_CHAT_OPTIONS: dict[str, OptionParser] = {**_GENERATION_OPTIONS, "effort": _word}
 
 
 @dataclass(frozen=True)

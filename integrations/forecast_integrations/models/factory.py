@@ -131,7 +131,7 @@ def _open_http_backend(
 
 
 def _open_chat(spec: ModelSpec, client: ServerClient) -> ChatBackend:
-    options = spec.given_options("batch", "samples", "temperature", "effort", "max_tokens")
+    options = spec.given_options("batch", "temperature", "effort", "max_tokens")
     return ChatBackend(spec.location, spec.options["model"], client=client, **options)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -59,21 +58,6 @@ def test_a_hook_that_others_have_wrapped_does_nothing_after_closing(monkeypatch:
     second.install("foreign", hooked)
     assert Foreign().method() == "original wrapped hooked", "once, by the service in force"
     second.close()
-
-
-def test_every_thread_has_a_state_of_its_own() -> None:
-    context, seen = HookContext(serving()), []
-
-    def look() -> None:
-        seen.append((context.thread.widened, context.thread.paused, dict(context.thread.pending.times)))
-
-    context.thread.widened, context.thread.paused = True, 1
-    context.thread.pending.times["choice"] = 1.0
-    other = threading.Thread(target=look)
-    other.start()
-    other.join()
-    look()
-    assert seen == [(False, 0, {}), (True, 1, {"choice": 1.0})]
 
 
 @pytest.mark.parametrize(("paused", "closed", "kept"), [(0, False, 1), (1, False, 0), (0, True, 0)])

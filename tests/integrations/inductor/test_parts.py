@@ -216,20 +216,6 @@ def test_patches_keep_the_kind_and_are_taken_back_exactly() -> None:
     assert Foreign.entries == ["theirs"]
 
 
-def test_what_others_put_on_top_of_a_patch_stays() -> None:
-    class Owner:
-        def method(self) -> str:
-            return "original"
-
-    patches = PatchSet()
-    patches.replace(Owner, "method", lambda f: lambda self: f(self) + " ours")
-    ours = Owner.method
-    Owner.method = theirs = lambda self: ours(self) + " theirs"  # type: ignore[method-assign]
-    patches.restore()
-    assert vars(Owner)["method"] is theirs
-    assert Owner().method() == "original ours theirs"
-
-
 # --- enabling ---
 
 

@@ -358,11 +358,3 @@ def test_a_users_list_of_savers_is_theirs_to_count_and_to_clear(tmp_path: Path) 
         cache.clear_feedback_savers()
     assert rounds == len(told) > 1, "ours is told as well, or one round would be all"
     assert sum(told) == len(outcomes(tmp_path))
-
-
-def test_without_our_saver_there_is_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HookContext, "told_of_times", lambda self, cache: contextlib.nullcontext())
-    with hooked(serving(lambda c: log2_ms_of(c) - 40.0, tmp_path)) as (made, nodes, layout):
-        before = counters["inductor"]["select_algorithm_autotune"]
-        get_algorithm_selector_cache()("mm", made, nodes, layout)
-        assert counters["inductor"]["select_algorithm_autotune"] - before == 1

@@ -37,7 +37,7 @@ def served(text: str, **settings: Any) -> HTTPBackend:
     [
         (f"{URL}?model=m", CompletionsBackend),
         (f"{URL}?model=m&kind=completions", CompletionsBackend),
-        (f"{URL}?model=m&kind=chat&samples=3&effort=low&max_tokens=9&temperature=0.5", ChatBackend),
+        (f"{URL}?model=m&kind=chat&batch=3&effort=low&max_tokens=9&temperature=0.5", ChatBackend),
         (f"{URL}?model=m&kind=systemone", SystemOneBackend),
     ],
 )
@@ -103,9 +103,9 @@ def test_models_in_this_process() -> None:
             f"{URL}?model=m&sample=3",
             "'sample' is not known for kind=completions: known are model, kind, batch",
         ),
-        (f"{URL}?model=m&kind=chat&Weird%20One=3", "that is not a word .*samples"),
-        (f"{URL}?model=m&samples=3", "'samples' is not known for kind=completions"),
-        (f"{URL}?model=m&kind=chat&samples=0", "'samples' must be an integer from 1 to 64"),
+        (f"{URL}?model=m&kind=chat&Weird%20One=3", "that is not a word .*effort"),
+        (f"{URL}?model=m&effort=low", "'effort' is not known for kind=completions"),
+        (f"{URL}?model=m&kind=chat&batch=0", "'batch' must be an integer from 1 to 1024"),
         (f"{URL}?model=m&kind=chat&temperature=nan", "'temperature' must be a number from 0 to 2"),
         (f"{URL}?model=m&model=n", "'model' is given twice"),
         (

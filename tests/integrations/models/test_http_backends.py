@@ -291,24 +291,6 @@ def test_an_answer_that_was_all_thoughts_names_the_remedy() -> None:
         ask(opened("chat", server, attempts=1))
 
 
-def test_samples_are_averaged_row_by_row() -> None:
-    given = [
-        [{"id": 1, "distribution": dist(A=100)}, {"id": 2, "distribution": dist(A=50, B=50)}],
-        [{"id": 1, "distribution": dist(A=40, B=40)}],
-        [{"id": 2, "distribution": dist(B=100)}],
-    ]
-
-    def make(body: Any, reply: Any) -> Any:
-        return says({"forecasts": given.pop()})
-
-    with FaultyServer(replying(make)) as server:
-        answer = ask(opened("chat", server, samples=3), suffixes(2), PAIR_LABELS)
-        assert {body["temperature"] for _, body, _ in server.requests} == {1.0}
-    assert np.allclose(answer.probabilities, [[0.75, 0.25], [0.25, 0.75]])
-    assert np.allclose(answer.mass, [0.9, 1.0])
-    assert len(answer.trouble) == 1
-
-
 def test_the_form_is_a_schema_that_bounds_everything() -> None:
     with FaultyServer() as server:
         ask(opened("chat", server))
@@ -381,7 +363,7 @@ def test_the_name_tells_all_that_changes_an_answer() -> None:
     with FaultyServer() as server:
         names = {
             opened("chat", server, **options).name
-            for options in ({}, {"samples": 2}, {"temperature": 0.5}, {"effort": "high"}, {"batch": 2})
+            for options in ({}, {"temperature": 0.5}, {"effort": "high"}, {"batch": 2})
         }
-    assert len(names) == 5
+    assert len(names) == 4
     assert all("chat-1" in name for name in names)

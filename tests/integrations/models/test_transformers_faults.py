@@ -154,49 +154,6 @@ def test_an_adapter_that_does_not_fit_is_refused(folder: str, tmp_path: Path) ->
     refused("only LoRA adapters can be merged, .* of kind IA3", opened(folder, adapter=str(path)))
 
 
-@pytest.mark.slow
-def test_no_memory_for_a_pass_makes_smaller_passes(folder: str) -> None:
-    """A process that may have little memory, and a model that asks for more, really runs out of it."""
-    program = """
-import json, resource, sys
-import numpy as np
-from forecast_integrations.models.transformers import prefill
-from forecast_integrations.models.transformers.backend import TransformersBackend
-from forecast_autotune.llm.bins import BINS
-from tests.integrations.models.tiny_models import PREFIX, suffixes
-
-texts = suffixes(3000)
-backend = TransformersBackend(sys.argv[1], device="cpu", dtype="float32", memory_bytes=1 << 40)
-wanted = backend.forecast(PREFIX, texts[:600], BINS.labels, timeout_s=600)
-passes, read = [], prefill.Prefill.read
-def counted(self, past, rows, labels):
-    passes.append(len(rows))
-    return read(self, past, rows, labels)
-prefill.Prefill.read = counted
-prefill._MAX_PADDING = 1e9
-pages = int(open("/proc/self/statm").read().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + int(sys.argv[2]) * 2**20,) * 2)
-answer = backend.forecast(PREFIX, texts, BINS.labels, timeout_s=600)
-difference = np.abs(answer.probabilities[:600] - wanted.probabilities).max()
-print(json.dumps({"passes": passes, "difference": difference, "trouble": answer.trouble,
-                  "answered": int(answer.answered.sum())}))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, folder, "60"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["passes"][0] == 3000
-    assert found["passes"][1] < 3000, "there was memory enough: nothing is shown"
-    assert found["answered"] == 3000
-    assert found["trouble"] == []
-    assert found["difference"] < 1e-5
-
-
 def test_a_candidate_beyond_all_memory_is_left_out(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Prefill.read
     asked: list[int] = []

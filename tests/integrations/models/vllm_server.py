@@ -1,4 +1,4 @@
-"""A real vLLM server, and the same model asked the slow way; for a test and for `benchmarks/llm/vllm_agreement.py`.
+"""A real vLLM server, and the same model asked the slow way.
 
 vLLM lives in an environment of its own (FORECAST_AUTOTUNE_TEST_VLLM is its python), as its torch and
 transformers need not be ours. For a machine without a GPU:

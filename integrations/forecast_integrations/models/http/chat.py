@@ -3,7 +3,7 @@
 Many candidates share one request, so that the prompt is paid for once; each answer carries its candidate's
 number. The reply's form is a JSON schema where the server knows schemas. What comes back is read leniently
 (fences, thoughts, percentages, sums that are not 1) but never silently: rows are made to sum to 1, and the
-sum that the model gave is kept as the answer's mass. Several samples are averaged.
+sum that the model gave is kept as the answer's mass.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import AnswerLabel
-from forecast_autotune.llm.parallel import run_parallel
 from forecast_autotune.llm.replies import MAX_TOTAL, MIN_TOTAL, InvalidResponse, extract_json, weights
 from forecast_autotune.llm.writers import TextGenerator, UsageCallback, ignore_usage
 from forecast_integrations.models.http.backend import (
@@ -56,8 +53,7 @@ class ChatBackend(HTTPBackend):
 
     Args:
         url, model, batch, client: see `HTTPBackend`.
-        samples: answers per candidate, averaged.
-        temperature: by default 1 for several samples, 0 for one, and the server's where `effort` is set.
+        temperature: by default 0, and the server's where `effort` is set.
         effort: `reasoning_effort` for models that have it: low, medium, high, ...
         max_tokens: most output tokens per request, thoughts included; by default by need.
     """
@@ -70,7 +66,6 @@ class ChatBackend(HTTPBackend):
         model: str,
         *,
         batch: int = 16,
-        samples: int = 1,
         temperature: float | None = None,
         effort: str = "",
         max_tokens: int | None = None,
@@ -78,8 +73,7 @@ class ChatBackend(HTTPBackend):
     ) -> None:
         super().__init__(url, model, batch=batch, client=client)
         if temperature is None and not effort:
-            temperature = 1.0 if samples > 1 else 0.0
-        self.samples = samples
+            temperature = 0.0
         self._max_tokens = max_tokens
         self._options: dict[str, float | str] = {}
         if temperature is not None:
@@ -88,9 +82,7 @@ class ChatBackend(HTTPBackend):
             self._options["reasoning_effort"] = effort
         # All that changes an answer, so that answers can be kept under this name.
         how = [f"{name}={value}" for name, value in sorted(self._options.items())]
-        self.name = ",".join(
-            [f"{self.kind}:{model}", PROMPT_VERSION, f"samples={samples}", f"batch={batch}", *how]
-        )
+        self.name = ",".join([f"{self.kind}:{model}", PROMPT_VERSION, "samples=1", f"batch={batch}", *how])
         self._mutex = threading.Lock()
         self._refused: dict[str, str | None] = {}
         """Fields that this server does not take, and what is sent instead."""
@@ -98,7 +90,7 @@ class ChatBackend(HTTPBackend):
     def batch_function(
         self, call: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
     ) -> Callable[[Sequence[str]], LabelRows]:
-        """A batch is one request per sample."""
+        """A batch is one request."""
         return partial(self._batch, call, prefix, labels)
 
     def generate_text(self, call: ForecastCall, prompt: str) -> str:
@@ -119,8 +111,7 @@ class ChatBackend(HTTPBackend):
         def read(data: Any) -> LabelRows:
             return _parse_rows(_content(data), labels, len(suffixes))
 
-        one = partial(self._request, call, messages, fields, len(question), most, read)
-        return _mean_rows(run_parallel([one] * self.samples, self.samples))
+        return self._request(call, messages, fields, len(question), most, read)
 
     def _request(
         self,
@@ -225,20 +216,6 @@ def _parse_rows(text: str, labels: Sequence[AnswerLabel], n: int) -> LabelRows:
         if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= n:
             given[number - 1].append(entry.get("distribution"))
     return rows(given, partial(weights, labels=labels), len(labels), least=MIN_TOTAL, most=MAX_TOTAL)
-
-
-def _mean_rows(samples: Sequence[LabelRows | LLMError]) -> LabelRows:
-    """The mean over samples, row by row over those that have the row. Raises `LLMError` if none has any."""
-    failed = [str(sample) for sample in samples if isinstance(sample, LLMError)]
-    good = [sample for sample in samples if isinstance(sample, LabelRows)]
-    if not good:
-        raise LLMError("; ".join(dict.fromkeys(failed)))
-    there = np.array([sample.probabilities.sum(axis=1) > 0.5 for sample in good])
-    count = np.maximum(there.sum(axis=0), 1)
-    probabilities = sum(sample.probabilities for sample in good) / count[:, None]
-    mass = sum(sample.mass for sample in good) / count
-    trouble = [reason for sample in good for reason in sample.trouble]
-    return LabelRows(np.asarray(probabilities), np.asarray(mass), tuple(dict.fromkeys([*failed, *trouble])))
 
 
 # --- texts ---
