@@ -192,12 +192,19 @@ def _measurement(problem: str, choice: str, ms: object, at: str) -> Measurement:
     candidate = _candidate(choice)
     if isinstance(ms, bool) or not isinstance(ms, int | float) or math.isnan(ms) or ms < 0:
         raise RecordError(f"the time of {choice:.60} must be a number of milliseconds, not {ms!r:.40}")
-    extra = {"choice": choice}
+    return _row(problem, candidate, float(ms), CACHE_PROTOCOL, at, {"choice": choice})
+
+
+def _row(
+    problem: str, candidate: Candidate, ms: float, protocol: str, at: str, extra: dict[str, str] | None = None
+) -> Measurement:
+    """A time in milliseconds, or the failure that infinity or zero stand for."""
+    common: dict[str, Any] = {"protocol": protocol, "at": at, "extra": extra or {}}
     if math.isinf(ms) or ms == 0:
-        extra["message"] = f"{ms} in inductor's cache"
-        outcome = Outcome.RUNTIME_ERROR if ms else Outcome.INFRASTRUCTURE
-        return Measurement(problem, candidate, outcome, protocol=CACHE_PROTOCOL, at=at, extra=extra)
-    return Measurement(problem, candidate, Outcome.OK, float(ms), protocol=CACHE_PROTOCOL, at=at, extra=extra)
+        return Measurement(
+            problem, candidate, Outcome.RUNTIME_ERROR if ms else Outcome.INFRASTRUCTURE, **common
+        )
+    return Measurement(problem, candidate, Outcome.OK, ms, **common)
 
 
 def _candidate(choice: str) -> Candidate:
@@ -299,7 +306,4 @@ def _metric_measurement(problem: str, config: str, ms: float, at: str) -> Measur
     candidate = Candidate(Config.from_json({"kwargs": kwargs, **launch}))
     if math.isnan(ms) or ms < 0:
         raise RecordError(f"latency_ms must be a number of milliseconds, not {ms}")
-    if math.isinf(ms) or ms == 0:
-        outcome = Outcome.RUNTIME_ERROR if ms else Outcome.INFRASTRUCTURE
-        return Measurement(problem, candidate, outcome, protocol=METRICS_PROTOCOL, at=at)
-    return Measurement(problem, candidate, Outcome.OK, ms, protocol=METRICS_PROTOCOL, at=at)
+    return _row(problem, candidate, ms, METRICS_PROTOCOL, at)

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.records import digest
@@ -52,44 +51,17 @@ def surrogate_for_operations(settings: Settings, until: str, limit_s: float) -> 
 
 
 def surrogate_for_kernels(settings: Settings, until: str, limit_s: float) -> Surrogate:
-    """The surrogate for a user's kernel in a graph; the same one for the same settings."""
+    """The surrogate for a user's kernel in a graph; the same one for the same settings of a model."""
     plain = default_surrogate(settings.model)
     if not settings.llm:
         return plain
-    place, workers = settings.cache_dir, settings.worker_count()
-    return _cached_surrogate_for_kernels(
-        plain,
-        settings.llm,
-        place,
-        settings.llm_timeout_s,
-        workers,
-        settings.mode,
-        settings.llm_trust,
-        until,
-        limit_s,
-    )
+    names = ("llm", "cache_dir", "llm_timeout_s", "mode", "llm_trust")
+    model = Settings(workers=settings.worker_count(), **{name: getattr(settings, name) for name in names})
+    return _kernel_surrogate(plain, model, until, limit_s)
 
 
 @lru_cache(maxsize=4)
-def _cached_surrogate_for_kernels(
-    plain: DefaultSurrogate,
-    spec: str,
-    cache: Path | None,
-    timeout_s: float,
-    workers: int,
-    mode: Mode,
-    trust: str,
-    until: str,
-    limit_s: float,
-) -> Surrogate:
-    settings = Settings(
-        llm=spec,
-        cache_dir=cache,
-        llm_timeout_s=timeout_s,
-        workers=workers,
-        mode=mode,
-        llm_trust=trust,
-    )
+def _kernel_surrogate(plain: DefaultSurrogate, settings: Settings, until: str, limit_s: float) -> Surrogate:
     return LLMAssistedSurrogate(plain, settings, until, limit_s)
 
 

@@ -44,7 +44,6 @@ _HEADERS = {
     "Content-Type": "application/json",
     "User-Agent": "forecast-autotune",
 }
-_SSL_REASON = re.compile(r"[A-Z0-9_]{1,64}")
 _PROXY_STATUS = re.compile(r"[1-5][0-9]{2}(?= )")
 
 
@@ -199,19 +198,21 @@ def _ssl_context() -> ssl.SSLContext:
 
 
 def _described(error: BaseException, url: str) -> str:
-    """The failure on one line, without a word of the server's, which may have repeated the key."""
+    """The failure on one line, in words of ours, the system's or OpenSSL's: the server's may repeat the key."""
     causes = list(_causes(error))
     for cause in causes:
-        if isinstance(cause, LLMError):
-            return str(cause)
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"the server's certificate is not trusted: {cause.verify_message}"
-    if reason := next(filter(None, map(_system_reason, causes)), ""):
-        return reason
+        if isinstance(cause, ssl.SSLError | socket.gaierror) and cause.strerror:
+            return cause.strerror
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return os.strerror(cause.errno)
+        if type(cause).__name__ == "ProxyError" and (status := _PROXY_STATUS.match(str(cause))):
+            return f"the proxy answers HTTP {status[0]}"
     if isinstance(error, ValueError | ImportError | httpx2.InvalidURL):
         proxy = f"{urlsplit(url).scheme}_proxy"
         return f"the request cannot be sent ({type(error).__name__}): correct the address, or {proxy}"
-    return f"the reply is not HTTP, or not whole ({type(causes[1] if len(causes) > 1 else error).__name__})"
+    return f"the reply is not HTTP, or not whole ({type(causes[min(1, len(causes) - 1)]).__name__})"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -220,15 +221,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield cause
         inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else None
         cause = inner or cause.__cause__ or cause.__context__
-
-
-def _system_reason(error: BaseException) -> str:
-    """The reason in the fixed words of the operating system or OpenSSL; empty for other errors."""
-    if isinstance(error, ssl.SSLError):
-        return f"SSL {error.reason}" if _SSL_REASON.fullmatch(error.reason or "") else "SSL"
-    if isinstance(error, socket.gaierror):
-        return f"the host's name cannot be looked up ({error.strerror})"
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno)
-    status = _PROXY_STATUS.match(str(error)) if type(error).__name__ == "ProxyError" else None
-    return "" if status is None else f"the proxy answers HTTP {status[0]}"
