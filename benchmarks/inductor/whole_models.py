@@ -48,12 +48,12 @@ from benchmarks.lib.inductor.compiled_models import MODELS, model_of
 from benchmarks.lib.inductor.first_call import (
     PARTS,
     FirstCall,
+    StackSamples,
     counted_timings,
     parts_text,
     timeline_text,
     tuning_service,
 )
-from benchmarks.lib.inductor.stack_samples import StackSamples
 from benchmarks.lib.processes.child_processes import child_command, child_environment
 from benchmarks.lib.processes.compile_processes import (
     Row,

@@ -12,11 +12,18 @@ from typing import Any
 import pytest
 
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.libraries.comparison import compact_rows, compare_arms, list_class, read_arms
 from benchmarks.lib.libraries.contexts import ENVIRONMENT
-from benchmarks.lib.libraries.tables import one_row_per_candidate, pack_tables, text_free
 from benchmarks.lib.libraries.workloads import LIBRARIES
 from benchmarks.tuning import libraries
+from benchmarks.tuning.libraries import (
+    compact_rows,
+    compare_arms,
+    list_class,
+    one_row_per_candidate,
+    pack_tables,
+    read_arms,
+    text_free,
+)
 from forecast_autotune.records import Measurement, Outcome
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.testing import example_table
