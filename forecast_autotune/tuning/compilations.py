@@ -41,7 +41,7 @@ and 7 times as slow as the best of the others in the median."""
 SPILLED = 16
 """Registers that a thread spills from which on fewer warps are expected to lose: a program's tiles are shared out among
 its threads, so that with half of the warps each has twice as much to hold. No such config of recorded kernels was
-within 2 % of the best of its list (`benchmarks/forecasting/register_spills.py`)."""
+within 2 % of the best of its list."""
 _SPILL_SLOWDOWN = 3.0
 """log2 of run time: in the median those configs took eight times as long as the best."""
 _LOOK_S = 0.01

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch._inductor.ir import ChoiceCaller
 
     from forecast_integrations.inductor.session import TuningSession
-    from forecast_integrations.triton.timer.calls import CallTime, CallTimer
+    from forecast_integrations.triton.timer.timers import CallTime, CallTimer
 
 MAY_BE_SHORT_MS = 0.15
 """Up to here Inductor's own time may be the host's: it needs 0.02 to 0.1 ms to launch, on a busy machine more."""
@@ -179,7 +179,7 @@ def open_clock(device: torch.device) -> CallClock | None:
 
     if not can_time(device):
         return None
-    from forecast_integrations.triton.timer.calls import CallTimer
+    from forecast_integrations.triton.timer.timers import CallTimer
 
     with torch.cuda.device(device), unset_fake_temporarily():
         timer = CallTimer()

@@ -19,7 +19,7 @@ from forecast_autotune.records import Measurement
 from forecast_autotune.store import Store
 from forecast_integrations.inductor import choice_timing
 from forecast_integrations.inductor.api import missing_hooks
-from forecast_integrations.triton.timer.calls import CallTime, CallTimer
+from forecast_integrations.triton.timer.timers import CallTime, CallTimer
 
 pytestmark = pytest.mark.gpu
 

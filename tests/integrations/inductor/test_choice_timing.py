@@ -30,7 +30,7 @@ from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.hooks import benchmarks, selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.triton.timer.calls import CallTime
+from forecast_integrations.triton.timer.timers import CallTime
 from tests.integrations.inductor.graphs import graph, product_inputs, serving
 from tests.integrations.inductor.test_selection import COUNT, log2_ms_of, lowered
 

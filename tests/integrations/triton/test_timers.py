@@ -21,8 +21,7 @@ from forecast_autotune.records import Candidate
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer import timers
-from forecast_integrations.triton.timer.calls import CallTimer
-from forecast_integrations.triton.timer.timers import EventTimer, contenders, prompt_turns
+from forecast_integrations.triton.timer.timers import CallTimer, EventTimer, contenders, prompt_turns
 from tests.core.stepped_cuda import SteppedGraph
 from tests.integrations.null import double, fresh, launch, tables
 from tests.integrations.stepped import SteppedDevice, stepped_device

@@ -1,4 +1,4 @@
-"""What holds the clock for one call: device events around launches, or around replays of recorded ones.
+"""What holds the clock: device events around launches of a tuned kernel or any other call, or around recorded replays.
 
 The protocol of `LaunchTimer` is `do_bench`'s (L2 flushed before each launch, device events around it) with these
 differences: hooks run outside the timed region, launches that the host queued too late do not count, a candidate that
@@ -20,13 +20,13 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, Config
 from forecast_autotune.shared_setting import SharedSetting
 from forecast_autotune.timing import (
     CLOCK_INTERVAL_S,
@@ -346,24 +346,14 @@ _TURNS, _FEWEST_TURNS = 1 / 6, 5
 _HOPELESS_AT_ONCE = 1.5
 """Times hopeless: so slow that a single launch of a long kernel is enough, disturbed or not."""
 
+_LOOK_MS, _FULL_MS, _COMPARE_MS = 2.5, 2.5, 24.0
+"""Milliseconds of the device for a first look at a candidate, in all for one that may still win, and for each finalist:
+these are timed in turns, which tells more."""
+_CONTENDER, _HOPELESS = 1.1, 2.0
+"""Multiples of the fastest so far: what is slower is not timed further, or no more than the estimate took."""
+
 _LAST_BUSY: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
 """When the last timer saw a device at work, by driver and device of this process."""
-
-
-@dataclass(frozen=True)
-class TimingLengths:
-    """How long candidates are timed, in device milliseconds; `benchmarks/timing/timing_lengths.py` compares some."""
-
-    look_ms: float = 2.5
-    """Milliseconds of a first look at a candidate."""
-    full_ms: float = 2.5
-    """Milliseconds in all for a candidate that may still win: finalists are timed in turns, which tells more."""
-    compare_ms: float = 24.0
-    """Per finalist, when they are timed in turns."""
-    contender: float = 1.1
-    """A candidate slower than this multiple of the fastest so far is not timed further."""
-    hopeless: float = 2.0
-    """Beyond this multiple of the fastest the launches of the estimate are enough."""
 
 
 class LaunchTimeoutError(TimeoutError):
@@ -371,31 +361,35 @@ class LaunchTimeoutError(TimeoutError):
 
 
 class LaunchableCall(Protocol):
-    """What is timed, by candidate, and what surrounds every launch of it."""
+    """What is timed, by candidate, and what surrounds every launch of it: nothing, unless a subclass says so."""
 
     def has_hooks(self, candidate: Candidate, /) -> bool:
         """Whether anything has to run before or after a timed launch."""
+        return False
 
     def run_before_hooks(self, candidate: Candidate, /) -> dict[str, object]:
         """Run what precedes a launch; returns what the hooks after it want."""
+        return {}
 
     def launcher(self, candidate: Candidate, /) -> Callable[[], object]:
         """A function that launches once, without hooks."""
 
     def launch_once(self, candidate: Candidate, /) -> None:
         """Launch once, with the hooks around it."""
+        self.launcher(candidate)()
 
     def run_after_hook(self, full: dict[str, object], /) -> None:
         """Run what follows a launch."""
+        return
 
 
 class LaunchTimer:
     """Times with device events; what can be recorded is said by `_record_ways`."""
 
-    def __init__(self, call: LaunchableCall, lengths: TimingLengths = TimingLengths()) -> None:
+    def __init__(self, call: LaunchableCall) -> None:
         from triton.runtime.driver import driver
 
-        self._call, self._lengths = call, lengths
+        self._call = call
         self._interface = driver.active.get_device_interface()
         self._flush, cache_state = self._flusher(driver)
         self.protocol = f"events-{cache_state}-2"
@@ -481,9 +475,8 @@ class LaunchTimer:
         Of a recorded one, milliseconds per round: the mean of as many launches as there are pauses.
         """
         self._wake()
-        lengths = self._lengths
         self._protocols[candidate] = self.protocol
-        hopeless_ms = lengths.hopeless * best_ms + 1e3 * CLOCK_INTERVAL_S
+        hopeless_ms = _HOPELESS * best_ms + 1e3 * CLOCK_INTERVAL_S
         times = self._estimate(candidate, hopeless_ms)
         # The fastest of them decides whether it is hopeless: a disturbance only ever adds time.
         estimate = self._estimates[candidate] = max(min(times), 1e-3)
@@ -497,11 +490,11 @@ class LaunchTimer:
         else:
             ways, each_ms = [self._plain(candidate)], estimate + _FLUSH_MS
             least = _FEWEST_LONG if estimate >= _LONG_MS else _FEWEST_LAUNCHES
-        times = self._extend(times, candidate, ways, max(least, int(lengths.look_ms / each_ms)))
-        if statistics.median(times) > lengths.contender * best_ms:
+        times = self._extend(times, candidate, ways, max(least, int(_LOOK_MS / each_ms)))
+        if statistics.median(times) > _CONTENDER * best_ms:
             self._recorded.pop(candidate, None)
             return times
-        return self._extend(times, candidate, ways, max(least, int(lengths.full_ms / each_ms)))
+        return self._extend(times, candidate, ways, max(least, int(_FULL_MS / each_ms)))
 
     def _wake(self) -> None:
         """Give a device that may have idled work, until its clock is up."""
@@ -554,7 +547,7 @@ class LaunchTimer:
         else:
             ways = [[self._plain(c)] for c in candidates]
         self._protocols |= dict.fromkeys(candidates, self._recorded_protocol if recorded else self.protocol)
-        rounds = min(200, max(least, int(self._lengths.compare_ms / each_ms)))
+        rounds = min(200, max(least, int(_COMPARE_MS / each_ms)))
         part = max(_FEWEST_TURNS, math.ceil(rounds * _TURNS))
         times: list[list[float]] = [[] for _ in candidates]
         left, done = list(range(len(candidates))), 0
@@ -660,8 +653,8 @@ class LaunchTimer:
 class EventTimer(LaunchTimer):
     """Times the candidates of one call of a tuned kernel."""
 
-    def __init__(self, call: KernelCall, lengths: TimingLengths = TimingLengths()) -> None:
-        super().__init__(call, lengths)
+    def __init__(self, call: KernelCall) -> None:
+        super().__init__(call)
         self._call: KernelCall = call
 
     def stay_awake(self) -> None:
@@ -688,3 +681,95 @@ def _round_ms(
     ]
     means = [mean_without_strays(seconds[i : i + count]) for i in range(0, len(seconds), count)]
     return [1e3 * max(mean, 1e-7) for mean in means]
+
+
+_ONLY = Candidate(Config.of({}))
+"""There is one call at a time."""
+_LEAST_SHARE = 0.5
+"""The share of a launch's time below which a replay has not done all that the launch does."""
+
+
+@dataclass(frozen=True)
+class CallTime:
+    """How long a call keeps the device."""
+
+    ms: float
+    protocol: str
+    host_bound: bool = False
+    """Whether waits for the host are in it: the call cannot be queued as fast as the device runs."""
+    recordable: bool = True
+    """False if it was to be recorded as a graph and could not be."""
+
+
+class _Calls(LaunchableCall):
+    """Functions that launch, without hooks."""
+
+    def __init__(self) -> None:
+        self.functions: dict[Candidate, Callable[[], object]] = {}
+
+    def launcher(self, candidate: Candidate, /) -> Callable[[], object]:
+        return self.functions[candidate]
+
+
+class CallTimer(LaunchTimer):
+    """Times one call after another. They have run before, and the device is awake.
+
+    What a call launches has to go to the current stream, and that has to be `stream`: enter `on_stream` before
+    calls are made that remember a stream.
+    """
+
+    def __init__(self) -> None:
+        self._one = _Calls()
+        super().__init__(self._one)
+        self._may_record = self._recordable = True
+        self.stream: Any = recording_stream(self._flush)
+        """None where no call can be recorded on this device."""
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Makes `stream` the current one, between what is queued on the one that is and what will be."""
+        home = self._interface.current_stream()
+        self.stream.wait_stream(home)
+        try:
+            with self._interface.stream(self.stream):
+                yield
+        finally:
+            home.wait_stream(self.stream)
+
+    def time(self, call: Callable[[], object], best_ms: float, *, may_record: bool = True) -> CallTime:
+        """Milliseconds of one call; few launches where it cannot be better than `best_ms`.
+
+        Raises what the call raises, unless it does so only while it is recorded. Graphs are gone when it returns.
+        """
+        self._one.functions[_ONLY], self._flushes = call, 1
+        self._may_record, self._recordable = may_record, True
+        try:
+            times = self.time_adaptively(_ONLY, best_ms)
+            return CallTime(
+                statistics.median(times),
+                self.protocol_of(_ONLY),
+                self.is_host_bound(_ONLY),
+                self._recordable,
+            )
+        finally:
+            self._recorded.clear()
+            self._one.functions.clear()
+
+    def _wake(self) -> None:
+        pass
+
+    def _record_ways(self, candidate: Candidate, *, between: bool = False) -> list[TimedLaunch] | None:
+        if not self._may_record:
+            return None
+        ways = record_call(self._one.functions[_ONLY], self._flush, between=between)
+        if ways and not self._does_all(ways):
+            ways = None
+        self._recordable = ways is not None
+        return ways
+
+    def _does_all(self, ways: list[TimedLaunch]) -> bool:
+        """Whether replays take about as long as launches: what goes to another stream is not in them."""
+        if self.is_host_bound(_ONLY):  # then launches say nothing
+            return True
+        (replayed,) = self._rounds([_ONLY], [ways], 1)
+        return replayed[0] >= _LEAST_SHARE * self._estimates[_ONLY]
