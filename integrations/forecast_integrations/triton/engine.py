@@ -24,7 +24,7 @@ from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.loop import GuardedStore, TuningTask, fingerprint
 from forecast_integrations.device import has_device
 from forecast_integrations.triton.background.arguments import UncopyableArgumentsError, stand_in_call
-from forecast_integrations.triton.background.key_decision import KeyDecision, MadeDecision
+from forecast_integrations.triton.background.key_decision import KeyDecision
 from forecast_integrations.triton.background.tuner import BACKGROUND, PendingKey
 from forecast_integrations.triton.device_access import (
     LOCK,
@@ -339,9 +339,9 @@ class TuningEngine:
         known = TracedTexts(problem.arguments)
         known.merge(self._traced.get(kind, known))
 
-        def hear(outcome: MadeDecision) -> None:
-            self._note_compiled(kind, bare, outcome.built)
-            self.last = outcome.decision
+        def hear(later: Decision, built: Collection[Candidate]) -> None:
+            self._note_compiled(kind, bare, built)
+            self.last = later
 
         decision = KeyDecision(
             call.tuner,

@@ -237,18 +237,6 @@ _LOCK_TIMEOUT_S = 10.0
 """Seconds that one key waits for another process which tunes the same: other keys wait behind it."""
 
 
-@dataclass(frozen=True)
-class MadeDecision:
-    """What was decided of a key, and what it took."""
-
-    decision: Decision
-    raw: Mapping[Candidate, Times] | None
-    """As `publish_decision` takes it: None where nothing was timed."""
-    built: Collection[Candidate]
-    """Candidates that this process has compiled."""
-    seconds: float
-
-
 @dataclass
 class KeyDecision:
     """One key of one tuner: what it is served by, and how it is decided."""
@@ -266,8 +254,8 @@ class KeyDecision:
     surrogate: Surrogate
     policy: Policy | None
     compiled: Collection[Candidate]
-    hear: Callable[[MadeDecision], None]
-    """Told of the decision before anybody else."""
+    hear: Callable[[Decision, Collection[Candidate]], None]
+    """Hears of the decision before anybody else, and of the candidates that this process has compiled."""
     device: int = field(default_factory=current_device_index)
     """The number of the device that it is decided for."""
     begun_at: float = field(default_factory=time.perf_counter)
@@ -297,19 +285,13 @@ class KeyDecision:
             )
         if isinstance(self.task.grids, LazyGrids):
             self.task.grids.close()
-        outcome = MadeDecision(
-            decision,
-            measurers[0].raw if measurers else None,
-            measurers[0].built if measurers else (),
-            time.perf_counter() - self.begun_at,
-        )
-        return self._conclude(outcome)
+        self.hear(decision, measurers[0].built if measurers else ())
+        return self._conclude(decision, measurers[0].raw if measurers else None)
 
-    def _conclude(self, outcome: MadeDecision) -> LaunchConfig:
-        """Tell of the decision; returns what to launch."""
-        self.hear(outcome)
+    def _conclude(self, decision: Decision, raw: Mapping[Candidate, Times] | None) -> LaunchConfig:
+        """Tell of the decision; returns what to launch. `raw` is as `publish_decision` takes it."""
         problem, rows = self.problem, self.guarded.measurements(self.problem)
-        config = launch_config(self.call, self._to_serve(outcome.decision, rows), lambda: rows)
+        config = launch_config(self.call, self._to_serve(decision, rows), lambda: rows)
         try:
             publish_decision(
                 self.call,
@@ -317,20 +299,20 @@ class KeyDecision:
                 config,
                 self.guarded,
                 problem,
-                outcome.decision,
-                outcome.raw,
-                outcome.seconds,
+                decision,
+                raw,
+                time.perf_counter() - self.begun_at,
                 say=self.settings.summary,
                 resets=False,
             )
         except (
             Exception
-        ) as error:  # of a listener: there is no caller here to raise it for, and a choice was made
+        ) as error:  # a listener's: there is no caller here to raise it for, and a choice was made
             with contextlib.suppress(Warning):
                 warnings.warn(
                     f"kernel {problem.kernel.name}: a listener failed: {error!r:.300}", stacklevel=2
                 )
-        if outcome.raw is not None:
+        if raw is not None:
             offer_advice(self.settings, self.store, problem.kernel, self.tuner.fn)
         return config
 
