@@ -37,8 +37,8 @@ from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.source import standalone_source
-from forecast_integrations.triton.variants.guard import CallGuard
 from forecast_integrations.triton.variants.loading import LoadedVariant, VariantConfig, load_variant
+from forecast_integrations.triton.variants.sources import CallGuard
 
 CONFIGS = [triton.Config({"BLOCK": b}, num_warps=1) for b in (32, 64)]
 GRID = (1,)

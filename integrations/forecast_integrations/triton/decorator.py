@@ -16,8 +16,7 @@ from forecast_autotune.space import Space
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
-from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
-from forecast_integrations.triton.fallback import triton_key
+from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine, triton_key
 from forecast_integrations.triton.problem.key import Bucket, KeyMaker
 from forecast_integrations.triton.protocols import Hook, KernelFunction, LaunchConfig, Times
 from forecast_integrations.triton.variants.loading import VariantConfig, launch_variant

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,6 @@ from forecast_integrations.triton.device_access import (
     settings_in_capture,
     untimed_settings,
 )
-from forecast_integrations.triton.fallback import triton_config
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall, check_conflicts
 from forecast_integrations.triton.problem.describe import (
@@ -49,12 +48,12 @@ from forecast_integrations.triton.problem.describe import (
     candidate_grids,
 )
 from forecast_integrations.triton.problem.key import Bucket
-from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, Tuner
+from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, NamedArguments, Tuner
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import RangeTuning, range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
-from forecast_integrations.triton.trace import make_tracer
+from forecast_integrations.triton.trace import ChildTracer
 from forecast_integrations.triton.variants.loading import AlternativeKernel, add_variants, launch_config
 from forecast_integrations.triton.variants.sources import VariantsArgument, VariantSources
 
@@ -194,7 +193,7 @@ class TuningEngine:
                     raise
                 waits = self.options.settings().mode is not Mode.BACKGROUND
                 timed = waits and can_time(tuner) and not capturing_graph()
-                return triton_config(tuner, key, args, kwargs, error, pruned if timed else pruned[:1])
+                return _triton_config(tuner, key, args, kwargs, error, pruned if timed else pruned[:1])
             finally:
                 tuner.nargs = None
                 self._running.on = False
@@ -409,7 +408,7 @@ class TuningEngine:
             known = self._traced.setdefault(kind, TracedTexts())
         grids = LazyGrids(lambda: candidate_grids(call, grid, named))
         workers = 1 if settings.compiler == "threads" else settings.worker_count()  # one means no children
-        trace = None if is_interpreted() else make_tracer(call, known, workers, problem, grids)
+        trace = None if is_interpreted() else ChildTracer(call, known, workers, problem, grids)
         task = TuningTask(problem, LazyCandidates(call.configs), grids, trace, mark)
         task.hears_failures = call.hears_failures()
         task.sources = LazySources(problem.kernel.source, call.functions)
@@ -431,3 +430,47 @@ def _config_to_compile(miss: _KeyMiss) -> LaunchConfig:
     known = stored is not None and stored.chosen in call.configs
     chosen = stored.chosen if stored is not None and known else next(iter(call.configs))
     return launch_config(call, chosen, lambda: guarded.measurements(miss.problem))
+
+
+# --- what a call gets where something of ours has failed: the key and the config that Triton would have chosen ---
+
+
+def triton_key(tuner: Tuner, args: tuple[object, ...], kwargs: NamedArguments, error: Exception) -> Key:
+    """The in-memory key of a call, made slowly as `triton.autotune` makes it."""
+    _warn("key of a call", error, "using Triton's")
+    named = {k: v for k, v in _named(tuner, args, kwargs).items() if k in tuner.arg_names}
+    key = [named[name] for name in tuner.keys if name in named]
+    return (*key, *(str(value.dtype) for value in named.values() if hasattr(value, "dtype")))
+
+
+def _triton_config(
+    tuner: Tuner,
+    key: Key,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    error: Exception,
+    configs: Sequence[LaunchConfig],
+) -> LaunchConfig:
+    """Time `configs` with Triton's own benchmark and take the fastest; one alone is taken as it is.
+
+    Also fills the tuner's public attributes. What the user's own hooks and functions raise is raised.
+    """
+    best, timed = configs[0], len(configs) > 1
+    _warn(
+        "tuner", error, "timing every config as triton.autotune does" if timed else "using the first config"
+    )
+    if timed:
+        timings = {config: tuner._bench(*args, config=config, **kwargs) for config in configs}
+        best = min(timings, key=timings.__getitem__)
+        tuner.pre_hook({**_named(tuner, args, kwargs), **best.all_kwargs()}, reset_only=True)
+        tuner.configs_timings = timings
+    tuner.cache[key] = best
+    return best
+
+
+def _named(tuner: Tuner, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
+    return {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+
+
+def _warn(what: str, error: Exception, remedy: str) -> None:
+    warnings.warn(f"the {what} failed ({error!r:.300}): {remedy}", stacklevel=3)

@@ -101,7 +101,8 @@ class ChildTracer:
     ) -> None:
         """Texts are remembered in `known`; about `workers` children trace at once, none if that is one.
 
-        With `problem`, its facts come along, for `grids` that depend on the candidate.
+        With `problem`, its facts come along, for `grids` that depend on the candidate. Other shapes of the same kind
+        have the same texts; an assignment that cannot be traced has none.
         """
         self._call, self._known, self._workers = call, known, workers
         self._problem, self._grids = problem, grids or {}
@@ -250,21 +251,6 @@ class ChildTracer:
             text = _stored(self._known, name)
             if text is not None:
                 self._done.add(name, text, decode_facts(facts))
-
-
-def make_tracer(
-    call: KernelCall,
-    known: MutableMapping[str, str],
-    workers: int,
-    problem: Problem | None = None,
-    grids: Mapping[Candidate, tuple[int, ...]] | None = None,
-) -> ChildTracer:
-    """A function from candidates to TTIR by assignment key; see `ChildTracer`.
-
-    Texts are remembered in `known`: another shape of the same kind has the same ones. An assignment that
-    cannot be traced is left out.
-    """
-    return ChildTracer(call, known, workers, problem, grids)
 
 
 def _children_for(jobs: int, workers: int) -> int:

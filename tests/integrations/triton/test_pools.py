@@ -23,7 +23,7 @@ from forecast_integrations.triton.compile.pool import ForkPool, ThreadPool
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
-from forecast_integrations.triton.trace import make_tracer
+from forecast_integrations.triton.trace import ChildTracer
 from tests.integrations.parallel_children import run_in_children
 from tests.waiting import eventually
 
@@ -159,12 +159,12 @@ def test_many_assignments_are_traced_in_children_with_the_same_texts() -> None:
     with null_device():
         call, candidates = traced_call()
         known: dict[str, str] = {}
-        texts = make_tracer(call, known, workers=3)(candidates)
-        alone = make_tracer(call, {}, workers=1)(candidates)
+        texts = ChildTracer(call, known, workers=3)(candidates)
+        alone = ChildTracer(call, {}, workers=1)(candidates)
         assert len(texts) == len(candidates) == 8
         assert texts == alone == known
         known[next(iter(known))] = "remembered"
-        assert "remembered" in make_tracer(call, known, workers=3)(candidates).values()
+        assert "remembered" in ChildTracer(call, known, workers=3)(candidates).values()
 
 
 def test_facts_come_from_children_with_their_texts() -> None:
@@ -176,7 +176,7 @@ def test_facts_come_from_children_with_their_texts() -> None:
         )
         grids = {c: (64 // block(c) + 1, 1, 1) for c in candidates}
         known = TracedTexts()
-        tracer = make_tracer(call, known, 3, problem, grids)
+        tracer = ChildTracer(call, known, 3, problem, grids)
         tracer.start(candidates)
         assert tracer.outstanding == 8
         texts = TracedTexts(problem.arguments)
@@ -184,7 +184,7 @@ def test_facts_come_from_children_with_their_texts() -> None:
             texts.merge(tracer.poll(5.0))
         assert len(tracer.poll(0.0)) == 0
         assert len(texts) == len(known) == 8
-        alone = make_tracer(call, {}, 1, problem, grids)(candidates)
+        alone = ChildTracer(call, {}, 1, problem, grids)(candidates)
         assert alone == texts
         for c in candidates:
             name, grid = assignment_of(c), grids[c]
@@ -193,7 +193,7 @@ def test_facts_come_from_children_with_their_texts() -> None:
             assert mine.load_bytes == 4 * block(c)
         name = assignment_of(candidates[0])
         known.add(name, CompressedText.of("no module"))
-        again = make_tracer(call, known, 3, problem, grids)(candidates)
+        again = ChildTracer(call, known, 3, problem, grids)(candidates)
         assert again[name] == "no module", "remembered"
         assert again.facts(name, problem.arguments, grids[candidates[0]]) is None
 
@@ -208,8 +208,8 @@ def test_short_texts_of_another_shape_are_read_at_once(longest: int, monkeypatch
             _scale, describe.kernel_record(_scale), call.arguments(), ("64",), call.grid
         )
         known = TracedTexts()
-        first = make_tracer(call, known, 1, problem, {})(candidates)
-        tracer = make_tracer(call, known, 3, problem, {})
+        first = ChildTracer(call, known, 1, problem, {})(candidates)
+        tracer = ChildTracer(call, known, 3, problem, {})
         tracer.start(candidates)
         assert tracer.outstanding == (0 if longest > 10 else 8)
         texts = tracer.poll(0.0)
@@ -220,7 +220,7 @@ def test_short_texts_of_another_shape_are_read_at_once(longest: int, monkeypatch
             found = texts.facts(name, problem.arguments, problem.grid)
             assert found == first.facts(name, problem.arguments, problem.grid)
             assert found is not None
-        traces = LazyTraces(candidates, make_tracer(call, known, 3, problem, {}), LaunchFacts(problem, {}))
+        traces = LazyTraces(candidates, ChildTracer(call, known, 3, problem, {}), LaunchFacts(problem, {}))
         traces.start_initial()
         traces.trace_initial()
         assert traces.texts == first, "whether they were read at once or by children"
@@ -238,7 +238,7 @@ def test_more_traces_than_children_are_shared_out_and_may_fail(monkeypatch: pyte
     monkeypatch.setattr("forecast_integrations.triton.trace.trace_many", some_die)
     with null_device():
         call, candidates = traced_call()
-        tracer = make_tracer(call, {}, 7)
+        tracer = ChildTracer(call, {}, 7)
         tracer.start(candidates)
         found = TracedTexts()
         while tracer.outstanding:
@@ -256,7 +256,7 @@ def test_a_few_more_children_than_workers_trace_where_each_then_has_one_text(
 ) -> None:
     with null_device():
         call, candidates = traced_call()
-        tracer = make_tracer(call, {}, workers)
+        tracer = ChildTracer(call, {}, workers)
         tracer.start(candidates[:jobs])
         assert len(tracer._children.running()) == children
         tracer.close()
@@ -267,7 +267,7 @@ def test_a_tracer_that_is_closed_leaves_no_child() -> None:
         call, candidates = traced_call()
         listing = Path(f"/proc/self/task/{os.getpid()}/children")
         before = set(listing.read_text().split())  # other tests' processes may still end
-        tracer = make_tracer(call, {}, 2)
+        tracer = ChildTracer(call, {}, 2)
         tracer.start(candidates)
         assert len(tracer._children.running()) == 2
         (own,) = set(listing.read_text().split()) - before
@@ -303,7 +303,7 @@ def test_children_that_hang_are_given_up_and_their_share_is_traced_here(
     monkeypatch.setattr("forecast_integrations.triton.trace._TIMEOUT_PER_JOB_S", 0.1)
     with null_device():
         call, candidates = traced_call()
-        assert len(make_tracer(call, {}, 2)(candidates)) == len(candidates)
+        assert len(ChildTracer(call, {}, 2)(candidates)) == len(candidates)
 
 
 def names_of(results: Sequence[Any]) -> set[Candidate]:

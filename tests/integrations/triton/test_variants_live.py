@@ -21,8 +21,8 @@ from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.variants.guard import may_overlap
 from forecast_integrations.triton.variants.loading import VariantConfig, load_variant
+from forecast_integrations.triton.variants.sources import may_overlap
 from tests.integrations.null import double, fresh, tables, twice
 
 SLOW = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=1) for w in (1, 2)]

@@ -9,16 +9,17 @@ from __future__ import annotations
 import copy
 import numbers
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, Scalar
 from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import candidate_grids, heuristic_layers, heuristic_values
+from forecast_integrations.triton.problem.rebuilt_call import RecordedGrids
 from forecast_integrations.triton.protocols import LaunchConfig, is_descriptor
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def stand_in_call(call: KernelCall, config: LaunchConfig) -> KernelCall:
     args = tuple(_converted(value, _stand_in) for value in call.args)
     kwargs = {name: _other(name, value, _stand_in) for name, value in call.kwargs.items()}
     if callable(call.grid):
-        kwargs["grid"] = RecordedGrid.of(call, candidate_grids(call, call.grid, call.arguments()))
+        kwargs["grid"] = _recorded_grids(call, candidate_grids(call, call.grid, call.arguments()))
     bare = KernelCall(call.tuner, args, kwargs, call.configs, call.functions)
     heuristics = heuristic_values(call.tuner.fn)
     names = [name for layer in heuristic_layers(call.tuner.fn) for name in layer]
@@ -131,31 +132,15 @@ def stand_in_call(call: KernelCall, config: LaunchConfig) -> KernelCall:
     return bare
 
 
-@dataclass(frozen=True)
-class RecordedGrid:
-    """A grid function's answers by the values of the meta-parameters, without the function and what it holds."""
-
-    names: tuple[str, ...]
-    answers: Mapping[Hashable, tuple[int, ...]]
-
-    @classmethod
-    def of(cls, call: KernelCall, grids: Mapping[Candidate, tuple[int, ...]]) -> RecordedGrid:
-        """The grids of a call, as they are known by candidate. Raises `UncopyableArgumentsError`."""
-        listed = {c: dict(c.config.kwargs) for c in grids if c.variant not in call.functions}
-        names = tuple(dict.fromkeys(name for given in listed.values() for name in given))
-        answers: dict[Hashable, tuple[int, ...]] = {}
-        for candidate, given in listed.items():
-            key = tuple(given.get(name) for name in names)
-            if answers.setdefault(key, grids[candidate]) != grids[candidate]:
-                raise UncopyableArgumentsError("its launch grid depends on more than its meta-parameters")
-        return cls(names, answers)
-
-    def __call__(self, meta: Mapping[str, object]) -> tuple[int, ...]:
-        """The grid under these meta-parameters. Raises `UncopyableArgumentsError` where it is not known."""
-        grid = self.answers.get(tuple(getattr(v, "value", v) for v in map(meta.get, self.names)))
-        if grid is None:
-            raise UncopyableArgumentsError("its launch grid cannot be told without its arguments")
-        return grid
+def _recorded_grids(call: KernelCall, grids: Mapping[Candidate, tuple[int, ...]]) -> RecordedGrids:
+    """The answers of a call's grid function, without it and what it holds. Raises `UncopyableArgumentsError`."""
+    answers: dict[tuple[tuple[str, Scalar], ...], tuple[int, ...]] = {}
+    for candidate, grid in grids.items():
+        if candidate.variant in call.functions:
+            continue
+        if answers.setdefault(candidate.config.kwargs, grid) != grid:
+            raise UncopyableArgumentsError("its launch grid depends on more than its meta-parameters")
+    return RecordedGrids(tuple((dict(pairs), grid) for pairs, grid in answers.items()))
 
 
 def _other(name: str, value: object, convert: Callable[[torch.Tensor], object]) -> object:

@@ -453,22 +453,10 @@ def _resident_bytes() -> int:
         return 0
 
 
-class Driver(Protocol):
-    """As much of Triton's active driver as a compilation asks for."""
-
-    def get_current_device(self) -> int:
-        """The number of the device."""
-        ...
-
-    def get_current_target(self) -> GPUTarget:
-        """What is compiled for."""
-        ...
-
-
 class _TargetOnlyDriver:
     """The driver a forked child sees: it knows what to compile for, and nothing else."""
 
-    def __init__(self, active: Driver) -> None:
+    def __init__(self, active: Any) -> None:
         self._device = active.get_current_device()
         self._target = active.get_current_target()
 

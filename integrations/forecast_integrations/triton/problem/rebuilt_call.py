@@ -167,8 +167,9 @@ class RecordedGrids:
 
     def __call__(self, meta: Mapping[str, object]) -> tuple[int, ...]:
         """The grid under these meta-parameters. Raises `RebuildError` where none was recorded."""
+        given = {name: getattr(value, "value", value) for name, value in meta.items()}
         for parameters, extent in self.known:
-            if all(meta.get(name, value) == value for name, value in parameters.items()):
+            if all(given.get(name, value) == value for name, value in parameters.items()):
                 return extent
         raise RebuildError("no launch grid was recorded for this config")
 

@@ -20,6 +20,7 @@ from forecast_integrations.triton.background.arguments import (
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import call_form
+from forecast_integrations.triton.problem.rebuilt_call import RebuildError
 from tests.integrations.null import blocks, double
 
 
@@ -105,7 +106,7 @@ def test_a_stand_in_call_knows_the_grids_and_not_their_function() -> None:
     )
     grid: Any = bare.grid
     assert [grid({"BLOCK": size, "n": n}) for size in (128, 256)] == [(32,), (16,)]
-    with pytest.raises(UncopyableArgumentsError, match="cannot be told"):
+    with pytest.raises(RebuildError, match="no launch grid was recorded"):
         grid({"BLOCK": 512})
     assert not any(value is x for value in bare.args)
 
