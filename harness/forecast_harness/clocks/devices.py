@@ -429,14 +429,14 @@ class DeviceTurns:
                     self._changed.notify_all()
 
 
-def reserve_processors(threads: int = 1) -> tuple[int, ...]:
-    """Choose so many processors for cells, by the kernel's numbers, and keep this process off them.
+def reserve_processors() -> tuple[int, ...]:
+    """Choose a processor for cells, by the kernel's number, and keep this process off it.
 
-    All cells of a contest are bound to the same ones, and take turns on them: with more threads than that
-    nobody computes faster. Where there are no others, this process shares them.
+    All cells of a contest are bound to it, and take turns on it: with more threads nobody computes faster. Where there
+    is no other, this process shares it.
     """
-    allowed = sorted(os.sched_getaffinity(0))
-    chosen = tuple(sorted(random.SystemRandom().sample(allowed, min(threads, len(allowed)))))
-    if rest := set(allowed) - set(chosen):
+    allowed = os.sched_getaffinity(0)
+    chosen = random.SystemRandom().choice(sorted(allowed))
+    if rest := allowed - {chosen}:
         os.sched_setaffinity(0, rest)
-    return chosen
+    return (chosen,)

@@ -28,6 +28,7 @@ HOST_PEAKS = DevicePeaks(4e12, 5e13)
 _DISPATCH_ALLOWANCE_S = 50e-6
 _MOST_UNEXPLAINED = 0.2
 _FEWEST_LAUNCHES = 8
+_SLOW_START = 5.0
 
 
 def roofline_seconds(moved_bytes: float, flops: float, peaks: DevicePeaks) -> float:
@@ -55,7 +56,6 @@ def clocks_disagree(
     reported: Sequence[float],
     outside: Sequence[float],
     idle: Sequence[float],
-    share: float = _MOST_UNEXPLAINED,
 ) -> str:
     """Why the times a candidate's process reported contradict those seen from outside; '' if they agree.
 
@@ -71,7 +71,10 @@ def clocks_disagree(
         return ""
     message = _quantile(reported, 0.5)
     excesses = [o - r for r, o in zip(reported, outside, strict=True)]
-    for level, overhead, margin in ((0.1, _quantile(idle, 0.5), share), (0.5, _asking_overhead(idle), 3.0)):
+    for level, overhead, margin in (
+        (0.1, _quantile(idle, 0.5), _MOST_UNEXPLAINED),
+        (0.5, _asking_overhead(idle), 3.0),
+    ):
         excess, allowed = (
             _quantile(excesses, level) - overhead,
             margin * message + _DISPATCH_ALLOWANCE_S + 0.5 * overhead,
@@ -99,7 +102,7 @@ def _asking_overhead(idle: Sequence[float]) -> float:
     return _quantile(idle, 0.95)
 
 
-def slow_at_first(samples: Sequence[float], factor: float = 5.0) -> str:
+def slow_at_first(samples: Sequence[float]) -> str:
     """Why the first launches are unlike the last ones; '' if they are not.
 
     A candidate that is slow at first on purpose makes an adaptive harness take fewer samples. Even the
@@ -110,7 +113,7 @@ def slow_at_first(samples: Sequence[float], factor: float = 5.0) -> str:
     if quarter < 3:
         return ""
     first, last = min(samples[:quarter]), _quantile(samples[-quarter:], 0.9)
-    if first > factor * last:
+    if first > _SLOW_START * last:
         return f"each of the first {quarter} launches took at least {first / last:.1f} times the last ones"
     return ""
 

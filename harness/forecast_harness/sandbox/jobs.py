@@ -292,11 +292,11 @@ def tensor_to_bytes(tensor: Any) -> TensorBytes:
     return TensorBytes(str(plain.dtype).removeprefix("torch."), tuple(plain.shape), raw)
 
 
-def tensor_from_bytes(array: TensorBytes, device: str = "cpu") -> Any:
+def tensor_from_bytes(array: TensorBytes) -> Any:
     """A new contiguous tensor of the array's shape and dtype."""
     import torch
 
     dtype = getattr(torch, array.dtype)
     if not array.data:
-        return torch.empty(array.shape, dtype=dtype, device=device)
-    return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape).to(device)
+        return torch.empty(array.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)

@@ -24,10 +24,10 @@ def told_error(driver: CudaDriver, kernels: RunnerKernels, got: torch.Tensor, ri
         places.append(driver.allocate(late + len(data)) + late)
         driver.upload(places[-1], data)
     dtype = str(got.dtype).removeprefix("torch.")
-    found = kernels.relative_error(places[0], places[1], got.numel() * late, dtype)
+    result = kernels.relative_error(places[0], places[1], got.numel() * late, dtype)
     for place in places:
         driver.free(place - late)
-    return found
+    return result
 
 
 def check_errors(driver: CudaDriver, kernels: RunnerKernels, dtype: str) -> None:

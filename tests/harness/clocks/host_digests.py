@@ -28,10 +28,10 @@ def units(data: bytes, size: int) -> list[int]:
 def buffer_digest(data: bytes, key: int) -> int:
     """Of a buffer at a whole word."""
     whole = len(data) // WORD * WORD
-    found = 0
+    result = 0
     for size, part in ((WORD, data[:whole]), (1, data[whole:])):
-        found += sum(mixed((n * _STEP + key) ^ unit) for n, unit in enumerate(units(part, size)))
-    return found & _ALL
+        result += sum(mixed((n * _STEP + key) ^ unit) for n, unit in enumerate(units(part, size)))
+    return result & _ALL
 
 
 def gap_digest(address: int, data: bytes, key: int) -> int:

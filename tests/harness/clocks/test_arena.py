@@ -39,8 +39,8 @@ class NotingDriver(CudaDriver):
 
     def counts(self) -> Counter[str]:
         """Of calls since the last time; they are forgotten."""
-        found, self.calls = Counter(self.calls), []
-        return found
+        result, self.calls = Counter(self.calls), []
+        return result
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def driver(fake_driver: Path, tmp_path: Path) -> NotingDriver:
 
 @pytest.fixture
 def arena(driver: NotingDriver) -> CanaryArena:
-    found = CanaryArena(driver, RunnerKernels(driver))
+    result = CanaryArena(driver, RunnerKernels(driver))
     driver.counts()
-    return found
+    return result
 
 
 def test_every_byte_beside_buffers_is_a_canary(driver: NotingDriver, arena: CanaryArena) -> None:
@@ -73,11 +73,11 @@ def test_every_byte_beside_buffers_is_a_canary(driver: NotingDriver, arena: Cana
 
 
 def test_canaries_differ_from_placement_to_placement(driver: NotingDriver, arena: CanaryArena) -> None:
-    found = set()
+    result = set()
     for _ in range(4):
         arena.place({"x": 1000})
-        found.add(bytes(driver.download(arena.address + arena.size - 4, 4)))
-    assert len(found) == 4
+        result.add(bytes(driver.download(arena.address + arena.size - 4, 4)))
+    assert len(result) == 4
 
 
 def test_a_placement_holds_nothing_of_earlier_ones(driver: NotingDriver, arena: CanaryArena) -> None:

@@ -40,10 +40,10 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of CUDA's; tensors lie on the host."""
     if not fake_code.has_compiler():
         pytest.skip("needs g++ to build the driver")
-    made = tmp_path / "liblaunching.so"
+    result = tmp_path / "liblaunching.so"
     source = Path(__file__).with_name("launching_driver.cpp")
-    subprocess.run(["g++", "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
-    monkeypatch.setattr(cubin_launcher, "_LIBRARY", str(made))
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", str(result), str(source)], check=True)
+    monkeypatch.setattr(cubin_launcher, "_LIBRARY", str(result))
     stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
 
@@ -51,11 +51,11 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def launcher(config: dict[str, int], image: bytes = b"\x7fELF code") -> CubinLauncher:
     """What the module of a solution makes."""
     solution = host_solution("it", CompiledSource(image, read_launch(LAUNCH)), SIGNATURE, config)
-    found: dict[str, object] = {}
-    exec(compile(solution.source, "solution.py", "exec"), found)
-    made = found["_LAUNCHER"]
-    assert isinstance(made, CubinLauncher)
-    return made
+    result: dict[str, object] = {}
+    exec(compile(solution.source, "solution.py", "exec"), result)
+    new = result["_LAUNCHER"]
+    assert isinstance(new, CubinLauncher)
+    return new
 
 
 @pytest.mark.usefixtures("driver")
@@ -63,10 +63,10 @@ def launcher(config: dict[str, int], image: bytes = b"\x7fELF code") -> CubinLau
 def test_grid_block_and_arguments_are_the_sources_own(
     config: dict[str, int], threads: int, blocks: int
 ) -> None:
-    made = launcher(config)
+    result = launcher(config)
     for n in (100, 3, 100):
         x, y = torch.arange(n, dtype=torch.float32), torch.zeros(n)
-        made.launch({"x": x, "y": y})
+        result.launch({"x": x, "y": y})
         if n == 100:
             assert y[:5].tolist() == [blocks, 6, threads, 2, 1000 * threads]
         assert torch.equal(y[5:], 2.5 * x[5:])

@@ -75,9 +75,9 @@ def test_a_right_program_shows_what_it_changes_and_others_are_held_against_it(ru
     for operations, low, high in ((RIGHT, 0.0, 0.0), (WRONG, 0.1, 2.0)):
         answer = runner.check(program("other", operations), given, 4)
         assert not answer.violations
-        told = [one.errors for one in answer.launches if not any(one.rotation.values())]
-        assert len(told) >= 2
-        assert all(set(errors) == {"out"} and low <= errors["out"] <= high for errors in told)
+        data = [one.errors for one in answer.launches if not any(one.rotation.values())]
+        assert len(data) >= 2
+        assert all(set(errors) == {"out"} and low <= errors["out"] <= high for errors in data)
         assert not any(one.outputs for one in answer.launches)
         limits = TimingLimits(bound_s=60.0)  # however busy the host is, none is given up as the slower one
         timed = runner.time([program("base", RIGHT), program("other", operations)], given, limits)
@@ -125,11 +125,11 @@ class _InProcess:
         self.driver = CudaDriver(str(library))
         self.session = LaunchSession(self.driver, 1 << 20, lambda contestant: None)
         self.given = ProgramInputs("here", call("here").inputs, updates=("out",))
-        self.session.learn(self.made("base", RIGHT), self.given, KINDS, 0)
+        self.session.learn(self.contestant("base", RIGHT), self.given, KINDS, 0)
 
-    def made(self, name: str, operations: Sequence[code.Operation]) -> Contestant:
-        made = program(name, operations)
-        return Contestant(self.driver, made, [LoadedKernel(self.driver, k) for k in made.kernels], "0/")
+    def contestant(self, name: str, operations: Sequence[code.Operation]) -> Contestant:
+        result = program(name, operations)
+        return Contestant(self.driver, result, [LoadedKernel(self.driver, k) for k in result.kernels], "0/")
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -139,7 +139,7 @@ def test_known_results_are_of_no_use_to_who_finds_them(
     if not masked:
         monkeypatch.setattr(RunnerKernels, "mask", lambda *_: None)
     here = _InProcess(fake_driver)
-    (launch,), violations = here.session.check(here.made("looks", LOOKS_FOR_THEM), here.given, 1)
+    (launch,), violations = here.session.check(here.contestant("looks", LOOKS_FOR_THEM), here.given, 1)
     assert not violations
     assert (launch.errors["out"] > 0.1) == masked
 
@@ -148,7 +148,7 @@ def test_what_is_written_into_known_results_is_seen(fake_driver: Path) -> None:
     here = _InProcess(fake_driver)
     (kept,) = here.session._results._kept.values()
     here.driver.upload(kept.address, b"\1")
-    launches, (violation,) = here.session.check(here.made("right", RIGHT), here.given, 1)
+    launches, (violation,) = here.session.check(here.contestant("right", RIGHT), here.given, 1)
     assert not launches
     assert violation.detail == "it wrote into what its results are compared with"
     assert not here.session.knows_results("here")

@@ -19,21 +19,21 @@ def moved(
 ) -> tuple[list[bytes], tuple]:
     """The bytes that were sent, and what the host makes of them."""
     have = known.of_call(call)
-    told, arrays = encode_launches(launches, "0", list(have))
-    told = json.loads(json.dumps(told))
-    found = known.decode(call, have, told, arrays, "0")
-    return [bytes(a.data) for a in arrays.values()], found
+    data, arrays = encode_launches(launches, "0", list(have))
+    data = json.loads(json.dumps(data))
+    result = known.decode(call, have, data, arrays, "0")
+    return [bytes(a.data) for a in arrays.values()], result
 
 
 def test_equal_outputs_are_sent_once_and_never_again() -> None:
     known = KnownOutputs()
     launches = [launch(b"aa", b"b"), launch(b"aa", b"b"), launch(b"aa", b"c")]
-    sent, found = moved(known, launches)
+    sent, result = moved(known, launches)
     assert sorted(sent) == [b"aa", b"b", b"c"]
-    assert [one.outputs for one in found] == [(b"aa", b"b"), (b"aa", b"b"), (b"aa", b"c")]
-    sent, found = moved(known, [launch(b"aa", b"d")])
+    assert [one.outputs for one in result] == [(b"aa", b"b"), (b"aa", b"b"), (b"aa", b"c")]
+    sent, result = moved(known, [launch(b"aa", b"d")])
     assert sent == [b"d"]
-    assert found == (ObservedLaunch({"x": 0}, (b"aa", b"d")),)
+    assert result == (ObservedLaunch({"x": 0}, (b"aa", b"d")),)
 
 
 def test_what_is_known_of_one_call_is_not_taken_for_another() -> None:
@@ -55,16 +55,16 @@ def test_the_oldest_are_forgotten_and_what_was_promised_to_the_runner_stays(
     known = KnownOutputs()
     moved(known, [launch(b"aa"), launch(b"bb")])
     have = known.of_call("call")
-    told, arrays = encode_launches([launch(b"aa")], "0", list(have))
+    data, arrays = encode_launches([launch(b"aa")], "0", list(have))
     moved(known, [launch(b"cc")])  # another thread's
     assert list(known.of_call("call").values()) == [b"bb", b"cc"]
-    assert known.decode("call", have, told, arrays, "0") == (ObservedLaunch({"x": 0}, (b"aa",)),)
+    assert known.decode("call", have, data, arrays, "0") == (ObservedLaunch({"x": 0}, (b"aa",)),)
 
 
 def test_a_content_that_nobody_has_sent_is_an_error() -> None:
-    told = {"launches": [{"rotation": {}, "outputs": ["ab"], "errors": {}}]}
+    data = {"launches": [{"rotation": {}, "outputs": ["ab"], "errors": {}}]}
     with pytest.raises(KeyError):
-        KnownOutputs().decode("call", {}, told, {}, "0")
+        KnownOutputs().decode("call", {}, data, {}, "0")
 
 
 def test_what_is_large_is_sent_each_time_under_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +72,12 @@ def test_what_is_large_is_sent_each_time_under_names_of_its_own(monkeypatch: pyt
     known = KnownOutputs()
     launches = [launch(b"aaa", b"b"), launch(b"ccc", b"b")]
     for times in (1, 2):
-        sent, found = moved(known, launches)
+        sent, result = moved(known, launches)
         assert sorted(sent) == ([b"aaa", b"b", b"ccc"] if times == 1 else [b"aaa", b"ccc"])
-        assert [one.outputs for one in found] == [(b"aaa", b"b"), (b"ccc", b"b")]
+        assert [one.outputs for one in result] == [(b"aaa", b"b"), (b"ccc", b"b")]
 
 
 def test_errors_arrive_as_they_are_whatever_their_size() -> None:
     one = ObservedLaunch({}, errors={"out": 0.5, "other": float("inf")})
-    (found,) = moved(KnownOutputs(), [one])[1]
-    assert found == ObservedLaunch({}, (), {"out": 0.5, "other": float("inf")})
+    (result,) = moved(KnownOutputs(), [one])[1]
+    assert result == ObservedLaunch({}, (), {"out": 0.5, "other": float("inf")})

@@ -42,8 +42,8 @@ BODY = "  int at = blockIdx.x * THREADS + threadIdx.x;\n"
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[CompileWorkers]:
-    with CompileWorkers({"arch": 90}, 1) as found:
-        yield found
+    with CompileWorkers({"arch": 90}, 1) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +76,13 @@ def built(
 
 
 def test_a_source_becomes_one_program_for_each_call(workers: CompileWorkers, kernel: CudaDeclaration) -> None:
-    found = built(workers, kernel, config={"THREADS": 256})
-    assert (found.error, found.infrastructure) == ("", "")
-    assert [p.plan.steps[0].grid for p in found.programs] == [(1, 1, 1), (4, 1, 1)]
-    for program, n in zip(found.programs, (64, 1000), strict=True):
-        (made,) = program.kernels
-        assert (made.name, made.arch, made.threads, made.num_warps) == ("twice", 90, (256, 1, 1), 8)
-        assert made.parameters == ("*fp32", "*fp32", "i32")
+    result = built(workers, kernel, config={"THREADS": 256})
+    assert (result.error, result.infrastructure) == ("", "")
+    assert [p.plan.steps[0].grid for p in result.programs] == [(1, 1, 1), (4, 1, 1)]
+    for program, n in zip(result.programs, (64, 1000), strict=True):
+        (new,) = program.kernels
+        assert (new.name, new.arch, new.threads, new.num_warps) == ("twice", 90, (256, 1, 1), 8)
+        assert new.parameters == ("*fp32", "*fp32", "i32")
         given = [a.buffer or a.value for a in program.plan.steps[0].arguments]
         assert given == ["x", "y", n]
 
@@ -130,18 +130,18 @@ def test_a_source_that_breaks_a_rule_is_a_failure_of_its_own(
 ) -> None:
     more = {"kept++": "__device__ float kept;\n", "table[": "__constant__ float table[64] = {1};\n"}
     head = next((text for word, text in more.items() if word in new), "")
-    found = built(workers, kernel, head + SOURCE.replace(old, new))
-    assert (found.programs, found.infrastructure) == ((), "")
-    assert found.error.startswith("CompilationError: ")
-    assert said in found.error
+    result = built(workers, kernel, head + SOURCE.replace(old, new))
+    assert (result.programs, result.infrastructure) == ((), "")
+    assert result.error.startswith("CompilationError: ")
+    assert said in result.error
 
 
 @pytest.mark.parametrize("header", ["cooperative_groups/reduce.h", "cub/block/block_reduce.cuh"])
 def test_what_headers_leave_behind_is_no_memory_of_the_kernels(
     workers: CompileWorkers, kernel: CudaDeclaration, header: str
 ) -> None:
-    made = compiled(workers, kernel, f"#include <{header}>\n{SOURCE}")
-    sections = cubin_sections(made.image)
+    result = compiled(workers, kernel, f"#include <{header}>\n{SOURCE}")
+    sections = cubin_sections(result.image)
     kept = {n for n, s in enumerate(sections) if s.name.startswith(".nv.global") and s.size}
     assert kept, "else there is nothing to see here"
     assert not kept & referred_sections(sections)
@@ -162,7 +162,7 @@ def test_memory_that_borrows_a_librarys_name_has_no_known_address(
 
 
 def test_messages_about_other_files_are_not_shown() -> None:
-    said = (
+    message = (
         '/etc/passwd(1): error: identifier "root" is undefined\n'
         "  root:x:0:0:root\n"
         "          ^\n"
@@ -170,7 +170,7 @@ def test_messages_about_other_files_are_not_shown() -> None:
         "ptxas error   : Entry function 'twice' uses too much shared data\n"
         "1 error detected in the compilation\n"
     )
-    assert compiler_messages(said).splitlines() == [
+    assert compiler_messages(message).splitlines() == [
         'solution.cu(3): error: identifier "y" is undefined\ufffd[31m',
         "ptxas error   : Entry function 'twice' uses too much shared data",
     ]

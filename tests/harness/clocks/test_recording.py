@@ -44,8 +44,8 @@ def double(x, y, n, BLOCK: tl.constexpr):
 def workers() -> Iterator[CompileWorkers]:
     if not sys.platform.startswith("linux"):
         pytest.skip("needs Linux")
-    with CompileWorkers(FACTS, 1) as found:
-        yield found
+    with CompileWorkers(FACTS, 1) as result:
+        yield result
 
 
 def build(workers: CompileWorkers, source: str, case: CallCase = ROWS, **more: object) -> BuildResult:
@@ -55,8 +55,8 @@ def build(workers: CompileWorkers, source: str, case: CallCase = ROWS, **more: o
 
 def program(result: BuildResult) -> Program:
     assert (result.error, result.host_code, result.infrastructure) == ("", "", "")
-    (found,) = result.programs
-    return found
+    (matches,) = result.programs
+    return matches
 
 
 def test_code_with_a_function_of_cudas_library_is_told_of_no_memory_that_outlives_a_launch(
@@ -88,33 +88,33 @@ def test_the_triton_solutions_of_our_packs_become_machine_code(
 def test_a_packs_solution_becomes_machine_code_and_a_plan(workers: CompileWorkers, tmp_path: Path) -> None:
     pack = load_pack("softmax")
     call = PackCalls(pack, tmp_path, seed="1").draw({"M": 5, "N": 40})
-    found = program(build(workers, pack.solution("triton_rows").source, call.arguments))
-    (kernel,) = found.kernels
+    result = program(build(workers, pack.solution("triton_rows").source, call.arguments))
+    (kernel,) = result.kernels
     assert (kernel.arch, kernel.parameters[:3]) == (90, ("*fp32", "*fp32", "i32"))
-    (step,) = found.plan.steps
+    (step,) = result.plan.steps
     assert step.grid == (5, 1, 1)
-    roles = {b.name: (b.role, b.size) for b in found.plan.buffers}
+    roles = {b.name: (b.role, b.size) for b in result.plan.buffers}
     assert roles["x"] == (BufferRole.INPUT, 800)
-    (output,) = found.plan.returned
+    (output,) = result.plan.returned
     assert roles[output.buffer] == (BufferRole.SCRATCH, 800)
     assert (output.dtype, output.shape) == ("float32", (5, 40))
     assert call.case.right is not None
     (right,) = call.case.right()
     same = ObservedLaunch({}, (right.numpy().tobytes(),))
-    assert call.wrong(found, [same, same]) == ""
+    assert call.wrong(result, [same, same]) == ""
     turned = torch.softmax(torch.roll(call.case.tensors["x"].reshape(-1), -7).reshape(5, 40), 1)
     rolled = ObservedLaunch({"x": 28}, (turned.numpy().tobytes(),))
-    assert call.wrong(found, [same, rolled]) == ""
-    assert "wrong_values" in call.wrong(found, [same, ObservedLaunch({"x": 28}, same.outputs)])
+    assert call.wrong(result, [same, rolled]) == ""
+    assert "wrong_values" in call.wrong(result, [same, ObservedLaunch({"x": 28}, same.outputs)])
     other = ObservedLaunch({}, (bytes(4) + same.outputs[0][4:],))
-    assert "different bits" in call.wrong(found, [same, other])
+    assert "different bits" in call.wrong(result, [same, other])
 
 
 def test_outputs_that_are_given_are_no_scratch(workers: CompileWorkers, tmp_path: Path) -> None:
     pack = load_pack("swiglu")
     call = PackCalls(pack, tmp_path, seed="1").draw()
-    found = program(build(workers, pack.solution("triton_rows").source, call.arguments))
-    roles = {b.name: b.role for b in found.plan.buffers}
+    result = program(build(workers, pack.solution("triton_rows").source, call.arguments))
+    roles = {b.name: b.role for b in result.plan.buffers}
     assert roles == {"gate": BufferRole.INPUT, "up": BufferRole.INPUT, "y": BufferRole.OUTPUT}
 
 
@@ -129,13 +129,13 @@ def test_views_fills_and_several_launches_are_steps(workers: CompileWorkers) -> 
     return y
 """
     )
-    found = program(build(workers, source))
-    fill, first, second = found.plan.steps
-    assert (fill.fill, fill.size, fill.pattern) == (found.plan.returned[0].buffer, 1600, 0)
+    result = program(build(workers, source))
+    fill, first, second = result.plan.steps
+    assert (fill.fill, fill.size, fill.pattern) == (result.plan.returned[0].buffer, 1600, 0)
     assert (first.grid, second.grid) == ((4, 1, 1), (2, 1, 1))
     assert [a.offset for a in first.arguments[:2]] == [0, 800]
     assert [a.offset for a in second.arguments[:2]] == [400, 0]
-    assert [k.num_warps for k in found.kernels] == [4, 2]
+    assert [k.num_warps for k in result.kernels] == [4, 2]
 
 
 def test_a_kernels_own_memory_is_scratch_whose_counters_are_zeroed_before_each_launch(

@@ -84,9 +84,9 @@ def test_scalars_are_packed_as_the_kernel_reads_them(kind: str, value: float, bi
     ],
 )
 def test_a_kernel_that_cannot_be_launched_is_refused(field: str, value: object) -> None:
-    told = {**PROGRAM.kernels[0].to_json(), field: value}
+    data = {**PROGRAM.kernels[0].to_json(), field: value}
     with pytest.raises(ForecastAutotuneError):
-        CompiledKernel.from_json(told)
+        CompiledKernel.from_json(data)
 
 
 def test_scratch_of_the_compiler_counts_blocks_and_clusters() -> None:
@@ -99,12 +99,12 @@ def test_scratch_of_the_compiler_counts_blocks_and_clusters() -> None:
 
 
 def test_sections_are_read_and_memory_of_its_own_is_seen() -> None:
-    made = image("kernel", ("*fp32",), honest(), global_bytes=64)
-    assert [(s.name, s.size) for s in cubin_sections(made) if s.name.startswith(".nv")] == [
+    result = image("kernel", ("*fp32",), honest(), global_bytes=64)
+    assert [(s.name, s.size) for s in cubin_sections(result) if s.name.startswith(".nv")] == [
         (".nv.global", 64)
     ]
     with pytest.raises(MachineCodeError, match="from launch to launch"):
-        check_cubin(CompiledKernel("kernel", 90, ("*fp32",), image=made))
+        check_cubin(CompiledKernel("kernel", 90, ("*fp32",), image=result))
 
 
 def test_names_that_the_compiler_leaves_behind_are_no_memory_of_a_kernels_own() -> None:
@@ -114,12 +114,12 @@ def test_names_that_the_compiler_leaves_behind_are_no_memory_of_a_kernels_own() 
         )
 
     check_cubin(kernel(b"__CUDA_FTZ\0__CUDA_PREC_SQRT\0"))
-    told = image("kernel", ("*fp32",), honest(), initial=b"__CUDA_FTZ\0", referred=True)
+    data = image("kernel", ("*fp32",), honest(), initial=b"__CUDA_FTZ\0", referred=True)
     with pytest.raises(MachineCodeError, match="from launch to launch"):
-        check_cubin(CompiledKernel("kernel", 90, ("*fp32",), image=told))
-    untold = without_references(told)
+        check_cubin(CompiledKernel("kernel", 90, ("*fp32",), image=data))
+    untold = without_references(data)
     check_cubin(CompiledKernel("kernel", 90, ("*fp32",), image=untold))
-    assert without_references(untold) == untold != told
+    assert without_references(untold) == untold != data
     assert not referred_sections(cubin_sections(untold))
     counter = image("kernel", ("*fp32",), honest(), initial=b"counter\0", referred=True)
     assert without_references(counter) == counter
@@ -143,10 +143,10 @@ def test_memory_that_no_section_of_the_code_holds_is_refused() -> None:
 
 @pytest.mark.parametrize("referred", [False, True])
 def test_no_bytes_break_the_reading_of_sections(referred: bool) -> None:
-    made = bytearray(image("kernel", ("*fp32",), honest(), initial=b"__CUDA_FTZ\0", referred=referred))
-    for at in range(0, len(made)):
+    result = bytearray(image("kernel", ("*fp32",), honest(), initial=b"__CUDA_FTZ\0", referred=referred))
+    for at in range(0, len(result)):
         for value in (0, 0x7F, 0xFF):
-            changed = bytes(made[:at] + bytes([value]) + made[at + 1 :])
+            changed = bytes(result[:at] + bytes([value]) + result[at + 1 :])
             try:
                 referred_sections(cubin_sections(changed))
                 without_references(changed)

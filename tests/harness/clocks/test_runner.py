@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -38,11 +37,11 @@ def test_a_right_program_is_right_in_every_placement_and_on_other_inputs(runner:
 
 @pytest.mark.parametrize("name", [n for n in EXPLOITS if n not in HANGS])
 def test_no_exploit_is_accepted(runner: RunnerClient, name: str) -> None:
-    made, says = EXPLOITS[name]
+    result, says = EXPLOITS[name]
     call = SumCall()
-    said = objection(runner, made(name), call)
-    assert said
-    assert said.startswith(says)
+    message = objection(runner, result(name), call)
+    assert message
+    assert message.startswith(says)
     assert objection(runner, addition("right", honest(), COUNT), call) == ""
 
 
@@ -105,46 +104,46 @@ def test_many_calls_share_a_device(runner: RunnerClient) -> None:
 def test_the_slower_of_two_programs_is_given_up_early(runner: RunnerClient) -> None:
     call = SumCall()
     programs = [addition(n, honest(c), COUNT) for n, c in (("incumbent", 50_000), ("slow", 60_000))]
-    found = runner.time(programs, call.given, TimingLimits(least=4, most=40))
-    assert "bound" in found.stopped
-    assert [len(s) for s in found.seconds] == [4, 4]
+    result = runner.time(programs, call.given, TimingLimits(least=4, most=40))
+    assert "bound" in result.stopped
+    assert [len(s) for s in result.seconds] == [4, 4]
 
 
 def test_the_faster_of_two_short_programs_is_told_behind_pauses(runner: RunnerClient) -> None:
     call = SumCall()
     programs = [addition(n, honest(c), COUNT) for n, c in (("incumbent", 6_000), ("fast", 5_000))]
-    found = runner.time(programs, call.given)
-    assert found.recorded
-    assert not found.stopped
-    theirs, mine = (sum(s) / len(s) for s in found.seconds)
+    result = runner.time(programs, call.given)
+    assert result.recorded
+    assert not result.stopped
+    theirs, mine = (sum(s) / len(s) for s in result.seconds)
     assert mine < theirs < 12e-6
-    assert call.wrong(programs[1], found.launches) == ""
+    assert call.wrong(programs[1], result.launches) == ""
 
 
 def test_several_calls_are_timed_at_once_until_the_first_violation(runner: RunnerClient) -> None:
     calls = [SumCall(seed) for seed in range(3)]
     right, bad = addition("right", honest(), COUNT), EXPLOITS["writes after its output"][0]("bad")
-    found = runner.time_calls([TimingRequest([right], c.given, TimingLimits(checks=1)) for c in calls])
-    assert [call.wrong(right, one.launches) for call, one in zip(calls, found, strict=True)] == [""] * 3
-    assert all(len(one.launches) == 1 and one.seconds[0] for one in found)
-    found = runner.time_calls([TimingRequest([right, bad], c.given) for c in calls])
-    assert [v.rule for one in found for v in one.violations] == ["out of bounds"]
-    assert found[0].violations[0].contestant == 1
-    assert len(found) == 1
+    result = runner.time_calls([TimingRequest([right], c.given, TimingLimits(checks=1)) for c in calls])
+    assert [call.wrong(right, one.launches) for call, one in zip(calls, result, strict=True)] == [""] * 3
+    assert all(len(one.launches) == 1 and one.seconds[0] for one in result)
+    result = runner.time_calls([TimingRequest([right, bad], c.given) for c in calls])
+    assert [v.rule for one in result for v in one.violations] == ["out of bounds"]
+    assert result[0].violations[0].contestant == 1
+    assert len(result) == 1
 
 
 def test_one_that_is_far_beyond_its_bound_is_launched_once(runner: RunnerClient) -> None:
     slow = addition("slow", [*honest(), code.spend(60_000_000)], COUNT)
-    found = runner.time([slow], SumCall().given, TimingLimits(bound_s=1e-3))
-    assert [len(s) for s in found.seconds] == [1]
-    assert found.seconds[0][0] > 0.05
-    assert "the bound is" in found.stopped
+    result = runner.time([slow], SumCall().given, TimingLimits(bound_s=1e-3))
+    assert [len(s) for s in result.seconds] == [1]
+    assert result.seconds[0][0] > 0.05
+    assert "the bound is" in result.stopped
 
 
 def test_one_program_is_held_against_a_bound(runner: RunnerClient) -> None:
     program = addition("slow", honest(80_000), COUNT)
-    found = runner.time([program], SumCall().given, TimingLimits(bound_s=50e-6))
-    assert found.stopped
+    result = runner.time([program], SumCall().given, TimingLimits(bound_s=50e-6))
+    assert result.stopped
     assert not runner.time([program], SumCall().given, TimingLimits(bound_s=90e-6)).stopped
 
 
@@ -187,48 +186,6 @@ def test_a_closed_runner_leaves_no_process(fake_driver: Path) -> None:
         runner.check(addition("late", honest(), COUNT), SumCall().given)
 
 
-def test_a_spare_process_takes_over_and_ends_with_its_owner(fake_driver: Path) -> None:
-    call, program = SumCall(), addition("right", honest(), COUNT)
-    before = children()
-    with RunnerClient(str(fake_driver), flush_bytes=1 << 20, spare=True) as runner:
-        pids = [runner.pid]
-        for _ in range(2):
-            others = children() - {runner.pid}
-            runner.renew()
-            assert runner.pid in others, "it was there before it was needed"
-            pids.append(runner.pid)
-            assert call.wrong(program, runner.check(program, call.given).launches) == ""
-        for pid in children() - before - {runner.pid}:
-            os.kill(pid, signal.SIGKILL)
-        runner.renew()
-        assert call.wrong(program, runner.check(program, call.given).launches) == ""
-        assert not children().intersection(pids), "what was replaced has ended"
-    assert children() == before
-
-
-def children() -> set[int]:
-    """Pids of runners that this process has started and that have not ended."""
-    found = set()
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if owner(process) == os.getpid() and b"runner.service" in command(process):
-                found.add(int(process.name))
-    return found
-
-
-def owner(process: Path) -> int:
-    """Pid of the one that started it; 0 once it has ended."""
-    state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
-    return 0 if state in "ZX" else int(parent)
-
-
-def command(process: Path) -> bytes:
-    """Its command line, which is empty for a moment after `Popen` has returned."""
-    while not (line := (process / "cmdline").read_bytes()) and owner(process):
-        time.sleep(0.001)
-    return line
-
-
 MIXED = {
     "right": (honest(), ""),
     "wrong": ([code.copy((SUM, 0), (0, 0), 4 * COUNT)], "wrong values"),
@@ -242,12 +199,12 @@ def test_faults_in_a_row_lose_no_label_and_blame_nobody_else(runner: RunnerClien
     """Two threads ask at once: what one's program does never becomes the other's label."""
     chance = random.Random(7)
     kinds = [chance.choice(list(MIXED)) for _ in range(14)]
-    told: dict[int, str] = {}
+    data: dict[int, str] = {}
 
     def ask(first: int) -> None:
         call = SumCall(first)
         for n in range(first, len(kinds), 2):
-            told[n] = objection(runner, addition(f"program-{n}", MIXED[kinds[n]][0], COUNT), call)
+            data[n] = objection(runner, addition(f"program-{n}", MIXED[kinds[n]][0], COUNT), call)
 
     faults = len(runner.faults)
     threads = [threading.Thread(target=ask, args=(n,)) for n in (0, 1)]
@@ -255,7 +212,7 @@ def test_faults_in_a_row_lose_no_label_and_blame_nobody_else(runner: RunnerClien
         one.start()
     for one in threads:
         one.join()
-    assert [told[n] for n in range(len(kinds))] == [MIXED[k][1] for k in kinds]
+    assert [data[n] for n in range(len(kinds))] == [MIXED[k][1] for k in kinds]
     blamed = sorted(f.candidate for f in runner.faults[faults:] if f.candidate)
     guilty = sorted(f"program-{n}" for n, k in enumerate(kinds) if k in ("illegal address", "crash"))
     assert blamed == guilty

@@ -31,21 +31,21 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[RunnerClient]:
-    with RunnerClient(launch_s=3.0) as found:
-        yield found
+    with RunnerClient(launch_s=3.0) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
 def workers(device: RunnerClient) -> Iterator[CompileWorkers]:
-    with CompileWorkers(facts_for_workers(device)) as found:
-        yield found
+    with CompileWorkers(facts_for_workers(device)) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
 def sums(workers: CompileWorkers) -> dict[str, Program]:
-    made, missing = compile_sums(workers)
+    result, missing = compile_sums(workers)
     assert not missing
-    return made
+    return result
 
 
 def test_the_device_adds(device: RunnerClient) -> None:
@@ -54,9 +54,9 @@ def test_the_device_adds(device: RunnerClient) -> None:
 
 @pytest.mark.parametrize("what", BODIES)
 def test_only_what_is_right_is_accepted(device: RunnerClient, sums: dict[str, Program], what: str) -> None:
-    said = objection(device, sums[what], SumCall(), sums["right"])
-    assert bool(said) == (what != "right")
-    assert said.startswith(BODIES[what][1])
+    message = objection(device, sums[what], SumCall(), sums["right"])
+    assert bool(message) == (what != "right")
+    assert message.startswith(BODIES[what][1])
     assert objection(device, sums["right"], SumCall(), sums["right"]) == ""
 
 

@@ -97,49 +97,49 @@ def test_a_difference_equal_to_the_margin_is_nobodys() -> None:
 
 @pytest.mark.parametrize("conditions", NOISES, ids=str)
 def test_equal_candidates_are_seldom_promoted(conditions: dict[str, float]) -> None:
-    found = duels(0.0, StoppingRules(most=150), conditions)
-    assert sum(d.outcome is ComparisonOutcome.FASTER for d in found) <= 0.05 * DUELS
-    gains = sorted(d.gain for d in found)
+    result = duels(0.0, StoppingRules(most=150), conditions)
+    assert sum(d.outcome is ComparisonOutcome.FASTER for d in result) <= 0.05 * DUELS
+    gains = sorted(d.gain for d in result)
     assert abs(gains[DUELS // 2]) < 0.005
 
 
 def test_equal_candidates_are_seldom_promoted_without_a_margin() -> None:
     """The guarantee is the test's own, not the margin's; 5 % of 200, and two standard errors."""
-    found = duels(0.0, StoppingRules(margin=0.0, most=150, least=1), NOISES[0])
-    assert sum(d.outcome is ComparisonOutcome.FASTER for d in found) <= 0.08 * DUELS
+    result = duels(0.0, StoppingRules(margin=0.0, most=150, least=1), NOISES[0])
+    assert sum(d.outcome is ComparisonOutcome.FASTER for d in result) <= 0.08 * DUELS
 
 
 @pytest.mark.parametrize("seconds", [5e-6, 2e-4, 5e-3])
 @pytest.mark.parametrize("conditions", NOISES, ids=str)
 def test_two_percent_are_found_within_the_budget(conditions: dict[str, float], seconds: float) -> None:
     clocks = [SimulatedPairedClock(seconds, 0.02, seed=n, **conditions) for n in range(60)]
-    found = [run_comparison(clock, seed=n) for n, clock in enumerate(clocks)]
-    assert sum(d.outcome is ComparisonOutcome.FASTER for d in found) >= 0.9 * len(found)
+    result = [run_comparison(clock, seed=n) for n, clock in enumerate(clocks)]
+    assert sum(d.outcome is ComparisonOutcome.FASTER for d in result) >= 0.9 * len(result)
     assert max(clock.spent for clock in clocks) < 60.0
 
 
 def test_a_comparison_that_goes_on_for_too_long_ends_undecided() -> None:
-    asked = iter([False] * 11 + [True])
-    found = run_comparison(SimulatedPairedClock(1e-6), too_long=lambda: next(asked))
-    assert (found.outcome, len(found.differences)) == (ComparisonOutcome.UNDECIDED, 12)
-    assert "12 blocks" in found.reason
+    request = iter([False] * 11 + [True])
+    result = run_comparison(SimulatedPairedClock(1e-6), too_long=lambda: next(request))
+    assert (result.outcome, len(result.differences)) == (ComparisonOutcome.UNDECIDED, 12)
+    assert "12 blocks" in result.reason
 
 
 def test_a_hopeless_candidate_costs_three_blocks() -> None:
-    found = run_comparison(SimulatedPairedClock(1e-3, -0.5))
-    assert (found.outcome, len(found.differences)) == (ComparisonOutcome.SLOWER, DEFAULT_RULES.first)
+    result = run_comparison(SimulatedPairedClock(1e-3, -0.5))
+    assert (result.outcome, len(result.differences)) == (ComparisonOutcome.SLOWER, DEFAULT_RULES.first)
 
 
 def test_a_slightly_slower_candidate_is_called_slower() -> None:
-    found = run_comparison(SimulatedPairedClock(1e-3, -0.03))
-    assert found.outcome is ComparisonOutcome.SLOWER
-    assert DEFAULT_RULES.second <= len(found.differences) < DEFAULT_RULES.most
+    result = run_comparison(SimulatedPairedClock(1e-3, -0.03))
+    assert result.outcome is ComparisonOutcome.SLOWER
+    assert DEFAULT_RULES.second <= len(result.differences) < DEFAULT_RULES.most
 
 
 def test_a_budget_ends_a_duel() -> None:
-    found = run_comparison(SimulatedPairedClock(0.5, 0.0), StoppingRules(seconds=20.0))
-    assert found.outcome is ComparisonOutcome.UNDECIDED
-    assert 20.0 <= found.seconds < 23.0
+    result = run_comparison(SimulatedPairedClock(0.5, 0.0), StoppingRules(seconds=20.0))
+    assert result.outcome is ComparisonOutcome.UNDECIDED
+    assert 20.0 <= result.seconds < 23.0
 
 
 def test_drift_within_a_block_cancels() -> None:
@@ -185,11 +185,11 @@ def test_an_interval_holds_the_median_as_often_as_it_says() -> None:
 
 
 def test_a_duel_reports_all_it_rests_on() -> None:
-    found = run_comparison(SimulatedPairedClock(1e-3, 0.05)).to_json()
-    assert found["outcome"] == "faster"
-    assert found["blocks"] == len(found["differences"])
-    assert found["interval"][0] < 0.05 / 0.95 < found["interval"][1]
-    assert found["evidence"] > 20
+    result = run_comparison(SimulatedPairedClock(1e-3, 0.05)).to_json()
+    assert result["outcome"] == "faster"
+    assert result["blocks"] == len(result["differences"])
+    assert result["interval"][0] < 0.05 / 0.95 < result["interval"][1]
+    assert result["evidence"] > 20
 
 
 # --- plausibility ---
@@ -241,9 +241,9 @@ def test_a_lie_about_some_launches_shows_beside_an_honest_contestant() -> None:
 
     def answers(lies: float) -> float:
         true = [1e-3 * math.exp(rng.gauss(0, 0.02)) for _ in range(200)]
-        said = [5e-6 if rng.random() < lies else t for t in true]
+        message = [5e-6 if rng.random() < lies else t for t in true]
         delay = [3e-3 if rng.random() < 0.1 else 0.0 for _ in true]
-        return underreported_share(said, [t + 1.5e-4 + d for t, d in zip(true, delay, strict=True)], idle)
+        return underreported_share(message, [t + 1.5e-4 + d for t, d in zip(true, delay, strict=True)], idle)
 
     honest, other, liar = answers(0.0), answers(0.0), answers(0.3)
     assert abs(honest - other) < 0.1
@@ -284,9 +284,9 @@ def test_no_label_of_no_times(seconds: list[float]) -> None:
 
 
 def test_peaks_of_a_known_device() -> None:
-    found = device.device_peaks("NVIDIA H200")
-    assert found.bytes_per_s == pytest.approx(4800e9 * 1.15)
-    assert found.flops_per_s > 989e12
+    result = device.device_peaks("NVIDIA H200")
+    assert result.bytes_per_s == pytest.approx(4800e9 * 1.15)
+    assert result.flops_per_s > 989e12
 
 
 def test_a_device_is_held_by_one_process(tmp_path: Path) -> None:
@@ -314,10 +314,10 @@ def test_a_device_is_held_by_one_process(tmp_path: Path) -> None:
 
 def test_lanes_on_two_devices_do_not_wait_for_each_other(tmp_path: Path) -> None:
     """Not even where the driver tells no UUIDs."""
-    told = VerificationPlan(device="cuda", index=1, uuid="GPU-1").device_lock
+    data = VerificationPlan(device="cuda", index=1, uuid="GPU-1").device_lock
     untold = [VerificationPlan(device="cuda", index=n).device_lock for n in range(2)]
     with (
-        device.exclusive(told, 1.0, tmp_path),
+        device.exclusive(data, 1.0, tmp_path),
         device.exclusive(untold[0], 1.0, tmp_path),
         device.exclusive(untold[1], 1.0, tmp_path),
         device.exclusive(VerificationPlan().device_lock, 1.0, tmp_path),

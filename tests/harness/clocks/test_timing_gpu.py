@@ -81,8 +81,8 @@ def test_work_on_a_stream_of_its_own_gains_nothing(timed: tuple[device.DeviceTim
 
     def aside() -> Any:
         with torch.cuda.stream(other):
-            made = vector.x * 2
-        return made.clone()
+            result = vector.x * 2
+        return result.clone()
 
     for _ in range(4):
         taken = timer.time(aside, vector)

@@ -69,9 +69,9 @@ def test_what_a_launch_wrote_into_an_input_is_still_there_after_restoring(made: 
     made.write("ordered", b"spoilt")
     made.inputs.renew(clean=False)
     made.inputs.restore()
-    found = made.read()
-    assert found["large"] == DATA["large"]
-    assert found["ordered"][:6] == b"spoilt"
+    result = made.read()
+    assert result["large"] == DATA["large"]
+    assert result["ordered"][:6] == b"spoilt"
 
 
 def test_what_is_updated_is_copied_for_every_launch(made: Inputs) -> None:

@@ -50,8 +50,8 @@ OTHER = SOURCE.replace("2 * tl.load", "3 * tl.load")
 
 
 def case(elements: int, dtype: str) -> CallCase:
-    made = TensorArgument(dtype, (elements,), (1,))
-    return CallCase({"x": made, "out": replace(made, role="output")})
+    result = TensorArgument(dtype, (elements,), (1,))
+    return CallCase({"x": result, "out": replace(result, role="output")})
 
 
 CASES = case(200, "float32"), case(1001, "float16")
@@ -68,8 +68,8 @@ def request(block: int, source: str = SOURCE, num_warps: int = 4) -> BuildReques
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[CompileWorkers]:
-    with CompileWorkers(FACTS, 1) as found:
-        yield found
+    with CompileWorkers(FACTS, 1) as result:
+        yield result
 
 
 def results(waiting: Sequence[Future[BuildResult]]) -> list[BuildResult]:
@@ -102,18 +102,20 @@ def end(workers: CompileWorkers, building: Future[BuildResult]) -> None:
 
 
 def test_each_config_of_a_source_has_its_own_programs(opened: CompileWorkers) -> None:
-    asked = [request(block, num_warps=n) for block, n in ((64, 4), (128, 4), (64, 2))] + [request(64, OTHER)]
-    found = results([opened.submit(one) for one in asked])
-    assert_compiled(*found)
-    codes = {kernel.image for one in found for program in one.programs for kernel in program.kernels}
-    assert len(codes) == len(asked) * len(CASES), "each is told apart from all others"
+    question = [request(block, num_warps=n) for block, n in ((64, 4), (128, 4), (64, 2))] + [
+        request(64, OTHER)
+    ]
+    result = results([opened.submit(one) for one in question])
+    assert_compiled(*result)
+    codes = {kernel.image for one in result for program in one.programs for kernel in program.kernels}
+    assert len(codes) == len(question) * len(CASES), "each is told apart from all others"
 
 
 def test_one_that_fails_does_not_take_the_others_with_it(opened: CompileWorkers) -> None:
     odd = replace(request(32), options={"num_warps": float("nan")})  # type: ignore[dict-item]
     nonsense = replace(request(32), launches=(5, 5))  # type: ignore[arg-type]
-    asked = [request(64), request(RAISES), request(33), request(DIES), odd, nonsense, request(128)]
-    first, raises, uneven, dies, nan, wrong, last = (opened.submit(one) for one in asked)
+    question = [request(64), request(RAISES), request(33), request(DIES), odd, nonsense, request(128)]
+    first, raises, uneven, dies, nan, wrong, last = (opened.submit(one) for one in question)
     assert_compiled(*results([first, last]))
     assert "no grid for so small a block" in raises.result().error
     assert "power of 2" in uneven.result().error
@@ -183,11 +185,11 @@ def test_nobody_waits_once_no_worker_comes(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_nobody_waits_for_workers_that_are_closed() -> None:
     with CompileWorkers(FACTS, 1) as workers:
-        asked = [kept_busy(workers), *(workers.submit(request(block)) for block in (32, 64, 128))]
-    _, hanging = wait_for(asked, PATIENT_S)
+        question = [kept_busy(workers), *(workers.submit(request(block)) for block in (32, 64, 128))]
+    _, hanging = wait_for(question, PATIENT_S)
     assert not hanging
-    assert asked[0].result().infrastructure
-    assert [one.cancelled() for one in asked] == [False] + [True] * 3
+    assert question[0].result().infrastructure
+    assert [one.cancelled() for one in question] == [False] + [True] * 3
     with pytest.raises(RuntimeError):
         workers.submit(request(32))
     with pytest.raises(SandboxError, match="have ended"):

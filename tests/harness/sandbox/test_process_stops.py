@@ -50,14 +50,14 @@ class Stopped:
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopped]:
     others = set(linux.descendants(os.getpid()))  # other tests' processes are to go on
-    found = linux.descendants
-    monkeypatch.setattr(linux, "descendants", lambda pid: [p for p in found(pid) if p not in others])
-    made = Stopped()
-    yield made
-    made.child.kill()
-    made.child.wait()
-    made.ours.close()
-    made.theirs.close()
+    result = linux.descendants
+    monkeypatch.setattr(linux, "descendants", lambda pid: [p for p in result(pid) if p not in others])
+    new = Stopped()
+    yield new
+    new.child.kill()
+    new.child.wait()
+    new.ours.close()
+    new.theirs.close()
 
 
 def test_who_stands_still_has_not_moved(stopped: Stopped) -> None:

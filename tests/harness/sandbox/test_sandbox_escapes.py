@@ -58,7 +58,7 @@ def need(opened: SandboxLane, level: ContainmentLevel) -> None:
 def test_the_own_environment_holds_no_secret(at_level: SandboxLane) -> None:
     result = run(at_level, "looks_for_secrets", TOKEN, "/nonexistent")
     assert result.status is JobStatus.OK
-    assert not [found for found in result.value["returned"] if found.startswith("variable")]
+    assert not [matches for matches in result.value["returned"] if matches.startswith("variable")]
 
 
 def test_secrets_elsewhere_stay_secret(

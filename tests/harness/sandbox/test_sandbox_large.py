@@ -34,8 +34,8 @@ WIDE = replace(SMALL, answer_bytes=64 * MIB)
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[SandboxLane]:
-    with lane(warm=("tests.harness.transfers",)) as found:
-        yield found
+    with lane(warm=("tests.harness.transfers",)) as result:
+        yield result
 
 
 def asked(lane: SandboxLane, name: str, limits: ResourceLimits = WIDE, **payload: Any) -> JobResult:

@@ -33,35 +33,35 @@ def each(request: pytest.FixtureRequest) -> Iterator[SandboxLane]:
 
 @pytest.mark.parametrize("first", ["honest", "watches_itself", "forks_a_family"])
 def test_a_window_holds_all_that_an_answer_takes(each: SandboxLane, first: str) -> None:
-    found = judge(each, "asks_in_windows", first)
-    assert found.status is JobStatus.OK, found.detail
-    assert "freeze()" in found.value["refused"], "a cell that runs anyway has no window"
-    assert found.value["said"] == ["late", "late"]
-    assert min(found.value["seconds"]) >= 0.2, "not even what it slept through is left out"
-    assert found.value["frozen"]
+    result = judge(each, "asks_in_windows", first)
+    assert result.status is JobStatus.OK, result.detail
+    assert "freeze()" in result.value["refused"], "a cell that runs anyway has no window"
+    assert result.value["said"] == ["late", "late"]
+    assert min(result.value["seconds"]) >= 0.2, "not even what it slept through is left out"
+    assert result.value["frozen"]
 
 
 def test_who_wakes_while_all_are_stopped_is_found(each: SandboxLane) -> None:
-    found = judge(each, "asks_in_windows", "wakes_itself")
-    if found.status is JobStatus.OK:  # it tried in vain: a stop takes away what would have woken it
-        assert found.value["ran"] is False
+    result = judge(each, "asks_in_windows", "wakes_itself")
+    if result.status is JobStatus.OK:  # it tried in vain: a stop takes away what would have woken it
+        assert result.value["ran"] is False
     else:
-        assert found.fault in (Fault.RAN_WHILE_STOPPED, Fault.PROCESSES), found.detail
+        assert result.fault in (Fault.RAN_WHILE_STOPPED, Fault.PROCESSES), result.detail
 
 
 def test_a_candidate_does_not_choose_its_processors() -> None:
     if strongest_level() < ContainmentLevel.SYSCALLS:
         pytest.skip("no filter for system calls works here")
     with lane(strongest_level()) as opened:
-        found = judge(opened, "bound_to_one_processor", "chooses_processors")
-    assert found.value == [1, 1], found.detail
+        result = judge(opened, "bound_to_one_processor", "chooses_processors")
+    assert result.value == [1, 1], result.detail
 
 
 def test_shared_memory_keeps_its_size(each: SandboxLane) -> None:
-    found = judge(each, "shares")
-    assert found.value["said"] == "sealed sealed", found.detail
-    assert found.value["data"] == list(range(1, 17))
-    assert found.value["size"] == 4096
+    result = judge(each, "shares")
+    assert result.value["said"] == "sealed sealed", result.detail
+    assert result.value["data"] == list(range(1, 17))
+    assert result.value["size"] == 4096
 
 
 def test_a_cell_that_ends_before_it_is_resumed_says_how() -> None:

@@ -25,11 +25,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox nee
 
 def open_files(pid: int) -> list[str]:
     """What its descriptors lead to, but for those that it closes meanwhile."""
-    found = []
+    result = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
-            found.append(str(entry.readlink()))
-    return found
+            result.append(str(entry.readlink()))
+    return result
 
 
 def test_lanes_that_need_the_same_have_one_parent_and_it_ends_with_the_last() -> None:
@@ -55,8 +55,8 @@ def test_lanes_that_need_something_else_have_another_parent_of() -> None:
 def test_a_folder_that_joins_the_search_path_costs_no_second_import(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told = {"paths.py": "import sys\n\n\ndef search_path():\n    return sys.path\n"}
-    job = SandboxJob(RUN, {"file": "paths.py", "function": "search_path"}, told)
+    data = {"paths.py": "import sys\n\n\ndef search_path():\n    return sys.path\n"}
+    job = SandboxJob(RUN, {"file": "paths.py", "function": "search_path"}, data)
     with lane() as before:
         monkeypatch.syspath_prepend(str(tmp_path))
         with lane() as after:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError, SettingsError
@@ -72,16 +71,13 @@ class _Task:
 class CompileWorkers:
     """Workers that compile; use as a context manager, or `open` and `close` it. `submit` never blocks."""
 
-    def __init__(
-        self, device: Mapping[str, Any] | None = None, count: int = 0, scratch: str | Path | None = None
-    ) -> None:
+    def __init__(self, device: Mapping[str, Any] | None = None, count: int = 0) -> None:
         """`device`: `arch` (90 for sm_90), `properties` as Triton has them; None: it is set before `submit`.
 
         `count`: 0 for all processors.
         """
         self.count = count or len(os.sched_getaffinity(0))
         self.device = dict(device or {})
-        self._scratch = scratch
         self._changed = threading.Condition()
         self._waiting: list[_Task] = []
         self._numbers = itertools.count()
@@ -218,7 +214,7 @@ class CompileWorkers:
                 task.answer.set_result(result)
 
     def _open_lane(self) -> SandboxLane:
-        lane = SandboxLane(scratch=self._scratch, warm=_WARM, niceness=_NICENESS)
+        lane = SandboxLane(warm=_WARM, niceness=_NICENESS)
         self._opening.enter(lane)
         with self._changed:
             self._open.append(lane)

@@ -34,10 +34,8 @@ class InputReserve:
 class InputReserves:
     """The reserves of the calls that were used last."""
 
-    def __init__(
-        self, driver: CudaDriver, kernels: RunnerKernels, most_bytes: int = _MOST_KEPT_BYTES
-    ) -> None:
-        self._driver, self._kernels, self._most_bytes = driver, kernels, most_bytes
+    def __init__(self, driver: CudaDriver, kernels: RunnerKernels) -> None:
+        self._driver, self._kernels = driver, kernels
         self._kept: OrderedDict[str, InputReserve] = OrderedDict()
         self._key = random.SystemRandom().getrandbits(64)
 
@@ -75,7 +73,7 @@ class InputReserves:
         for name, contents in inputs.items():
             offsets[name] = size
             size += -(-max(1, contents.size) // _ALIGNMENT) * _ALIGNMENT
-        while self._kept and size + sum(one.size for one in self._kept.values()) > self._most_bytes:
+        while self._kept and size + sum(one.size for one in self._kept.values()) > _MOST_KEPT_BYTES:
             self.forget(next(iter(self._kept)))
         size = max(size, _ALIGNMENT)
         try:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -116,6 +116,8 @@ class RunnerProcess:
 
 LAUNCH_S = 4.0
 """Seconds of one launch after which its program is said to hang; a driver may need two to tell of an error."""
+_ANSWER_S, _START_S = 120.0, 60.0
+"""Seconds of a whole request, and of a start, after which a runner is given up."""
 _POLL_S = 0.1
 _MOST_INPUT_SETS = 16
 
@@ -124,10 +126,8 @@ class RunnerClient:
     """A runner of one device; use as a context manager. Requests wait for each other.
 
     `library`: the driver, by name or path. `launch_s`: seconds of one launch after which its program is said to
-    hang. `answer_s`: of a whole request, after which the runner is given up.
-    `flush_bytes`: what is written to empty the caches; 0: three times the L2. `visible`: the only device that the
-    runner is to see, by its UUID; '': those that this process sees. `spare`: whether another process is started ahead,
-    as a driver may need seconds for that; while it starts, it may disturb what is timed.
+    hang. `flush_bytes`: what is written to empty the caches; 0: three times the L2. `visible`: the only device that the
+    runner is to see, by its UUID; '': those that this process sees.
     """
 
     def __init__(
@@ -136,20 +136,14 @@ class RunnerClient:
         device: int = 0,
         *,
         launch_s: float = LAUNCH_S,
-        answer_s: float = 120.0,
-        start_s: float = 60.0,
         flush_bytes: int = 0,
         visible: str = "",
-        spare: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._orders = {"library": library, "device": device, "flush_bytes": flush_bytes}
         self._visible = visible
-        self._launch_s, self._answer_s, self._start_s, self._clock = launch_s, answer_s, start_s, clock
+        self._launch_s = launch_s
         self._lock = threading.Lock()
-        self._keeps_spare = spare
         self._runner: RunnerProcess | None = None
-        self._spare: RunnerProcess | None = None
         self._known: list[str] = []
         self._learned: dict[str, tuple[Program, ProgramInputs, Mapping[str, ElementKind]]] = {}
         self._outputs = KnownOutputs()
@@ -177,9 +171,6 @@ class RunnerClient:
         self._closed = True
         with self._lock:
             self._stop()
-            spare, self._spare = self._spare, None
-            if spare is not None:
-                spare.stop()
 
     @property
     def pid(self) -> int:
@@ -383,20 +374,20 @@ class RunnerClient:
             raise RunnerLost("the runner is closed; use `with RunnerClient() as runner:`")
         channel, marks = self._runner.channel, self._runner.marks
         self._number += 1
-        began = since = self._clock()
+        began = since = time.monotonic()
         seen = marks.read()
 
         def wait() -> None:
             nonlocal since, seen
             while not select.select([channel], [], [], _POLL_S)[0]:
-                now, marked = self._clock(), marks.read()
+                now, marked = time.monotonic(), marks.read()
                 if marked != seen:
                     since, seen = now, marked
                 elif marked[0] != NOBODY and now - since > self._launch_s:
                     message = f"a launch did not end within {self._launch_s:g} s"
                     raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], message, True)
-                elif now - began > self._answer_s:
-                    message = f"no answer within {self._answer_s:g} s"
+                elif now - began > _ANSWER_S:
+                    message = f"no answer within {_ANSWER_S:g} s"
                     raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], message, False)
 
         try:
@@ -413,22 +404,9 @@ class RunnerClient:
     # --- the process ---
 
     def _start(self) -> None:
-        """Have a process: the spare one where there is one, and it lives."""
         self._known.clear()
-        spare, self._spare = self._spare, None
-        for runner in (spare, None):
-            try:
-                result = runner or self._spawn()
-                self.facts, self._runner = result.greeting(self._start_s), result
-                break
-            except RunnerLost:
-                if runner is None:
-                    raise
-        if self._keeps_spare:
-            self._spare = self._spawn()
-
-    def _spawn(self) -> RunnerProcess:
-        return RunnerProcess(self._orders, self._visible)
+        runner = RunnerProcess(self._orders, self._visible)
+        self.facts, self._runner = runner.greeting(_START_S), runner
 
     def _stop(self) -> None:
         runner, self._runner = self._runner, None
@@ -439,13 +417,13 @@ class RunnerClient:
         """Another runner, shown to be healthy; the seconds that it took. Raises `RunnerLost`."""
         if self._closed:
             raise RunnerLost("the runner is closed")
-        began = self._clock()
+        began = time.monotonic()
         self._stop()
         self.restarts += 1
         self._start()
         if message := self._health():
             raise RunnerLost(f"the device is not healthy after a restart: {message}")
-        return self._clock() - began
+        return time.monotonic() - began
 
 
 class _RunnerEnded(Exception):

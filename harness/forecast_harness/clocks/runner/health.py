@@ -68,14 +68,14 @@ def facts_for_workers(runner: RunnerClient) -> Mapping[str, Any]:
 
 
 @contextmanager
-def open_healthy_runner(index: int, uuid: str = "", *, spare: bool = False) -> Iterator[RunnerClient]:
-    """A runner of the device with this number and UUID of the driver's; `spare` as for `RunnerClient`.
+def open_healthy_runner(index: int, uuid: str = "") -> Iterator[RunnerClient]:
+    """A runner of the device with this number and UUID of the driver's, once it has proved its health.
 
     Raises `NoMachineCodePath` for one that has not, and `RunnerLost` where it does not start.
     """
     # By its UUID: the driver's own number may be another card's, by CUDA_VISIBLE_DEVICES or CUDA_DEVICE_ORDER.
     number = 0 if uuid else index
-    with RunnerClient(LIBRARY, number, visible=uuid, spare=spare, flush_bytes=FLUSH_BYTES) as runner:
+    with RunnerClient(LIBRARY, number, visible=uuid, flush_bytes=FLUSH_BYTES) as runner:
         for _ in range(_HEALTH_TRIES):
             if not (message := runner_problem(runner)):
                 break

@@ -31,7 +31,7 @@ class _OpenedRunner:
 
 def _opened(plan: VerificationPlan) -> _OpenedRunner:
     with ExitStack() as stack:
-        runner = stack.enter_context(open_healthy_runner(plan.index, plan.uuid, spare=True))
+        runner = stack.enter_context(open_healthy_runner(plan.index, plan.uuid))
         return _OpenedRunner(runner, stack.pop_all())
 
 

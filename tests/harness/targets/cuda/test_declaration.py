@@ -27,16 +27,16 @@ N = '{ name = "n", dtype = "int32", value = "n" }'
 
 
 def test_a_declaration_is_a_pack_and_a_signature(tmp_path: Path) -> None:
-    made = declared(tmp_path)
+    result = declared(tmp_path)
     signature = 'extern "C" __global__ void twice(const float* x, float* y, int n)'
-    assert made.signature.text == signature
-    assert made.signature.kinds == ("*fp32", "*fp32", "i32")
-    assert made.signature.axes_of({"x": (7,), "y": (7,)}) == {"n": 7}
-    assert KernelSignature.from_json(made.signature.to_json()) == made.signature
-    about = made.pack.definition
+    assert result.signature.text == signature
+    assert result.signature.kinds == ("*fp32", "*fp32", "i32")
+    assert result.signature.axes_of({"x": (7,), "y": (7,)}) == {"n": 7}
+    assert KernelSignature.from_json(result.signature.to_json()) == result.signature
+    about = result.pack.definition
     assert (about.destination, list(about.inputs), list(about.outputs)) == (True, ["x"], ["y"])
-    assert made.pack.reference.endswith("reference = doubled\n")
-    assert Pack.from_json(made.pack.to_json()).id == made.pack.id
+    assert result.pack.reference.endswith("reference = doubled\n")
+    assert Pack.from_json(result.pack.to_json()).id == result.pack.id
 
 
 def test_a_model_is_told_how_its_source_is_called_and_launched(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ def comment(text: str) -> str:
 def test_sizes_are_expressions_of_axes_and_macros() -> None:
     launch = read_launch(SOURCE)
     assert launch.configs == [{"THREADS": 256}]
-    found = launch.sizes({"n": 1000}, {})
-    assert (found.grid, found.block, found.shared_bytes) == ((8, 1, 1), (128, 1, 1), 0)
+    result = launch.sizes({"n": 1000}, {})
+    assert (result.grid, result.block, result.shared_bytes) == ((8, 1, 1), (128, 1, 1), 0)
     assert launch.sizes({"n": 1000}, {"THREADS": 256}).grid == (4, 1, 1)
 
 

@@ -21,11 +21,11 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
     monkeypatch.setattr(toolkit, "_USUAL_PLACE", str(tmp_path / "none"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "packages"))
-    for found in (toolkit.find_nvcc, toolkit.nvcc_release):
-        found.cache_clear()
+    for result in (toolkit.find_nvcc, toolkit.nvcc_release):
+        result.cache_clear()
     yield
-    for found in (toolkit.find_nvcc, toolkit.nvcc_release):
-        found.cache_clear()
+    for result in (toolkit.find_nvcc, toolkit.nvcc_release):
+        result.cache_clear()
 
 
 def program(path: Path, said: str = "Cuda compilation tools, release 13.0, V13.0.88") -> Path:
@@ -42,24 +42,24 @@ def test_without_one_it_is_said_what_to_do() -> None:
 
 @pytest.mark.parametrize("name", ["CUDA_HOME", "CUDA_PATH"])
 def test_a_variable_names_the_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    made = program(tmp_path / "toolkit" / "bin" / "nvcc")
+    result = program(tmp_path / "toolkit" / "bin" / "nvcc")
     monkeypatch.setenv(name, str(tmp_path / "toolkit"))
-    assert toolkit.find_nvcc() == str(made)
+    assert toolkit.find_nvcc() == str(result)
     assert toolkit.nvcc_release() == "13.0"
     assert str(tmp_path / "toolkit") in toolkit.header_roots()
 
 
 @pytest.mark.parametrize("place", ["nvidia/cu13/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc"])
 def test_a_wheel_brings_one(tmp_path: Path, place: str) -> None:
-    made = program(tmp_path / "packages" / place)
-    assert toolkit.find_nvcc() == str(made)
+    result = program(tmp_path / "packages" / place)
+    assert toolkit.find_nvcc() == str(result)
 
 
 def test_a_variable_that_leads_nowhere_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = program(tmp_path / "path" / "nvcc", "nothing known")
+    result = program(tmp_path / "path" / "nvcc", "nothing known")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
-    monkeypatch.setattr(shutil, "which", lambda name: str(made))
-    assert toolkit.find_nvcc() == str(made)
+    monkeypatch.setattr(shutil, "which", lambda name: str(result))
+    assert toolkit.find_nvcc() == str(result)
     assert toolkit.nvcc_release() == ""
