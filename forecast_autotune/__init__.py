@@ -102,63 +102,27 @@ __all__ = [
     "write_tables",
 ]
 
-_ERRORS = "forecast_autotune.errors"
-_INTEGRATIONS = "forecast_integrations.api"
-_REPLAY = "forecast_autotune.tuning.replays.replay"
-_TABLE = "forecast_autotune.records.table"
 _HOMES = {
-    "AnalyticSurrogate": "forecast_autotune.surrogates.formula",
-    "Budget": "forecast_autotune.settings",
-    "Candidate": "forecast_autotune.records",
-    "CaptureError": _ERRORS,
-    "Config": "forecast_autotune.records",
-    "Decision": "forecast_autotune.records",
-    "DeviceLostError": _ERRORS,
-    "Evidence": "forecast_autotune.records",
-    "ForecastAutotuneError": _ERRORS,
-    "ForecastAutotuner": _INTEGRATIONS,
-    "Forecasts": "forecast_autotune.surrogates.protocol",
-    "FrozenMissError": _ERRORS,
-    "Measurement": "forecast_autotune.records",
-    "Mode": "forecast_autotune.settings",
-    "NoWorkingConfigError": _ERRORS,
-    "Outcome": "forecast_autotune.records",
-    "PendingDecision": _INTEGRATIONS,
-    "Plan": "forecast_autotune.records",
-    "PluginError": _ERRORS,
-    "Policy": "forecast_autotune.policy",
-    "Query": "forecast_autotune.surrogates.protocol",
-    "RecordError": _ERRORS,
-    "ReplayReport": _REPLAY,
-    "RiskBounded": "forecast_autotune.policy",
-    "Robust": "forecast_autotune.ranges.robust",
-    "Settings": "forecast_autotune.settings",
-    "SettingsError": _ERRORS,
-    "Space": "forecast_autotune.space",
-    "Store": "forecast_autotune.store",
-    "StoreError": _ERRORS,
-    "Surrogate": "forecast_autotune.surrogates.protocol",
-    "Table": _TABLE,
-    "TuningState": "forecast_autotune.policy",
-    "VariantError": _ERRORS,
-    "WallTime": "forecast_autotune.policy",
-    "allow_capture_misses": _INTEGRATIONS,
-    "autoload_torch_compile": _INTEGRATIONS,
-    "autotune": _INTEGRATIONS,
-    "default_surrogate": "forecast_autotune.surrogates.default",
-    "disable_torch_compile": _INTEGRATIONS,
-    "enable_torch_compile": _INTEGRATIONS,
-    "forecast_autotune": _INTEGRATIONS,
-    "patch_triton": _INTEGRATIONS,
-    "prepare": _INTEGRATIONS,
-    "read_tables": _TABLE,
-    "replay": _REPLAY,
-    "settle": _INTEGRATIONS,
-    "shipped_tables": _REPLAY,
-    "stated_risk": "forecast_autotune.policy",
-    "unpatch_triton": _INTEGRATIONS,
-    "with_assembler_options": "forecast_autotune.features.devices.assembler_options",
-    "write_tables": _TABLE,
+    name: home
+    for home, names in {
+        "forecast_autotune.errors": "CaptureError DeviceLostError ForecastAutotuneError FrozenMissError "
+        "NoWorkingConfigError PluginError RecordError SettingsError StoreError VariantError",
+        "forecast_autotune.features.devices.assembler_options": "with_assembler_options",
+        "forecast_autotune.policy": "Policy RiskBounded TuningState WallTime stated_risk",
+        "forecast_autotune.ranges.robust": "Robust",
+        "forecast_autotune.records": "Candidate Config Decision Evidence Measurement Outcome Plan",
+        "forecast_autotune.records.table": "Table read_tables write_tables",
+        "forecast_autotune.settings": "Budget Mode Settings",
+        "forecast_autotune.space": "Space",
+        "forecast_autotune.store": "Store",
+        "forecast_autotune.surrogates.default": "default_surrogate",
+        "forecast_autotune.surrogates.formula": "AnalyticSurrogate",
+        "forecast_autotune.surrogates.protocol": "Forecasts Query Surrogate",
+        "forecast_autotune.tuning.replays.replay": "ReplayReport replay shipped_tables",
+        "forecast_integrations.api": "ForecastAutotuner PendingDecision allow_capture_misses autoload_torch_compile autotune "
+        "disable_torch_compile enable_torch_compile forecast_autotune patch_triton prepare settle unpatch_triton",
+    }.items()
+    for name in names.split()
 }
 
 

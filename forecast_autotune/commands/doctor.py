@@ -238,8 +238,8 @@ def _store(root: Path) -> Iterator[DoctorCheck]:
     files = [path for path in (root / "v1").rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
     yield DoctorCheck("store", "ok", f"{root}, {len(files)} files, {size:.1f} MB")
-    yield _variants(root)
-    yield _advice(root)
+    yield _kept("variants", root, _variants)
+    yield _kept("advice", root, _advice)
     lock = acquire_lock(lock_path, 1.0, 0.01)
     release_lock(lock)
     lock_path.unlink(missing_ok=True)
@@ -254,33 +254,31 @@ def _store(root: Path) -> Iterator[DoctorCheck]:
         yield DoctorCheck("store locks", "ok", "work")
 
 
-def _variants(root: Path) -> DoctorCheck:
+def _kept(name: str, root: Path, describe: Callable[[Store], str]) -> DoctorCheck:
+    """What a store keeps beside its measurements, and how many of those files cannot be read."""
+    store = Store(root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)  # shown as part of this line
+        detail = describe(store) or "none"
+    if not store.issued_warnings:
+        return DoctorCheck(name, "ok", detail)
+    remedy = "remove the files: " + "; ".join(store.issued_warnings[:3])
+    return DoctorCheck(name, "warn", f"{detail}; {len(store.issued_warnings)} unreadable", remedy)
+
+
+def _variants(store: Store) -> str:
     """How many variants there are, and for how many a check has passed."""
-    store = Store(root)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", StoreWarning)  # shown as part of this line
-        result = store.variants()
-    bases = len({v.base_sha256 for v in result})
-    passed = sum(any(c.passed for c in v.checks) for v in result)
-    detail = f"{len(result)} of {bases} kernel sources, {passed} verified" if result else "none"
-    if store.issued_warnings:
-        remedy = "remove the files: " + "; ".join(store.issued_warnings[:3])
-        return DoctorCheck("variants", "warn", f"{detail}; {len(store.issued_warnings)} unreadable", remedy)
-    return DoctorCheck("variants", "ok", detail)
+    variants = store.variants()
+    passed = sum(any(c.passed for c in v.checks) for v in variants)
+    sources = len({v.base_sha256 for v in variants})
+    return f"{len(variants)} of {sources} kernel sources, {passed} verified" if variants else ""
 
 
-def _advice(root: Path) -> DoctorCheck:
+def _advice(store: Store) -> str:
     """On how many kernel sources there is advice, and from whom."""
-    store = Store(root)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", StoreWarning)  # shown as part of this line
-        result = store.advice_of()
-    models = ", ".join(sorted({a.model or "unknown" for a in result}))
-    detail = f"on {len(result)} kernel sources, by {models}" if result else "none"
-    if store.issued_warnings:
-        remedy = "remove the files: " + "; ".join(store.issued_warnings[:3])
-        return DoctorCheck("advice", "warn", f"{detail}; {len(store.issued_warnings)} unreadable", remedy)
-    return DoctorCheck("advice", "ok", detail)
+    advice = store.advice_of()
+    models = ", ".join(sorted({a.model or "unknown" for a in advice}))
+    return f"on {len(advice)} kernel sources, by {models}" if advice else ""
 
 
 def _remote(settings: Settings) -> Iterator[DoctorCheck]:
