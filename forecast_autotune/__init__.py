@@ -119,8 +119,9 @@ _HOMES = {
         "forecast_autotune.surrogates.formula": "AnalyticSurrogate",
         "forecast_autotune.surrogates.protocol": "Forecasts Query Surrogate",
         "forecast_autotune.tuning.replays.replay": "ReplayReport replay shipped_tables",
-        "forecast_integrations.api": "ForecastAutotuner PendingDecision allow_capture_misses autoload_torch_compile autotune "
-        "disable_torch_compile enable_torch_compile forecast_autotune patch_triton prepare settle unpatch_triton",
+        "forecast_integrations.api": "ForecastAutotuner PendingDecision allow_capture_misses autotune "
+        "autoload_torch_compile disable_torch_compile enable_torch_compile forecast_autotune patch_triton "
+        "prepare settle unpatch_triton",
     }.items()
     for name in names.split()
 }

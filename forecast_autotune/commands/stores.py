@@ -149,14 +149,14 @@ def _checked(place: str) -> dict[str, Any]:
     return {"place": place, "kernels": kernels, "rows": sum(result.values()), **counts, "wrong": wrong}
 
 
-def _difference_json(found: KernelDifference) -> dict[str, Any]:
-    return {**vars(found), "kernel": list(found.kernel)}
+def _difference_json(difference: KernelDifference) -> dict[str, Any]:
+    return {**vars(difference), "kernel": list(difference.kernel)}
 
 
-def _difference_line(found: KernelDifference) -> str:
-    counts = f"{found.only_first} measurements only here, {found.only_second} only there"
-    decided = f"{found.decided_by_first} and {found.decided_by_second} decisions"
-    return f"{'/'.join(found.kernel)}: {counts}; {decided}, {len(found.decided_otherwise)} decided otherwise"
+def _difference_line(difference: KernelDifference) -> str:
+    counts = f"{difference.only_first} measurements only here, {difference.only_second} only there"
+    decided = f"{difference.decided_by_first} and {difference.decided_by_second} decisions"
+    return f"{'/'.join(difference.kernel)}: {counts}; {decided}, {len(difference.decided_otherwise)} decided otherwise"
 
 
 def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:

@@ -471,15 +471,15 @@ def range_slowdowns(
     ]
 
 
-def slowdown_text(found: RangeSlowdowns, plan: RangePlan) -> str:
+def slowdown_text(slowdowns: RangeSlowdowns, plan: RangePlan) -> str:
     """The slow-downs as one sentence; `~` marks sizes between those that were measured."""
     shown = [
         f"{'' if i in plan.measured else '~'}{point.label} {slow:+.1%}"
-        for i, (point, slow) in enumerate(zip(plan.points, found.by_point, strict=True))
+        for i, (point, slow) in enumerate(zip(plan.points, slowdowns.by_point, strict=True))
     ]
     return (
-        f"one config for {len(plan.points)} sizes: {found.mean:.1%} slower than the best of each (geometric mean), "
-        f"{found.worst:.1%} at worst: {', '.join(shown)}"
+        f"one config for {len(plan.points)} sizes: {slowdowns.mean:.1%} slower than the best of each (geometric mean), "
+        f"{slowdowns.worst:.1%} at worst: {', '.join(shown)}"
     )
 
 

@@ -441,13 +441,13 @@ def _matches(rows: KernelRows, options: BundleOptions) -> bool:
     return named and options.device.lower() in where
 
 
-def _manifest(files: Mapping[str, bytes], made: list[KernelRows], options: BundleOptions) -> Manifest:
+def _manifest(files: Mapping[str, bytes], rows: list[KernelRows], options: BundleOptions) -> Manifest:
     kinds = {SOURCES: options.sources, COMPILED: options.compiled, GRAPHS: options.graphs}
     carries = [name for name, given in kinds.items() if given]
-    covers = sorted(map(coverage_of, made), key=lambda c: (c.slug, c.kernel))
+    covers = sorted(map(coverage_of, rows), key=lambda c: (c.slug, c.kernel))
     return Manifest(
         release=__version__,
-        newest=newest(made),
+        newest=newest(rows),
         carries=tuple(carries),
         covers=tuple(covers),
         files={path: BundledFile.of(data) for path, data in files.items()},

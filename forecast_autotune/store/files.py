@@ -293,8 +293,8 @@ def list_folders(folder: Path, notes: StoreNotes) -> list[Path]:
     return [path for path in result if path.is_dir()]
 
 
-def _note_misplaced(path: Path, said: str, notes: StoreNotes) -> None:
-    notes.add(f"{path}: ignored, it is {said} where a folder belongs: move it away", topic=str(path))
+def _note_misplaced(path: Path, kind: str, notes: StoreNotes) -> None:
+    notes.add(f"{path}: ignored, it is {kind} where a folder belongs: move it away", topic=str(path))
 
 
 def read_record(

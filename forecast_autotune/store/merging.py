@@ -145,11 +145,11 @@ class StoreFolder:
                     self._take(result, decision, kernel, path)
         return result
 
-    def _take(self, found: KernelRows, row: Row, kernel: KernelName, path: Path) -> None:
+    def _take(self, rows: KernelRows, row: Row, kernel: KernelName, path: Path) -> None:
         if row.kernel not in (None, kernel):
             self._complain(f"{path}: a problem of {row.kernel} is filed under {kernel}: {_remedy(path)}")
             return
-        found.add(row)
+        rows.add(row)
 
     def _read_decision(self, path: Path) -> Row | None:
         try:

@@ -184,27 +184,27 @@ def size_power(arguments: Mapping[str, int], run: Sequence[str], exponent: float
     return math.pow(math.prod(arguments[p] for p in run), exponent)
 
 
-def _condition_holds(said: Mapping[str, Any], arguments: Sequence[Argument]) -> bool:
+def _condition_holds(condition: Mapping[str, Any], arguments: Sequence[Argument]) -> bool:
     sizes = places(arguments)
     named = {a.name: a for a in arguments}
-    for group in said["sizes"]:
+    for group in condition["sizes"]:
         values = {sizes[p] for p in group["places"]}
         if len(values) != 1 or not in_size_class(values.pop(), group["class"]):
             return False
-    for place, (factor, run) in said["products"].items():
+    for place, (factor, run) in condition["products"].items():
         if sizes[place] != factor * math.prod(sizes[q] for q in run):
             return False
-    if any(sizes[p] != named[of].stride[i] for p, (of, i) in said["of_strides"].items()):
+    if any(sizes[p] != named[of].stride[i] for p, (of, i) in condition["of_strides"].items()):
         return False
-    if any(named[n].value != value for n, value in said["fixed"].items()):
+    if any(named[n].value != value for n, value in condition["fixed"].items()):
         return False
-    for name, (run, exponent) in said["powers"].items():
+    for name, (run, exponent) in condition["powers"].items():
         value = named[name].value
         if not isinstance(value, float) or not math.isclose(
             value, size_power(sizes, run, exponent), rel_tol=1e-6
         ):
             return False
-    for name, how in said["strides"].items():
+    for name, how in condition["strides"].items():
         result = stride_structure(named[name])
         if result is None or [list(pair) for pair in result] != how:
             return False
