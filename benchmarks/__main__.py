@@ -55,18 +55,17 @@ def _stale(every_path: bool) -> int:
     history = History(ROOT)
     stale = 0
     for claim in sorted(claims, key=lambda c: (c.origin.date, c.area, c.id)):
-        result = history.staleness(claim)
-        if result is not None and not result.stale:
+        paths = history.changed_sources(claim)
+        if paths == []:
             continue
         stale += 1
         head = f"{claim.origin.date}  {claim.origin.commit:12}  {claim.area}.{claim.id}"
-        if result is None:
+        if paths is None:
             print(f"{head}: the commit is not in this clone's history")
             continue
-        shown = result.paths if every_path else result.paths[:3]
-        rest = len(result.paths) - len(shown)
-        listed = ", ".join(shown) + (f" and {rest} more" if rest else "")
-        print(f"{head}: {len(result.commits)} commits since, {len(result.paths)} files: {listed}")
+        shown = paths if every_path else paths[:3]
+        rest = f" and {len(paths) - len(shown)} more" if len(paths) > len(shown) else ""
+        print(f"{head}: {len(paths)} files: {', '.join(shown)}{rest}")
     print(f"{stale} of {len(claims)} claims")
     return 0
 
