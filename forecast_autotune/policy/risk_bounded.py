@@ -16,7 +16,7 @@ from forecast_autotune.surrogates.protocol import Array
 
 
 class Outlook(NamedTuple):
-    """What a plan looks at first."""
+    """The state as a plan sees it first."""
 
     rows: npt.NDArray[np.intp]
     """Candidates that may be measured, [n]."""

@@ -1,4 +1,4 @@
-"""What a policy looks at (`TuningState`), what it is (`Policy`), and the risk that it states."""
+"""The state of a decision (`TuningState`), its `Policy`, and the risk that it states."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Policy(Protocol):
         ...
 
     def plan(self, state: TuningState) -> Plan:
-        """What to measure next; an empty `measure` ends the decision."""
+        """Return the next measurements; an empty `measure` ends the decision."""
         ...
 
 

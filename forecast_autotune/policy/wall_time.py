@@ -51,7 +51,7 @@ class WallTime(RiskBounded):
         return limit if state.budget.measurements is not None else max(limit, state.workers)
 
     def plan(self, state: TuningState) -> Plan:
-        """What to compile and time from now on; an empty `measure` ends the decision."""
+        """Return the candidates to compile and time from now on; an empty `measure` ends the decision."""
         if not self._by_time(state):
             # So many measurements and no more are worth most one after the other.
             return super().plan(state)

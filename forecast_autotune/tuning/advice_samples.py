@@ -1,4 +1,4 @@
-"""What recorded problems give a question for advice: sizes, grids and IR facts, and what contradicts an answer."""
+"""Samples of recorded problems (sizes, grids, IR facts) for advice, and measurements that contradict it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FACTS = ("load_bytes", "store_bytes", "dot_flops", "elementwise", "iterations")
 
 
 def tables_of_source(store: Store, kernel: str, source_sha256: str) -> list[Table]:
-    """What a store holds of one kernel source."""
+    """Return the tables of one kernel source in a store."""
     return [t for t in store.tables(kernel) if t.problem.kernel.source_sha256 == source_sha256]
 
 

@@ -134,7 +134,7 @@ class FirstCompilations:
         return [self._candidates[row] for row in order.tolist()]
 
     def guessed(self, workers: int) -> Sequence[Candidate]:
-        """What seems best of a longer list without its IR, one for each worker while that is traced.
+        """Return the best of a longer list without its IR, one for each worker while that is traced.
 
         Of 19 recorded lists of 36 to 48, 72 % of sixteen are wanted once there is IR, and all sixteens hold a
         config within 2 % of the best. Workers that turn out to have the wrong ones are given others. A single one
@@ -155,7 +155,7 @@ class FirstCompilations:
 
 
 class ExpectedCompilations(NamedTuple):
-    """What is expected of the compilations of a task's candidates."""
+    """Forecasts of the compilations of a task's candidates."""
 
     remaining: Array
     """Seconds until each is compiled, if it starts or goes on now; [n], 0 where it is."""
@@ -187,7 +187,7 @@ class CompileTimes:
         ready: Collection[Candidate],
         programs: int | None = None,
     ) -> ExpectedCompilations:
-        """What is to be expected now.
+        """Return the forecasts of this moment.
 
         `seconds` is what those took that have compiled, `compiling` how long others have been at it. What was
         given up starts anew, and takes longer than it had been given. `programs` is how many different ones the

@@ -1,4 +1,4 @@
-"""What the host tool would have taken for a decision on this machine, from what was compiled of it.
+"""Seconds that the host tool would have taken for a decision on this machine, from the candidates that were compiled.
 
 A saving is a prediction less what was spent, and is claimed only where the prediction can be trusted.
 All constants of tuning without us are here, each with what it was read from.

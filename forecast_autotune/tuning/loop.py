@@ -207,7 +207,7 @@ class GuardedStore:
         self._ask("sync", lambda: None)
 
     def facts(self, problem: Problem) -> Mapping[str, Any] | None:
-        """What is kept beside a problem for refits (`features.stored_facts`), if anything."""
+        """Return the facts kept beside a problem for refits (`features.stored_facts`), if any."""
         return self._ask("facts", lambda: None, problem)
 
     def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:
@@ -373,7 +373,7 @@ class Rounds(ABC):
 
     @abstractmethod
     def next_plan(self) -> Plan:
-        """What to measure next, from all that is known; an empty `measure` ends the loop."""
+        """Return the next plan, from all that is known; an empty `measure` ends the loop."""
 
     @abstractmethod
     def add(self, measurement: Measurement, plan: Plan, count: int) -> bool:
@@ -388,7 +388,7 @@ class Rounds(ABC):
         return count
 
     def measurements(self, plan: Plan) -> Iterator[Measurement]:
-        """What the measurer says of a plan, each as soon as it exists."""
+        """Yield the measurer's answers to a plan, each as soon as it exists."""
         assert self.measurer is not None
         return self.measurer.measure(plan.measure, prefetch=plan.prefetch, within_s=plan.within_s)
 
@@ -630,7 +630,7 @@ class _TuningRun(Rounds):
             self._forecast_from = len(self._results.rows)
 
     def _forecast_record(self, forecasts: Forecasts, candidate: Candidate) -> dict[str, object]:
-        """What had been forecast of a candidate, as its measurement keeps it."""
+        """Return the forecast of a candidate as its measurement keeps it."""
         row = self._candidates.row_of[candidate]
         forecast = forecasts[row]
         return {
@@ -748,7 +748,7 @@ class LLMEffect:
 
 
 def _deferred(plan: Plan) -> set[Candidate]:
-    """What a plan measures on its merits."""
+    """Return the candidates that a plan measures on their merits."""
     return set(plan.measure) - set(plan.audit)
 
 
@@ -951,7 +951,7 @@ def _decide_unmeasured(
 def _decide_without_times(
     results: TaskResults, forecasts: Forecasts, settings: Settings, cost: Cost
 ) -> Decision:
-    """What is launched after a decision in which nothing ran because the harness is broken: the best forecast.
+    """Launch the best forecast after a decision in which nothing ran because the harness is broken.
 
     Raises `NoWorkingConfigError` where it was the candidates that failed.
     """
@@ -1060,7 +1060,7 @@ def _decide_plainly(
 def _no_working_config(
     problem: Problem, labels: Mapping[Candidate, Measurement], candidates: int
 ) -> NoWorkingConfigError:
-    """What happened to all of them, with the compilers' and launchers' own words."""
+    """Return the error that names every outcome, with the compilers' and launchers' own words."""
     counted = Counter(str(m.outcome) for m in labels.values())
     shown = ", ".join(f"{n} {name}" for name, n in sorted(counted.items()))
     messages = Counter(str(m.extra.get("message", "")) for m in labels.values())

@@ -1,4 +1,4 @@
-"""What the tuner asks of whatever holds the clock."""
+"""The interface between the tuner and the clock."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Measurer(Protocol):
         return []
 
     def spent(self) -> MeasuringCost:
-        """What has been used so far."""
+        """Return the seconds and compilations used so far."""
         ...
 
     def close(self) -> None:

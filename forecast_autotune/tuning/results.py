@@ -1,4 +1,4 @@
-"""What was measured of one task, before its decision and in it, and which of it may win."""
+"""Measurements of one task, from before its decision and in it, and the finalists among them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TuningStore(Protocol):
         ...
 
     def verdicts(self, problem: Problem) -> list[RiskVerdict]:
-        """What became of the risks stated on this problem's device class."""
+        """Return the verdicts on risks stated on this problem's device class."""
         ...
 
     def tuning_lock(self, problem: Problem, timeout_s: float) -> AbstractContextManager[bool]:
@@ -117,7 +117,7 @@ class TaskResults:
         return True
 
     def outcomes(self) -> dict[Candidate, Measurement]:
-        """What is known per candidate; one that met a broken harness has no label, but is not tried again now."""
+        """Return an outcome per candidate; one that met a broken harness has no label, but is not tried again now."""
         return {**self.tried, **self.labels}
 
     def fastest(self) -> list[Measurement]:
@@ -129,7 +129,7 @@ class TaskResults:
         )
 
     def close_to_best(self, *, oracle: bool) -> list[Candidate]:
-        """What is worth timing again side by side; `oracle` where everything was measured.
+        """Return the candidates worth timing again side by side; `oracle` where everything was measured.
 
         The base's fastest is among them if it is as close: variants have to beat it.
         """

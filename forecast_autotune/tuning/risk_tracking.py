@@ -1,4 +1,4 @@
-"""What becomes of stated risks: the part of a decision that checks earlier statements, and its own."""
+"""Verdicts on stated risks: a decision checks earlier statements, and its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which candidates to trace to TTIR, and when: all of a small list or a spread sample of a large one, then
+"""Tracing of candidates to TTIR: all of a small list or a spread sample of a large one, then
 whatever the forecasts think best.
 
 Of a large one, too, what tells which meta-parameters are inert (`features.inert_parameters`): what differs from
@@ -252,7 +252,7 @@ class LazyTraces:
 
     @cached_property
     def _probe_assignments(self) -> list[int]:
-        """What tells which meta-parameters are inert: neighbours of the first few."""
+        """Return neighbours of the first few assignments, which show the meta-parameters that are inert."""
         bases = self._initial_assignments[:PROBED_ASSIGNMENTS]
         return list(dict.fromkeys(i for base in bases for i in self._neighbours(base)))
 
@@ -267,7 +267,7 @@ class LazyTraces:
 
     @cached_property
     def _fact_classes(self) -> Codes:
-        """Which assignments are known to have the same facts, by numbers that say nothing else."""
+        """Return a number per assignment, the same for those that are known to have the same facts."""
         return np.arange(len(self.candidates.assignments[0]))
 
     def _farthest_assignments(self, assignments: Sequence[int], count: int) -> list[int]:

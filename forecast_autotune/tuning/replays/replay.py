@@ -171,7 +171,7 @@ def relatives_of(
     prior: str,
     tuned: Mapping[str, Sequence[Measurement]] | None = None,
 ) -> list[Relative]:
-    """What may be known beforehand of the kernel's other problems, nearest first.
+    """Return the rows of the kernel's other problems that may be known beforehand, nearest first.
 
     `none`: nothing. `tuned`: what the tuner itself measured of them on the same device (`tuned`, by problem
     id). `shapes`: their whole tables on the same device. `devices`: whole tables of the same sizes on other
@@ -194,7 +194,7 @@ def relatives_of(
 
 
 def task_of(table: Table) -> TuningTask:
-    """What the tuner is asked: the candidates of a table, without its IR, which is traced as it would be live."""
+    """Return the task of a table: its candidates, without their IR, which is traced as it would be live."""
     texts = table.problem.ttir
     return TuningTask(
         replace(table.problem, ttir={}),

@@ -50,11 +50,11 @@ class TableMeasurer:
         """That, and what was timed."""
 
     def ready(self) -> Collection[Candidate]:
-        """What is compiled and not timed."""
+        """Return the candidates that are compiled and not timed."""
         return self._ready.keys()
 
     def compiling(self) -> Mapping[Candidate, float]:
-        """What compiles, with its seconds so far."""
+        """Return the candidates that compile, with their seconds so far."""
         return {c: self._now - start for c, (start, _) in self._ends.items()}
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:

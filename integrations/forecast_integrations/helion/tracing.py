@@ -1,4 +1,4 @@
-"""What a Helion config compiles to, without compiling or launching: its generated Triton kernel, grid and TTIR.
+"""The generated Triton kernel, grid and TTIR of a Helion config, without compiling or launching.
 
 To generate and trace the code of one takes 0.1 s of Python, and a search waits for all of a pool: forked children share
 the work. A child of a process that has used the device must not use it: it knows which device that is, and allocates
@@ -95,7 +95,7 @@ def to_config(config: Any, warps: int = 4, stages: int = 1) -> Config:
 def generated_launches(
     kernel: Any, args: Sequence[Any], configs: Sequence[Any], workers: int = 1
 ) -> list[GeneratedLaunch | None]:
-    """What `generated_launch` gives for each config, in their order; None where it raises.
+    """Return the `generated_launch` of each config, in their order; None where it raises.
 
     Up to `workers` children share the work. What they could not do, this process does.
     """
@@ -123,7 +123,7 @@ def _launch_or_none(kernel: Any, args: Sequence[Any], config: Any) -> GeneratedL
 
 @dataclass(frozen=True)
 class _Tracer:
-    """What a child does with its share of the configs, which are numbered."""
+    """The work of a child on its share of the configs, which are numbered."""
 
     kernel: Any
     args: Sequence[Any]
@@ -145,7 +145,7 @@ class _Tracer:
 
 @dataclass(frozen=True)
 class _KnownDevice:
-    """What host code asks of a CUDA device, as a child of a process that has used it may know it."""
+    """Answers to host code that asks for a CUDA device, in a child of a process that has used it."""
 
     answers: dict[str, Any]
     """By the names of functions of `torch.cuda`."""

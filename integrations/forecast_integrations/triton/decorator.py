@@ -110,7 +110,7 @@ class ForecastAutotuner(Autotuner):
         return self._engine.last
 
     def parts(self) -> tuple[TuningEngine, KeyMaker]:
-        """What decides its keys, and what makes them."""
+        """Return the engine that decides its keys, and the maker of keys."""
         return self._engine, self._make_key
 
     def run(self, *args: object, **kwargs: object) -> object:

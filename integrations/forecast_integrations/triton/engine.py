@@ -1,4 +1,4 @@
-"""What happens on a key miss: the bridge from one Triton call to `tuning.loop.tune`."""
+"""The bridge from one Triton call, whose key is not decided, to `tuning.loop.tune`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from forecast_integrations.triton.variants.sources import VariantsArgument, Vari
 
 @dataclass
 class DecoratorOptions:
-    """What the keyword-only arguments of the decorator set; None leaves it to the environment."""
+    """Values of the decorator's keyword-only arguments; None leaves a value to the environment."""
 
     tolerance: float | None = None
     risk: float | None = None
@@ -278,7 +278,7 @@ class TuningEngine:
     def _measurer(
         self, miss: _KeyMiss, call: KernelCall, problem: Problem, kind: str, compiles: bool
     ) -> TritonMeasurer:
-        """What times a call's candidates; `kind` is that of its arguments."""
+        """Return a measurer of a call's candidates; `kind` is that of its arguments."""
         compiles = compiles and has_device() and not is_interpreted()
         bench, settings = has_own_benchmark(call.tuner), miss.settings
         measurer = TritonMeasurer(
@@ -424,7 +424,7 @@ def _is_final(served: Decision, kept: Decision | None) -> bool:
 
 
 def _config_to_compile(miss: _KeyMiss) -> LaunchConfig:
-    """What a call is compiled with that launches nothing: the stored choice, or the first config."""
+    """Return the config of a call that launches nothing: the stored choice, or the first one."""
     call, guarded = miss.call, miss.guarded
     stored = guarded.decision(miss.problem)
     known = stored is not None and stored.chosen in call.configs

@@ -17,7 +17,7 @@ from forecast_integrations.triton.protocols import Times
 
 
 class KernelMetadata(Protocol):
-    """What Triton's compiler says of a kernel, as far as made-up times depend on it."""
+    """Metadata of a kernel by Triton's compiler, as far as made-up times depend on it."""
 
     shared: int
     """Bytes of shared memory."""
@@ -35,7 +35,7 @@ def time_by_shape(metadata: KernelMetadata) -> float:
 
 
 def target_of(device: Device) -> GPUTarget:
-    """What Triton compiles for on such a device: its backend, architecture and threads of a warp."""
+    """Return Triton's target on such a device: its backend, architecture and threads of a warp."""
     arch = int(device.arch) if device.backend == "cuda" else device.arch
     return GPUTarget(device.backend, arch, device.warp_size)
 
@@ -85,7 +85,7 @@ class NullDevice:
         return 0
 
     def get_device_interface(self) -> NullDevice:
-        """What `do_bench` asks for events and synchronisation."""
+        """Return the object that `do_bench` asks for events and synchronisation."""
         return self
 
     def get_benchmarker(self) -> Callable[..., Times]:

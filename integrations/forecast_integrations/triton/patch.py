@@ -56,7 +56,7 @@ _run.forecast_autotune = True  # type: ignore[attr-defined]
 
 
 def tuning_parts(tuner: Tuner) -> tuple[TuningEngine, KeyMaker] | None:
-    """What decides this tuner's keys and what makes them; None where Triton does, as it is not patched."""
+    """Return the engine and the maker of this tuner's keys; None where Triton decides, as it is not patched."""
     if isinstance(tuner, ForecastAutotuner):
         return tuner.parts()
     return (tuner.__dict__.get("_forecast") or _adopt(tuner)) if _serving else None

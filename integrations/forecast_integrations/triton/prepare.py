@@ -24,7 +24,7 @@ _STATUS = {Evidence.MEASURED: "decided", Evidence.STORED: "stored", Evidence.FOR
 
 @dataclass(frozen=True)
 class PreparedKey:
-    """What became of one call's key."""
+    """The outcome for one call's key."""
 
     key: tuple[str, ...]
     status: str
@@ -37,7 +37,7 @@ class PreparedKey:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What became of every call that was given to `prepare`."""
+    """The outcomes for all calls that were given to `prepare`."""
 
     kernel: str
     keys: tuple[PreparedKey, ...]

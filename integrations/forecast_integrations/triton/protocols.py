@@ -1,4 +1,4 @@
-"""What of Triton's objects is relied on: tuners, kernels and configs, whichever release or library they are of.
+"""Protocols of Triton's objects: tuners, kernels and configs, whichever release or library they are of.
 
 Values of a kernel's arguments are whatever its caller passes: `object` where they are handed on, and one of the
 protocols below where something is read of them.
@@ -62,7 +62,7 @@ class KernelFunction(Protocol):
 
 
 class JitFunction(KernelFunction, Protocol):
-    """What `triton.jit` makes, compiled or interpreted: the innermost of a tuner's functions."""
+    """The result of `triton.jit`, compiled or interpreted: the innermost of a tuner's functions."""
 
     fn: Callable[..., object]
     """The Python function."""
@@ -100,7 +100,7 @@ class VariantKernel(Protocol):
         ...
 
     def trace_inputs(self, args: Arguments, kwargs: NamedArguments, config: LaunchConfig) -> TraceInputs:
-        """What has to be traced for its IR under a config."""
+        """Return the inputs of a trace for its IR under a config."""
         ...
 
 

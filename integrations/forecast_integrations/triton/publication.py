@@ -1,4 +1,4 @@
-"""What others see of a decision: the tuner's attributes, Triton's listener and ours, and printed lines."""
+"""Publication of a decision: the tuner's attributes, Triton's listener and ours, and printed lines."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class RangeTuning:
         return left or list(candidates)
 
     def view(self, store: GuardedStore) -> RangeStore:
-        """What the store holds of the range's sizes, as rows of `problem`."""
+        """Return the store's rows of the range's sizes as rows of `problem`."""
         return range_store(store, self.problem.id, self._plan())
 
     def _plan(self) -> RangePlan:
@@ -266,7 +266,7 @@ def _require_memory(calls: Sequence[SizedCall]) -> None:
 def range_of(
     bucket: object, call: KernelCall, kernel: Kernel, key: Key, own_benchmark: bool
 ) -> RangeTuning | None:
-    """What decides a call whose key lies in a `Robust` range; None for other calls, with a warning where it cannot."""
+    """Return the tuning of a key in a `Robust` range; None for other keys, with a warning where it cannot be."""
     if not isinstance(bucket, Robust):
         return None
     value = call.arguments().get(bucket.argument)

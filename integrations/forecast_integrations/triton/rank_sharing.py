@@ -32,7 +32,7 @@ class TorchKeyValueStore:
         self._store = store
 
     def get(self, key: str) -> str | None:
-        """What the key holds; None where it holds nothing."""
+        """Return the key's value; None where it has none."""
         # `Store.get` waits for a missing key. Comparing with what no key holds asks in one message, and writes nothing.
         held = self.compare_set(key, _ABSENT, _ABSENT)
         return None if held == _ABSENT else held

@@ -45,7 +45,7 @@ class _TraceJob:
 
 @dataclass(frozen=True)
 class _Reader:
-    """What a child does with its share of the jobs; it answers for each by name."""
+    """The work of a child on its share of the jobs; it answers for each by name."""
 
     call: KernelCall
     arguments: tuple[Argument, ...] | None

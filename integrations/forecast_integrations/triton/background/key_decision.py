@@ -68,7 +68,7 @@ class LaunchSeries:
         return self._made >= self._total or self.error is not None
 
     def next_cost_ms(self) -> float | None:
-        """What the next launch probably takes, with what precedes it; None where nobody knows."""
+        """Return the probable milliseconds of the next launch, with its flushes; None where nobody knows."""
         cost = self._costs_ms[self._made % len(self.candidates)]
         return None if cost is None else cost + _FLUSH_MS * self.flushes
 
@@ -317,7 +317,7 @@ class KeyDecision:
         return config
 
     def _to_serve(self, decision: Decision, rows: Sequence[Measurement]) -> Candidate:
-        """What was chosen if it was measured faster than what is being served, which else stays."""
+        """Return the choice if it was measured faster than the candidate that is served, which else stays."""
         known = latest_labels(rows)
         served, chosen = known.get(self.served), known.get(decision.chosen)
         faster = (

@@ -153,7 +153,7 @@ class PendingKey:
         return self.siblings.get(self.decision.key) is self
 
     def current_config(self) -> LaunchConfig:
-        """What launches have now: another thread may have installed the final config."""
+        """Return the config of launches now: another thread may have installed the final one."""
         decision = self.decision
         return (
             self.served_config
@@ -190,7 +190,7 @@ class PendingKey:
         return self.final_config
 
     def report(self, reason: str) -> PendingDecision:
-        """What a user is told of it while it is pending."""
+        """Return the report of a pending key for its user."""
         return PendingDecision(self.decision.problem.kernel.name, self.decision.key, reason)
 
 

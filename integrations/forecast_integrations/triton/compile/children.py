@@ -507,7 +507,7 @@ class Dispatcher:
         return self._answers.pop(number, None)
 
     def descriptors(self) -> list[int]:
-        """What becomes readable when `listen` has something to hear."""
+        """Return the descriptors that become readable when `listen` has something to hear."""
         return [end.fileno() for end, _ in self._ends]
 
     def listen(self) -> None:
@@ -652,7 +652,7 @@ class ForkedChild:
     """Whether its dispatcher has ended it for doing nothing, or hangs itself."""
 
     def answer(self) -> Any:
-        """What the task returned. Raises `ValueError` when the child died before it could say."""
+        """Return the task's result. Raises `ValueError` when the child died before it could say."""
         return json.loads(self.received)
 
 
@@ -751,7 +751,7 @@ class ForkedChildren:
 def answers_of_children(
     answer: Callable[[Sequence[T]], object], shares: Sequence[Sequence[T]], timeout_s: float
 ) -> list[Any]:
-    """What `answer` says of each share, each asked in a child of its own and given as JSON has it.
+    """Call `answer` on each share in a child of its own; returns the results as JSON has them.
 
     None for a share whose child cannot be had, dies, or has not answered after `timeout_s` seconds.
     """

@@ -1,4 +1,4 @@
-"""What the first launch of a call's candidates needs besides their binaries, prepared while they compile.
+"""Preparation of the first launch of a call's candidates, besides their binaries, while these compile.
 
 The hash of Triton's own files: every key of its cache begins with it, and the first compilation of a process reads the
 whole compiler (400 to 500 MB) for it, 0.2 to 0.6 s. A thread computes it from the first decorated kernel on, and has

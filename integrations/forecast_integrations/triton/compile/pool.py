@@ -61,7 +61,7 @@ class CompileResult:
 
 
 class CompilePool(Protocol):
-    """What the measurer asks of either kind of pool."""
+    """The interface between the measurer and either kind of pool."""
 
     quiet: bool
     """Whether timing is undisturbed while compilations run."""
@@ -78,7 +78,7 @@ class CompilePool(Protocol):
         ...
 
     def compiling(self) -> Mapping[Candidate, float]:
-        """What compiles now, with the seconds that it has been at it."""
+        """Return the candidates that compile now, with their seconds so far."""
         ...
 
     def next(self, within_s: float | None = None) -> CompileResult | None:
@@ -139,7 +139,7 @@ class ThreadPool:
                     self._spawn()
 
     def compiling(self) -> Mapping[Candidate, float]:
-        """What compiles now, with its seconds."""
+        """Return the candidates that compile now, with their seconds."""
         now = time.perf_counter()
         return {candidate: now - began for candidate, began in list(self._running.items())}
 
@@ -286,7 +286,7 @@ class ForkPool:
         self._fill()
 
     def compiling(self) -> Mapping[Candidate, float]:
-        """What compiles now, with its seconds, counted as those of what has compiled are."""
+        """Return the candidates that compile now, with seconds counted as those of finished compilations are."""
         begin = time.perf_counter() - (statistics.median(self._delays) if self._delays else 0.0)
         return {child.tag: max(0.0, begin - child.began) for child in self._children.running()}
 
@@ -371,7 +371,7 @@ class ForkPool:
         return DispatchedTask(self._dispatcher, "compile", candidate)
 
     def _attempt(self, candidate: Candidate) -> dict[str, Any]:
-        """What a child does."""
+        """Compile in a child, and return its answer."""
         if self._first_launch is not None:
             self._first_launch.enter_child()
         begin = time.perf_counter()

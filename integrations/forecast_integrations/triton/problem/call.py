@@ -164,7 +164,7 @@ def check_conflicts(configs: Sequence[LaunchConfig], kwargs: NamedArguments) -> 
 
 
 def warmup_of(function: KernelFunction | VariantKernel) -> Callable[..., object]:
-    """What compiles a kernel without a launch. Heuristics have no method for it before Triton 3.6."""
+    """Return the function that compiles a kernel without a launch. Heuristics have none before Triton 3.6."""
     return getattr(function, "warmup", None) or partial(function.run, warmup=True)
 
 

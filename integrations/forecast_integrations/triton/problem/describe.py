@@ -84,7 +84,7 @@ def with_options(problem: Problem, options: Options) -> Problem:
 
 
 def options_identity(options: Options) -> list[object]:
-    """What they add to what tells problems apart: nothing for a call without any."""
+    """Return the options' part in a problem's identity: nothing for a call without any."""
     return [[OPTIONS, sorted(options.items())]] if options else []
 
 
@@ -165,7 +165,7 @@ def _constant(value: object) -> Scalar:
 
 
 def pruned_configs(tuner: Tuner, kwargs: dict[str, object]) -> Sequence[LaunchConfig]:
-    """What the user's own pruning leaves for a call. Raises `SettingsError` where that is nothing."""
+    """Return the configs that the user's own pruning leaves. Raises `SettingsError` where there are none."""
     configs = list(tuner.prune_configs(kwargs))
     if not configs:
         raise SettingsError(
@@ -228,7 +228,7 @@ def _argument(name: str, value: object, constexpr: bool) -> Argument:
 
 
 def _described(value: TensorDescriptor) -> dict[str, object] | bool:
-    """What a descriptor says beside its tensor: its block, and shape and strides; what is not numbers is left out."""
+    """Return a descriptor's block, shape and strides, as far as they are numbers."""
     description: dict[str, object] = {}
     for name, given in (
         ("block", value.block_shape),
@@ -243,7 +243,7 @@ def _described(value: TensorDescriptor) -> dict[str, object] | bool:
 def problem_identity(
     given: Sequence[Argument], key: Sequence[object], options: Options = MappingProxyType({})
 ) -> list[object]:
-    """What tells two problems apart: the key and launch options exactly, and of the rest what code and speed depend on.
+    """Return a problem's identity: the key and launch options exactly, and of the rest what code and speed depend on.
 
     A scalar that is not in the key counts by its specialisation (1, multiple of 16, other): a seed
     must not make every process tune anew. A tensor's shape counts in powers of two.
@@ -292,7 +292,7 @@ def _kind_of_extra(argument: Argument) -> dict[str, object]:
 
 
 def call_form(fn: KernelFunction, args: Sequence[object], kwargs: NamedArguments) -> Hashable:
-    """What the code of a call and its time follow from, as far as arguments tell.
+    """Return the part of a call that its code and its time follow from, as far as arguments tell.
 
     Sizes and strides count exactly, and so does what the compiler sees: with heuristics, every value. Calls of
     different forms are not to be compared by their times.

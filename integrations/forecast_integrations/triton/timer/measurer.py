@@ -75,7 +75,7 @@ class UserBenchmarkTimer:
         self.raw[candidate] = call.tuner._bench(*call.args, config=config, **call.kwargs)
 
     def time_adaptively(self, candidate: Candidate, best_ms: float) -> list[float] | None:
-        """What `first` returned, as [20 %, 50 %, 80 %]; None for a failure."""
+        """Return the result of `first` as [20 %, 50 %, 80 %]; None for a failure."""
         result = self.raw[candidate]
         values = [float(v) for v in result] if isinstance(result, list | tuple) else [float(result)]
         if not math.isfinite(values[0]):
@@ -154,7 +154,7 @@ class TritonMeasurer:
 
     @property
     def raw(self) -> dict[Candidate, Times]:
-        """What a user's own benchmark function returned per candidate; empty with ours."""
+        """Return the results of a user's own benchmark function per candidate; empty with ours."""
         return self._timer.raw if isinstance(self._timer, UserBenchmarkTimer) else {}
 
     @property
@@ -169,7 +169,7 @@ class TritonMeasurer:
         return self._pool is not None and self._pool.quiet
 
     def ready(self) -> Collection[Candidate]:
-        """What is compiled, in this decision or an earlier one of this process, and not timed."""
+        """Return the candidates that are compiled, in this decision or an earlier one here, and not timed."""
         self._collect()
         return self._ready.keys()
 
@@ -379,7 +379,7 @@ def quantiles(times: list[float]) -> tuple[float, float, float]:
 
 
 def _facts(kernel: object, deep: bool) -> dict[str, object]:
-    """What the compiler made of it: shared memory in bytes, registers per thread, spilled bytes.
+    """Return the compiler's figures: shared memory in bytes, registers per thread, spilled bytes.
 
     `deep`, for harvests: static counts of the PTX as well, some milliseconds each.
     """

@@ -1,4 +1,4 @@
-"""What holds the clock: device events around launches of a tuned kernel or any other call, or around recorded replays.
+"""The clocks: device events around launches of a tuned kernel or any other call, or around recorded replays.
 
 The protocol of `LaunchTimer` is `do_bench`'s (L2 flushed before each launch, device events around it) with these
 differences: hooks run outside the timed region, launches that the host queued too late do not count, a candidate that
@@ -88,7 +88,7 @@ _SAME = 0.004
 
 
 def contenders(times: Sequence[Sequence[float]]) -> list[int]:
-    """Which of them more times may yet show to be the fastest: indices, the fastest's among them.
+    """Return the indices of those that more times may yet show to be the fastest, the fastest's among them.
 
     None where that is settled: all others are behind, or as fast as far as it matters. The standard error of a
     median is 1.25 sd / sqrt(n), with the sd of the middle 80 %, which strays do not reach, at 2.56 sd of a normal
@@ -147,7 +147,7 @@ class ShortLaunchRecorder:
 
     @property
     def stream(self) -> Any:
-        """What everything is recorded on."""
+        """Return the stream that everything is recorded on."""
         return self._recorder.stream
 
     def record(
@@ -361,7 +361,7 @@ class LaunchTimeoutError(TimeoutError):
 
 
 class LaunchableCall(Protocol):
-    """What is timed, by candidate, and what surrounds every launch of it: nothing, unless a subclass says so."""
+    """Launches by candidate, and the hooks around them: none, unless a subclass has some."""
 
     def has_hooks(self, candidate: Candidate, /) -> bool:
         """Whether anything has to run before or after a timed launch."""
@@ -432,7 +432,7 @@ class LaunchTimer:
         return self._interface.Event(enable_timing=True)
 
     def _event_arguments(self) -> tuple[Any, ...]:
-        """What to record events with: the launches' stream, as one that has to ask for it costs the host some 20 us.
+        """Return the arguments of an event's record: the launches' stream, as asking for it costs the host some 20 us.
 
         Nothing for a device that knows of no streams.
         """

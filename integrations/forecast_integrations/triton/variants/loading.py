@@ -98,7 +98,7 @@ class AlternativeKernel:
         """Whether it may be launched for a call."""
 
     def launch(self, args: Arguments, given: dict[str, object]) -> object:
-        """What `run` does, for a caller who has all keywords in a dict of its own."""
+        """Launch as `run` does, for a caller who has all keywords in a dict of its own."""
         return self.kernel.run(*args, **given)
 
     judgement: SourceJudgement | None = None
@@ -120,7 +120,7 @@ class AlternativeKernel:
         return known(grid, named, config.all_kwargs())
 
     def trace_inputs(self, args: Arguments, kwargs: NamedArguments, config: LaunchConfig) -> TraceInputs:
-        """What has to be traced for its IR: kernel, arguments, keywords, meta-parameters."""
+        """Return the inputs of a trace for its IR: kernel, arguments, keywords, meta-parameters."""
         given = {k: v for k, v in kwargs.items() if k not in ("grid", "warmup")}
         return self.kernel, args, given, dict(config.kwargs)
 
@@ -216,7 +216,7 @@ class LoadedVariant(AlternativeKernel):
             raise VariantError(f"variant {self.name}: {type(error).__name__}: {error}") from error
 
     def _binding(self, args: Arguments, kwargs: NamedArguments) -> _LaunchBinding:
-        """What is the same for all calls that are written like this one."""
+        """Return the part that is the same for all calls that are written like this one."""
         written = (len(args), *kwargs)
         binding = self._bindings.get(written)
         if binding is None:

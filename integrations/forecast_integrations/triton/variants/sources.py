@@ -1,4 +1,4 @@
-"""What `variants=` names, which of it are candidates for a call, and which calls a verified one may serve.
+"""The sources that `variants=` names, the candidates among them, and the calls that a verified one may serve.
 
 The last is asked at every launch of a variant, so it has to be cheap. A key hit may come with other strides, other
 sizes that are not in the key, or overlapping tensors. What a check holds for depends on dtypes, shapes, strides,
@@ -101,7 +101,7 @@ class CallGuard:
     def _rivals_of(
         self, args: Arguments, kwargs: NamedArguments, names: Sequence[str], tensors: Sequence[Tensor]
     ) -> OverlapPairs | None:
-        """What must not overlap; None for a call that no check covers."""
+        """Return the tensors that must not overlap; None for a call that no check covers."""
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
         problem = describe.describe(self._fn, self._kernel, named, (), None)
         check = admission(self._variant, problem)
